@@ -81,9 +81,12 @@ func (t *tx) admitToGang(s *dxpuv1.LeaseSpec) error {
 }
 
 // gpusOfGang returns the number of GPUs that a lease and those of its gang request.
-func (t *tx) gpusOfGang(l *leaseRecord) (n uint32) {
-	for _, o := range t.membersOf(t.gangOf(l.ID)) {
-		n += o.spec.Count
+func (t *tx) gpusOfGang(l *leaseRecord) uint32 { return requestedGPUs(t.membersOf(t.gangOf(l.ID))) }
+
+// requestedGPUs returns the number of GPUs that some leases request.
+func requestedGPUs(leases []*leaseRecord) (n uint32) {
+	for _, l := range leases {
+		n += l.spec.Count
 	}
 	return n
 }
@@ -163,7 +166,7 @@ func (t *tx) decideTogether(leases []*leaseRecord) placement.GangDecision {
 // model get the given one; anyModel: any.
 func (t *tx) decideGang(leases []*leaseRecord, model string) placement.GangDecision {
 	members := make([]placement.Member, len(leases))
-	r := t.reservedFrom(leases[0].ID, leases[0].spec)
+	r := t.reservedFrom(leases[0].ID, leases[0].spec, requestedGPUs(leases))
 	t.reindex()
 	for i, l := range leases {
 		m := placement.Member{GPUs: requestOf(l.spec), Host: hostRequestOf(l.spec)}

@@ -71,7 +71,7 @@ func (t *tx) grow(l *leaseRecord, count uint32) error {
 	req := t.replacement(l, nil)
 	req.Count, req.UseSpares = int(more), false
 	host := placement.HostRequest{Count: int(more), Host: l.HostID, Domain: t.domainOf(l)}
-	if r := t.reservedFrom(l.ID, l.spec); r != nil {
+	if r := t.reservedFrom(l.ID, l.spec, more); r != nil {
 		req.Exclude, host.Exclude = append(req.Exclude, r.gpus...), r.slots
 	}
 	d, h := t.chooseGPUs(req), t.chooseHost(host)

@@ -70,7 +70,8 @@ func (t *tx) guarantees(s *dxpuv1.LeaseSpec, field string, count uint32) error {
 }
 
 // borrowing returns the preemptible leases of a tenant that hold borrowed GPUs: those of
-// the lowest priority, then the youngest, until the rest is within its guarantee. The first lease of a gang stands for all of them.
+// the lowest priority, then the youngest, until the rest is within its guarantee. The
+// first lease of a gang stands for all of them.
 func (t *tx) borrowing(tenant string) map[string]bool {
 	excess := t.borrowed(tenant)
 	if excess == 0 {
@@ -106,12 +107,8 @@ type preemptible struct {
 
 func (t *tx) preemptibleFor(leases []*leaseRecord) *preemptible {
 	s := leases[0].spec
-	gpus := uint32(0)
-	for _, l := range leases {
-		gpus += l.spec.Count
-	}
 	return &preemptible{
-		tenant: s.Tenant, priority: s.Priority, reclaims: t.withinGuarantee(s.Tenant, gpus), borrowing: map[string]map[string]bool{},
+		tenant: s.Tenant, priority: s.Priority, reclaims: t.withinGuarantee(s.Tenant, requestedGPUs(leases)), borrowing: map[string]map[string]bool{},
 	}
 }
 

@@ -194,3 +194,25 @@ func TestGuaranteesHold(t *testing.T) {
 		})
 	})
 }
+
+// The reservation of the first of the queue binds a gang of which only the first lease is
+// within the guarantee of its tenant, and not a lease that grows within it.
+func TestReservationCountsWholeGang(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 16), boxNode("b1", 8))
+	w.putTenant("a", guaranteed(3, 0))
+	busy := w.create(&dxpuv1.LeaseSpec{Count: 3})
+	grows := w.create(&dxpuv1.LeaseSpec{Count: 2, Tenant: "a"})
+	w.settle()
+	w.create(&dxpuv1.LeaseSpec{Count: 8, Priority: 1, Wait: true})
+	for _, n := range []uint32{1, 2} {
+		s := gangSpec("g", 2, n)
+		s.Tenant, s.Preemptible = "a", true
+		id := w.create(s)
+		w.settle()
+		w.wantLease(id, leasePending)
+	}
+	if err := w.resize(grows, 3, 0); err != nil {
+		t.Errorf("a lease grows within the guarantee: %v", err)
+	}
+	w.wantLease(busy, leaseActive)
+}
