@@ -90,12 +90,18 @@ type leaseData struct {
 }
 
 // silentNodes returns the nodes of a lease's GPUs that do not report: the state of the
-// lease is then that of their last reports. It leaves out nodes that the viewer may not
-// see.
+// lease is then that of their last reports. It does not ask for nodes that the viewer may
+// not see: each refusal is an entry of the audit log.
 func silentNodes(v *view, l *dxpuv1.Lease) []string {
+	if l.HostId == "" {
+		return nil // it has no GPUs
+	}
 	var out []string
-	if res, err := ask(v.ctx(), v.api.GetHost, &dxpuv1.GetHostRequest{HostId: l.HostId}); l.HostId != "" && err == nil && !res.GetHost().GetNode().GetConnected() {
+	if res, err := ask(v.ctx(), v.api.GetHost, &dxpuv1.GetHostRequest{HostId: l.HostId}); err == nil && !res.GetHost().GetNode().GetConnected() {
 		out = append(out, "host "+l.HostId)
+	}
+	if !v.Operator() {
+		return out // boxes are hidden from tenants
 	}
 	seen := map[string]bool{}
 	for _, g := range gpusOf(l) {

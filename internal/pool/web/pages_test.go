@@ -5,6 +5,8 @@ import (
 	"io"
 	"io/fs"
 	"net/http"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -188,6 +190,49 @@ func TestPagesOfATenant(t *testing.T) {
 		if res.StatusCode != tt.status || !strings.Contains(said, tt.has) || strings.Contains(said, tt.without) {
 			t.Errorf("%s: %s, want %d with %q and without %q:\n%s", tt.path, res.Status, tt.status, tt.has, tt.without, said)
 		}
+	}
+}
+
+// TestTenantIsNotRefused checks that the pages of a tenant's own objects make no call that
+// the manager refuses and records.
+func TestTenantIsNotRefused(t *testing.T) {
+	w, lease := busyWorld(t)
+	mine := []string{"Authorization", "Bearer " + w.token(dxpuv1.Role_ROLE_TENANT, "research")}
+	for _, path := range []string{"/ui/leases", "/ui/leases/" + lease, "/ui/gpus/r3-nv/0", "/ui/tenants"} {
+		if res, body := get(t, w.url+path, mine...); res.StatusCode != http.StatusOK {
+			t.Errorf("%s: %s: %s", path, res.Status, body)
+		}
+	}
+	res, err := w.pool.ListAudit(t.Context(), connect.NewRequest(&dxpuv1.ListAuditRequest{PageSize: 1000}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range res.Msg.Entries {
+		if e.Code != "ok" {
+			t.Errorf("%s of %s %s: %s", e.Procedure, e.Actor, e.Target, e.Message)
+		}
+	}
+}
+
+// TestTenantsPriority checks that a tenant without a limit of its own shows the limit that
+// it has, 0, and another one its own.
+func TestTenantsPriority(t *testing.T) {
+	w := newWorld(t, 0)
+	limit := int32(7)
+	for id, q := range map[string]*dxpuv1.Quota{"a": nil, "b": {MaxGpus: 1}, "c": {MaxPriority: &limit}} {
+		if _, err := w.pool.PutTenant(t.Context(), connect.NewRequest(&dxpuv1.PutTenantRequest{Tenant: &dxpuv1.Tenant{Id: id, Quota: q}})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, body := get(t, w.url+"/ui/tenants")
+	// Below them is the default tenant.
+	cells := regexp.MustCompile(`data-name="maximum priority">([^<]*)<`).FindAllStringSubmatch(string(body), -1)
+	var shown []string
+	for _, c := range cells {
+		shown = append(shown, c[1])
+	}
+	if !slices.Equal(shown, []string{"0", "0", "7", "0"}) {
+		t.Errorf("the page shows the maximum priorities %q", shown)
 	}
 }
 

@@ -4,8 +4,6 @@ import (
 	"maps"
 	"slices"
 
-	"connectrpc.com/connect"
-
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
@@ -46,10 +44,13 @@ func (s *Server) tenantsPage(v *view) error {
 	v.Name, v.Title, v.Nav = "tenants", "Tenants", "tenants"
 	d := &tenantsData{}
 	v.Data = d
-	res, err := ask(v.ctx(), v.api.ListTenants, &dxpuv1.ListTenantsRequest{PageSize: rowsPerPage, PageToken: v.Query.Get("after")})
-	if connect.CodeOf(err) == connect.CodePermissionDenied && v.Me.GetTenant() != "" {
-		res, err = ownTenant(v)
+	list := func() (*dxpuv1.ListTenantsResponse, error) {
+		return ask(v.ctx(), v.api.ListTenants, &dxpuv1.ListTenantsRequest{PageSize: rowsPerPage, PageToken: v.Query.Get("after")})
 	}
+	if v.Me.GetTenant() != "" {
+		list = func() (*dxpuv1.ListTenantsResponse, error) { return ownTenant(v) }
+	}
+	res, err := list()
 	if err != nil {
 		return err
 	}
