@@ -240,6 +240,7 @@ type input struct {
 	engine engine.Input
 	from   netip.AddrPort // sender of the batch
 	short  bool           // the last batch was
+	bulk   bool           // it was long, and all of it was admitted to its bindings
 	sent   uint64         // bytes sent when it came
 	deafTo time.Duration  // until then refusals are ignored
 
@@ -255,16 +256,20 @@ func newInput(f *Fabric, p *path, id uint8) *input {
 	return in
 }
 
-// dispatch hands each datagram of a batch to its binding.
-func (in *input) dispatch(batch []byte, segment int) {
+// dispatch hands each datagram of a batch to its binding, and reports whether all of them
+// were admitted.
+func (in *input) dispatch(batch []byte, segment int) bool {
 	f := in.fabric
-	if d := engine.Dispatch(*f.routes.Load(), &in.engine, batch, segment, in.from); d != (engine.Drops{}) {
-		f.stray.Add(d.Stray)
-		f.strangers.Add(d.Stranger)
-		f.forged.Add(d.Forged)
-		f.flood.Add(d.Flood)
-		f.cookies.Add(d.Cookie)
+	d := engine.Dispatch(*f.routes.Load(), &in.engine, batch, segment, in.from)
+	if d == (engine.Drops{}) {
+		return true
 	}
+	f.stray.Add(d.Stray)
+	f.strangers.Add(d.Stranger)
+	f.forged.Add(d.Forged)
+	f.flood.Add(d.Flood)
+	f.cookies.Add(d.Cookie)
+	return false
 }
 
 // refusalPause bounds the work that forged reports make. The links repeat their
@@ -301,7 +306,7 @@ func (in *input) Receive(block bool) error {
 	switch {
 	case err == nil:
 		in.short, in.sent, in.from = len(batch) <= reader.Brief, in.path.accepted(), from
-		in.dispatch(batch, segment)
+		in.bulk = in.dispatch(batch, segment) && !in.short
 		in.path.heard.received(len(batch), in.conn.ReceiveRoom(), in.fabric.Now)
 	case errors.Is(err, udp.ErrTimeout):
 		in.path.heard.nothing(block, in.conn.ReceiveRoom(), in.fabric.Now)
@@ -353,10 +358,10 @@ func (in *input) sleep() (batch []byte, segment int, from netip.AddrPort, err er
 // Soon implements reader.Source. A long batch is one of many: those of a copy follow
 // each other within 15 to 30 us, and to wake a reader for each takes a seventh of the
 // sender's time. Short ones after much was sent are the end of a transfer, or
-// acknowledgements, for which no caller waits.
+// acknowledgements, for which no caller waits. Noise that strangers send is no copy.
 func (in *input) Soon() bool {
 	since := in.path.accepted() - in.sent
-	return !in.short || since > 0 && since <= reader.Brief
+	return in.bulk || in.short && since > 0 && since <= reader.Brief
 }
 
 // Expects implements reader.Expecter.

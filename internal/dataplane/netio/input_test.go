@@ -4,16 +4,18 @@ import (
 	"errors"
 	"log/slog"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/dxpu-project/dxpu/fault"
+	"github.com/dxpu-project/dxpu/frame"
 	"github.com/dxpu-project/dxpu/internal/dataplane/udp"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 	"github.com/dxpu-project/dxpu/machine"
 )
 
-// A reader polls while requests and answers go to and fro, and in a transfer, and at no
-// other time.
+// A reader polls while requests and answers go to and fro, and at no other time, except in
+// a transfer.
 func TestSoon(t *testing.T) {
 	f, err := Open(Config{Paths: []PathConfig{{Listen: "127.0.0.1:0"}}, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
@@ -36,8 +38,8 @@ func TestSoon(t *testing.T) {
 		{"a request and its answer", 100, reader.Brief, true},
 		{"the longest request", reader.Brief, 1, true},
 		{"much sent", 100, reader.Brief + 1, false},
-		{"much came", reader.Brief + 1, 100, true},
-		{"much came, nothing sent", reader.Brief + 1, 0, true},
+		{"much came of no binding", reader.Brief + 1, 100, false},
+		{"much came of no binding, nothing sent", reader.Brief + 1, 0, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if err := peer.NewWriter().Write(make([]byte, c.came), c.came, conn.LocalAddr()); err != nil {
@@ -56,6 +58,44 @@ func TestSoon(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A reader polls in a transfer of a binding. Long datagrams of strangers are none: they
+// would keep a processor busy.
+func TestSoonInATransfer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // no link sends by itself
+		x := newExchange(t)
+		in := x.in[1]
+		stranger, err := udp.Listen("127.0.0.1:0", udp.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stranger.Close()
+		datagram := make([]byte, reader.Brief+1) // only the version and the binding are looked at
+		datagram[0], datagram[7] = frame.Version2<<4|byte(frame.TypeTraffic), 1
+		for x.drain(0) || x.drain(1) {
+		}
+		for _, c := range []struct {
+			name string
+			from *udp.Conn
+			n    int
+			want bool
+		}{
+			{"a stranger", stranger, len(datagram), false},
+			{"the peer", x.in[0].conn, len(datagram), true},
+			{"a stranger in a transfer", stranger, len(datagram), false},
+			{"the peer again", x.in[0].conn, len(datagram), true},
+			{"a short one of the peer", x.in[0].conn, reader.Brief, false},
+		} {
+			if err := c.from.NewWriter().Write(datagram[:c.n], c.n, in.conn.LocalAddr()); err != nil {
+				t.Fatal(err)
+			}
+			x.receive(1)
+			if got := in.Soon(); got != c.want {
+				t.Errorf("%s: %v, want %v", c.name, got, c.want)
+			}
+		}
+	})
 }
 
 // A reader that polls sends the datagrams that a fault plan has held back until now.
