@@ -56,6 +56,13 @@ func (t *tx) admitToGang(s *dxpuv1.LeaseSpec) error {
 	if s.Gang == nil {
 		return nil
 	}
+	if !t.alike {
+		return errorf(connect.CodeFailedPrecondition, "spec.gang: managers of several versions run, and the older ones do not know gangs; upgrade them first")
+	}
+	q := t.quota(s.Tenant)
+	if q.MaxLeases > 0 && s.Gang.Size > q.MaxLeases {
+		return invalid("spec.gang.size: %d leases exceed the quota of %d of tenant %s", s.Gang.Size, q.MaxLeases, s.Tenant)
+	}
 	t.reindex()
 	name, others := s.Gang.Name, t.gangs[gangKey{s.Tenant, s.Gang.Name}]
 	if len(others) == 0 {
@@ -73,7 +80,7 @@ func (t *tx) admitToGang(s *dxpuv1.LeaseSpec) error {
 	case o.Preemptible != s.Preemptible:
 		return invalid("spec.preemptible: %t, but not for lease %s of gang %s; they must be equal", s.Preemptible, first.ID, name)
 	}
-	gpus, q := s.Count+t.gpusOfGang(first), t.quota(s.Tenant)
+	gpus := s.Count + t.gpusOfGang(first)
 	if gpus > maxGangGPUs {
 		return invalid("spec.count: gang %s would have %d GPUs, at most %d", name, gpus, maxGangGPUs)
 	}

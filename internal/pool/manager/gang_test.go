@@ -43,6 +43,11 @@ func TestGangAdmission(t *testing.T) {
 		_, err := w.tryCreate(tt.spec)
 		wantErr(t, err, connect.CodeInvalidArgument, tt.want)
 	}
+	w.putTenant("b", &dxpuv1.Quota{MaxLeases: 2})
+	s := gangSpec("g", 3, 1)
+	s.Tenant = "b"
+	_, err := w.tryCreate(s)
+	wantErr(t, err, connect.CodeInvalidArgument, "spec.gang.size: 3 leases exceed the quota of 2 of tenant b")
 	// Another tenant's gang of that name is another gang.
 	other := w.create(&dxpuv1.LeaseSpec{Count: 1, Wait: true, Gang: &dxpuv1.Gang{Name: "g", Size: 2}})
 	if l := w.lease(other); !strings.Contains(l.StateReason, "Gang g has 1 of its 2 leases") {
@@ -53,8 +58,44 @@ func TestGangAdmission(t *testing.T) {
 			t.Fatalf("lease %d: %v", i, err)
 		}
 	}
-	_, err := w.tryCreate(gangSpec("big", 64, 1))
+	_, err = w.tryCreate(gangSpec("big", 64, 1))
 	wantErr(t, err, connect.CodeInvalidArgument, "spec.count: gang big would have 1025 GPUs, at most 1024")
+}
+
+// Beside managers of another version there are no new gangs: an older leader would place
+// the leases of one by themselves.
+func TestNoGangBesideAnOlderManager(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 4), boxNode("b1", 4))
+	w.m.state.alike = false
+	_, err := w.tryCreate(gangSpec("g", 2, 1))
+	wantErr(t, err, connect.CodeFailedPrecondition, "spec.gang: managers of several versions run")
+}
+
+// A transaction tries fewer gangs of many leases than single leases.
+func TestGangsAreServedInParts(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 4), boxNode("b1", 4))
+	const size = maxAttemptsPerPass/2 + 1
+	for gang := range 4 {
+		for range size {
+			s := gangSpec(fmt.Sprintf("g%d", gang), size, 1)
+			s.HostId = "h1" // too few slots
+			w.create(s)
+		}
+	}
+	_ = w.m.update(t.Context(), func(tx *tx) error {
+		tx.attempts, tx.capacityGrew = 0, true
+		if tx.serve(); len(tx.pass.tried) != 2 {
+			t.Errorf("%d gangs of %d leases were tried at once, want 2", len(tx.pass.tried), size)
+		}
+		return nil
+	})
+	w.settle()
+	_ = w.m.view(func(tx *tx) error {
+		if tx.pass.active {
+			t.Error("the queue is not served to its end")
+		}
+		return nil
+	})
 }
 
 // The last lease of a gang gives all of them their GPUs in its own transaction, or none:

@@ -133,7 +133,7 @@ func (t *tx) lackOf(l *leaseRecord) string {
 
 const (
 	// maxAttemptsPerPass and maxGrants bound the part of the queue that one
-	// transaction serves.
+	// transaction serves. A gang counts as its leases.
 	maxAttemptsPerPass = 64
 	maxGrants          = 64
 )
@@ -174,7 +174,7 @@ func (t *tx) serve() bool {
 			t.grants += n
 			return true
 		}
-		t.attempts++
+		t.attempts += len(t.gangOf(id))
 		p.tried[shape] = true
 		if t.reserved == nil {
 			t.reserve(id)
