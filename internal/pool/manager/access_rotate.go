@@ -17,7 +17,7 @@ import (
 // nodes from then on. Nodes are told in the answers to their reports to renew. ACTIVATE
 // makes managers use certificates of the new authority, which all nodes know by then.
 // RETIRE ends the trust in the old one. ACTIVATE and RETIRE are refused while a node has
-// not renewed since BEGIN.
+// not renewed since the step before, or has not shown that it has the new certificate.
 
 const (
 	// renewRate is the number of nodes a second that are told to renew: a renewal is a
@@ -67,14 +67,19 @@ func (t *tx) authorityIsKnown() bool {
 }
 
 // renewed reports whether a node has the certificate and the authorities that it needs
-// after the next step, as far as the manager knows, or needs none.
+// after the next step, or needs none. During a rotation, the node has to have shown the
+// certificate to this leader: the answer with it may have been lost before a failover.
 func (t *tx) renewed(n *nodeRecord) bool {
 	if len(n.Certificates) == 0 {
 		return true
 	}
-	l := t.live[n.ID]
-	lacksAnswer := l != nil && l.certificate != "" && l.certificate != n.Certificates[0]
-	return n.AuthorityStep == t.authorityRecord().Steps && !lacksAnswer
+	shown := ""
+	if l := t.live[n.ID]; l != nil {
+		shown = l.certificate
+	}
+	r := t.authorityRecord()
+	unknown := shown == "" && r.NextCertificate == nil && r.PreviousCertificate == nil
+	return n.AuthorityStep == r.Steps && (unknown || shown == n.Certificates[0])
 }
 
 // GetAuthority implements dxpuv1connect.PoolServiceHandler.

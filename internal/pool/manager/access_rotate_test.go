@@ -82,6 +82,12 @@ func TestRotation(t *testing.T) {
 	if _, err := w.rotate(activateAuthority); err == nil {
 		t.Error("ACTIVATE although the node uses the certificate before")
 	}
+	w.m.mu.Lock()
+	delete(w.m.live, "h1") // as another leader begins
+	w.m.mu.Unlock()
+	if _, err := w.rotate(activateAuthority); err == nil {
+		t.Fatal("ACTIVATE after a failover, although the node may have lost the answer")
+	}
 	if told, err := w.told("h1", second); told || err != nil {
 		t.Errorf("a node that has renewed: told %v, %v", told, err)
 	}

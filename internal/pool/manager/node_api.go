@@ -161,6 +161,7 @@ func (s *nodeService) Report(ctx context.Context, req *connect.Request[dxpuv1.Re
 		if err := exists(t, o.NodeId); err != nil {
 			return err
 		}
+		s.m.liveLocked(o.NodeId) // the first report shows the certificate, too
 		renew = s.m.renewals.ask(t, o.NodeId, presented(ctx))
 		return nil
 	})
