@@ -98,8 +98,9 @@ func (s *poolService) RotateAuthority(ctx context.Context, req *connect.Request[
 	if _, err := s.m.authority(ctx); err != nil {
 		return nil, apiError(err)
 	}
+	alike := s.m.alike() // tx.alike is out of date when a leader begins
 	return updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.RotateAuthorityResponse) (err error) {
-		if err := t.rotate(req.Msg.Step, req.Msg.Force); err != nil {
+		if err := t.rotate(alike, req.Msg.Step, req.Msg.Force); err != nil {
 			return err
 		}
 		res.Authority, err = t.authorityMessage(&s.m.ca)
@@ -107,8 +108,8 @@ func (s *poolService) RotateAuthority(ctx context.Context, req *connect.Request[
 	})
 }
 
-// rotate takes a step of a rotation.
-func (t *tx) rotate(step dxpuv1.AuthorityStep, force bool) error {
+// rotate takes a step of a rotation. alike says that all managers run one version.
+func (t *tx) rotate(alike bool, step dxpuv1.AuthorityStep, force bool) error {
 	next := *t.authorityRecord()
 	if !t.authorityIsKnown() {
 		return errorf(connect.CodeFailedPrecondition, "step: the last one was taken less than %s ago, and not all managers know it yet; try again", 2*authorityAge)
@@ -118,7 +119,7 @@ func (t *tx) rotate(step dxpuv1.AuthorityStep, force bool) error {
 		if next.NextCertificate != nil || next.PreviousCertificate != nil {
 			return errorf(connect.CodeFailedPrecondition, "step: a rotation of the authority is under way; end it first")
 		}
-		if !t.alike {
+		if !alike {
 			return errorf(connect.CodeFailedPrecondition, "step: managers of several versions run, and the older ones do not know a second authority; upgrade them first")
 		}
 		a, err := auth.NewAuthority(t.meta.ClusterID, t.now)
