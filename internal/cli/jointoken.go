@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -27,7 +28,7 @@ func (o *proxyOptions) joinToken(ctx context.Context, enrolled bool, log *slog.L
 	tick := time.NewTicker(tokenInterval)
 	defer tick.Stop()
 	for first := true; ; first = false {
-		raw, err := os.ReadFile(o.tokenFile)
+		raw, err := readAtMost(o.tokenFile, maxJoinTokenFile)
 		token, _, _ := strings.Cut(strings.TrimSpace(string(raw)), "\n") // the first one is the current one
 		switch token = strings.TrimSpace(token); {
 		case err != nil && !errors.Is(err, fs.ErrNotExist):
@@ -49,6 +50,9 @@ const (
 	// maxJoinTokens bounds the tokens of a file: two during a rotation.
 	maxJoinTokens = 16
 	minJoinToken  = 8 // characters
+	// maxJoinTokenFile bounds the file, in bytes: callers without a token make the
+	// manager read a damaged one.
+	maxJoinTokenFile = 64 << 10
 )
 
 // joinTokenFile is the manager's file of join tokens, one in a line, the current one
@@ -56,15 +60,14 @@ const (
 type joinTokenFile struct {
 	path string
 
-	mu      sync.Mutex // guards the fields below
-	tokens  []string
-	changed time.Time // when the file that was read last was changed
-	size    int64
+	mu     sync.Mutex // guards the fields below
+	tokens []string
+	seen   os.FileInfo // of the file that was read last, valid or not
 }
 
 // watchJoinTokens reads a file of join tokens. The result returns its tokens, and reads it
 // again after it was changed. While it cannot be read, the tokens that were read last are
-// valid.
+// valid. A pipe, or another file that is not a regular one, is read once.
 func watchJoinTokens(path string) (func() []string, error) {
 	f := &joinTokenFile{path: path}
 	if err := f.read(); err != nil {
@@ -83,10 +86,11 @@ func (f *joinTokenFile) read() error {
 	if err != nil {
 		return err
 	}
-	if f.tokens != nil && st.ModTime().Equal(f.changed) && st.Size() == f.size {
+	if f.seen != nil && (!st.Mode().IsRegular() || os.SameFile(st, f.seen) && st.ModTime().Equal(f.seen.ModTime()) && st.Size() == f.seen.Size()) {
 		return nil
 	}
-	raw, err := os.ReadFile(f.path)
+	f.seen = st
+	raw, err := readAtMost(f.path, maxJoinTokenFile)
 	if err != nil {
 		return err
 	}
@@ -99,6 +103,20 @@ func (f *joinTokenFile) read() error {
 			return fmt.Errorf("%s: join token %d has %d characters, want at least %d", f.path, i+1, len(t), minJoinToken)
 		}
 	}
-	f.tokens, f.changed, f.size = tokens, st.ModTime(), st.Size()
+	f.tokens = tokens
 	return nil
+}
+
+// readAtMost reads a file, and refuses one that is longer than a limit in bytes.
+func readAtMost(path string, limit int) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	raw, err := io.ReadAll(io.LimitReader(f, int64(limit)+1))
+	if err == nil && len(raw) > limit {
+		err = fmt.Errorf("%s has more than %d bytes", path, limit)
+	}
+	return raw, err
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // A changed file of join tokens is read again; a file that is damaged or gone leaves the
@@ -31,6 +33,7 @@ func TestJoinTokensAreReadAgain(t *testing.T) {
 	}
 	for text, why := range map[string]string{
 		"": "has 0 join tokens", "short\n": "join token 1 has 5 characters", strings.Repeat("a-long-token\n", 17): "want 1 to 16",
+		strings.Repeat(" ", maxJoinTokenFile) + "a-long-token\n": "has more than 65536 bytes",
 	} {
 		write(text)
 		if _, err := watchJoinTokens(path); err == nil || !strings.Contains(err.Error(), why) {
@@ -52,10 +55,39 @@ func TestJoinTokensAreReadAgain(t *testing.T) {
 			t.Errorf("after %q: %q, want %q", step.text, got, step.want)
 		}
 	}
+	// A file of the same size and time takes the place of the old one.
+	other := path + ".new"
+	if err := os.WriteFile(other, []byte("token-of-later\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chtimes(other, at, at); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(other, path); err != nil {
+		t.Fatal(err)
+	}
+	if got := tokens(); !slices.Equal(got, []string{"token-of-later"}) {
+		t.Errorf("after another file of the same size and time: %q", got)
+	}
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	if got := tokens(); !slices.Equal(got, []string{"token-of-today"}) {
+	if got := tokens(); !slices.Equal(got, []string{"token-of-later"}) {
 		t.Errorf("without the file: %q", got)
+	}
+	// A pipe would make the reader wait for a writer, a directory has no tokens.
+	for name, replace := range map[string]func() error{
+		"a pipe":      func() error { return unix.Mkfifo(path, 0o600) },
+		"a directory": func() error { return os.Mkdir(path, 0o700) },
+	} {
+		if err := replace(); err != nil {
+			t.Fatal(err)
+		}
+		if got := tokens(); !slices.Equal(got, []string{"token-of-later"}) {
+			t.Errorf("with %s: %q", name, got)
+		}
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
