@@ -37,11 +37,15 @@ var patience = func() time.Duration {
 // thorough reports whether to run the long tests and to check the promised times.
 func thorough() bool { return os.Getenv("DXPU_VMTEST") == "thorough" }
 
+// programsDir is the directory of programs; "": they were not needed.
+var programsDir string
+
 // programs builds the programs of the guest, once.
 var programs = sync.OnceValues(func() (dir string, err error) {
 	if dir, err = os.MkdirTemp("", "dxpu-vmtest"); err != nil {
 		return "", err
 	}
+	programsDir = dir
 	for _, pkg := range []string{"./cmd/dxpu", "./test/vm/testdata/guest"} {
 		build := exec.Command("go", "build", "-trimpath", "-o", filepath.Join(dir, filepath.Base(pkg)), pkg)
 		build.Dir, build.Env = "../..", append(os.Environ(), "CGO_ENABLED=0")
@@ -54,8 +58,8 @@ var programs = sync.OnceValues(func() (dir string, err error) {
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if dir, _ := programs(); dir != "" {
-		_ = os.RemoveAll(dir)
+	if programsDir != "" {
+		_ = os.RemoveAll(programsDir)
 	}
 	os.Exit(code)
 }
