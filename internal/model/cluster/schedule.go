@@ -14,6 +14,10 @@ type scheduler struct {
 	caches  map[shape]*scores
 }
 
+// maxScores bounds the scores that a scheduler keeps, of 14 bytes each: a list may hold
+// as many shapes as pods. The shapes of an openb list fit.
+const maxScores = 16 << 20
+
 // scores are those of one shape, by server.
 type scores struct {
 	seen    int // prefix of changed that is in it
@@ -38,6 +42,9 @@ func (c *scheduler) scoresOf(p *Pod) *scores {
 	s := c.caches[k]
 	if s == nil {
 		n := len(c.servers)
+		if (len(c.caches)+1)*n > maxScores {
+			clear(c.caches)
+		}
 		s = &scores{fits: make([]bool, n), score: make([]int64, n), gpu: make([]int8, n), version: make([]uint32, n), seen: len(c.changed)}
 		for i := range c.servers {
 			c.refresh(s, p, i)
