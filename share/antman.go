@@ -12,9 +12,10 @@ import (
 // these are ours.
 const (
 	antmanSlack  = 50 * time.Microsecond
-	antmanAlone  = 10     // jobs of production that are measured alone
-	antmanSlower = 20_000 // ppm: accepted slow-down of production
-	antmanFirst  = 20     // performance at the start, percent
+	antmanAlone  = 10               // jobs of production that are measured alone
+	antmanWait   = 30 * time.Second // for these jobs: production may do nothing
+	antmanSlower = 20_000           // ppm: accepted slow-down of production
+	antmanFirst  = 20               // performance at the start, percent
 	antmanMost   = 100
 )
 
@@ -29,13 +30,14 @@ type antman struct {
 }
 
 type antmanClient struct {
-	began time.Duration // of the mini-batch: its first launch passed the gate
-	until time.Duration // the idle slot ends
-	inJob bool
-	jobs  int
-	alone time.Duration // mean mini-batch of a production client alone
-	mean  time.Duration // moving average
-	told  int64
+	began  time.Duration // of the mini-batch: its first launch passed the gate
+	until  time.Duration // the idle slot ends
+	joined time.Duration
+	inJob  bool
+	jobs   int
+	alone  time.Duration // mean mini-batch of a production client alone
+	mean   time.Duration // moving average
+	told   int64
 }
 
 func newAntMan(d Device, _ Settings) Policy {
@@ -51,6 +53,7 @@ func (p *antman) Receive(now time.Duration, e Event) {
 	s := &c.state
 	switch e.Kind {
 	case Join, Leave:
+		s.joined = p.now
 		if c.spec.Class == Online {
 			p.perf = antmanFirst
 		}
@@ -85,14 +88,15 @@ func (p *antman) observe(s *antmanClient, run time.Duration) {
 	p.perf = min(antmanMost, p.perf+2)
 }
 
-// measuring reports whether a production client has not been measured alone.
-func (p *antman) measuring() bool {
+// measuring returns until when offline clients wait at most, because a production client
+// has not been measured alone.
+func (p *antman) measuring() (until time.Duration) {
 	for _, c := range p.clients {
 		if c.spec.Class == Online && c.state.jobs < antmanAlone {
-			return true
+			until = max(until, machine.After(c.state.joined, antmanWait))
 		}
 	}
-	return false
+	return until
 }
 
 // limited reports whether there is production to protect.
@@ -124,7 +128,7 @@ func (p *antman) Transmit(now time.Duration, out []Decision) []Decision {
 				out = append(out, Decision{Kind: SetMemory, Client: c.id, Bytes: n})
 			}
 		}
-		if !c.ready() || !online && limited && (measuring || p.now < c.state.until) {
+		if !c.ready() || !online && limited && p.now < max(measuring, c.state.until) {
 			continue
 		}
 		if !c.state.inJob {
@@ -138,10 +142,11 @@ func (p *antman) Transmit(now time.Duration, out []Decision) []Decision {
 // Wake implements Policy.
 func (p *antman) Wake() time.Duration {
 	at := p.wake()
+	measuring := p.measuring()
 	for _, c := range p.clients {
-		if c.waiting && c.spec.Class == Offline && c.state.until > p.now {
-			at = min(at, c.state.until)
+		if until := max(measuring, c.state.until); c.waiting && c.spec.Class == Offline && until > p.now {
+			at = min(at, until)
 		}
 	}
-	return min(at, machine.Never)
+	return at
 }

@@ -32,6 +32,7 @@ type checked struct {
 	asked   int64
 	memory  int64
 	evicted bool
+	held    bool
 }
 
 func newChecker(t testing.TB, name string, d share.Device) *checker {
@@ -159,6 +160,9 @@ func (c *checker) check(d share.Decision) {
 		if x.evicted {
 			c.t.Fatalf("permit for client %d, which is evicted", d.Client)
 		}
+		if x.held {
+			c.t.Fatalf("permit for client %d, which is held", d.Client)
+		}
 		if d.SMs < 0 || d.SMs > c.device.SMs {
 			c.t.Fatalf("permit on %d multiprocessors", d.SMs)
 		}
@@ -195,6 +199,11 @@ func (c *checker) check(d share.Decision) {
 		if d.Bytes < 0 || d.Bytes > x.memory {
 			c.t.Fatalf("%d bytes stay on the GPU of %d that client %d has", d.Bytes, x.memory, d.Client)
 		}
+	case share.Hold, share.Resume:
+		if x.held == (d.Kind == share.Hold) {
+			c.t.Fatalf("%v of client %d twice", d.Kind, d.Client)
+		}
+		x.held = !x.held
 	default:
 	}
 }

@@ -113,13 +113,12 @@ func (p *gaia) elastic(s Sample) {
 // Transmit implements Policy.
 func (p *gaia) Transmit(now time.Duration, out []Decision) []Decision {
 	out = p.begin(now, out)
-	for p.now >= p.refill {
-		p.refill += gaiaPeriod
+	if p.now >= p.refill {
+		periods := (p.now-p.refill)/gaiaPeriod + 1
+		p.refill += periods * gaiaPeriod
+		n := int64(min(periods, 1<<20))
 		for _, c := range p.clients {
-			c.state.bucket = min(c.state.bucket+c.state.share, p.total())
-		}
-		if p.now-p.refill > time.Minute { // after a long silence; buckets are full
-			p.refill = p.now + gaiaPeriod
+			c.state.bucket = min(c.state.bucket+n*c.state.share, p.total())
 		}
 	}
 	for _, c := range p.clients {

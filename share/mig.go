@@ -176,7 +176,7 @@ func (p *mig) candidates(c *client[migClient]) []int {
 	return list
 }
 
-func (p *mig) memoryOf(m *MIGProfile) int64 { return p.device.Memory / migMemory * int64(m.Size) }
+func (p *mig) memoryOf(m *MIGProfile) int64 { return p.device.Memory * int64(m.Size) / migMemory }
 
 func (p *mig) assign(c *client[migClient]) {
 	var current []MIGInstance
@@ -212,8 +212,7 @@ func (p *mig) Transmit(now time.Duration, out []Decision) []Decision {
 		}
 		if !c.state.told {
 			c.state.told = true
-			sms := min(MIGProfiles[c.state.at.Profile].SMs, p.device.SMs)
-			out = append(out, Decision{Kind: SetShare, Client: c.id, Share: PPM(sms) * Whole / PPM(p.device.SMs)})
+			out = append(out, Decision{Kind: SetShare, Client: c.id, Share: PPM(MIGProfiles[c.state.at.Profile].SMs) * Whole / PPM(A100.SMs)})
 		}
 		if c.ready() {
 			out = p.permit(c, out, false, 0)

@@ -23,12 +23,12 @@ type muxflow struct {
 	monitor SysMonitor
 	active  PPM // moving average of the online clients' activity of multiprocessors
 	reset   bool
-	held    bool // told to the offline clients
 }
 
 type muxClient struct {
 	told   PPM // share
 	sample PPM
+	held   bool // told
 }
 
 func newMuxFlow(d Device, _ Settings) Policy { return &muxflow{core: core[muxClient]{device: d}} }
@@ -56,7 +56,9 @@ func (p *muxflow) Receive(now time.Duration, e Event) {
 			c.state.sample = e.Sample.SMActivity
 		}
 	case Failed:
-		p.fail(e.Fault)
+		if e.Fault != FaultCleared { // only the GPU itself reports that it was reset
+			p.fail(e.Fault)
+		}
 	default:
 	}
 }
@@ -129,16 +131,13 @@ func (p *muxflow) Transmit(now time.Duration, out []Decision) []Decision {
 // hold tells the offline clients whether they are held.
 func (p *muxflow) hold(out []Decision, state Health) []Decision {
 	held := state != Healthy
-	if held == p.held {
-		return out
-	}
-	p.held = held
 	kind := Resume
 	if held {
 		kind = Hold
 	}
 	for _, c := range p.clients {
-		if c.spec.Class == Offline {
+		if c.spec.Class == Offline && c.state.held != held {
+			c.state.held = held
 			out = append(out, Decision{Kind: kind, Client: c.id})
 		}
 	}

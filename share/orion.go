@@ -1,13 +1,17 @@
 package share
 
-import "time"
+import (
+	"time"
+
+	"github.com/dxpu-project/dxpu/machine"
+)
 
 // Constants of Orion (Strati et al., "Orion: Interference-aware, Fine-grained GPU
 // Sharing for ML Applications", EuroSys 2024) and of its artifact.
 const (
 	orionDuration = 160 * time.Microsecond // of the offline launches in flight, as for ResNet-50
-	orionWarmup   = 10                     // iterations
 	orionSearch   = 10                     // iterations for each step of the search
+	orionWait     = 30 * time.Second       // for the iterations alone: training may stop; ours
 	orionSlower   = 50_000                 // accepted slow-down of online training, ppm; ours: a parameter there
 )
 
@@ -32,6 +36,7 @@ type orion struct {
 type orionClient struct {
 	seen     int // launches in the current request
 	began    time.Duration
+	first    time.Duration // launch of training
 	training bool
 	updating bool
 }
@@ -64,7 +69,9 @@ func (p *orion) Receive(now time.Duration, e Event) {
 		}
 	case Launch:
 		if online {
-			c.state.training = c.state.training || e.Kernel.Update
+			if e.Kernel.Update && !c.state.training {
+				c.state.training, c.state.first = true, p.now
+			}
 			c.state.updating = e.Kernel.Update
 			if e.Kernel.First {
 				c.state.began = p.now
@@ -154,11 +161,10 @@ func (p *orion) release(c *client[orionClient]) bool {
 	if p.drain {
 		return false
 	}
-	training, updating, measuring := false, false, false
+	training, updating := false, false
 	for _, o := range p.clients {
 		if o.spec.Class == Online && o.state.training {
 			training, updating = true, updating || o.state.updating
-			measuring = p.tune.alone == 0
 		}
 	}
 	threshold := p.device.SMs
@@ -167,7 +173,7 @@ func (p *orion) release(c *client[orionClient]) bool {
 	}
 	k := &c.head.kernel
 	switch {
-	case measuring:
+	case p.now < p.measuring():
 		return false
 	case p.seen == 0:
 		return true
@@ -179,5 +185,25 @@ func (p *orion) release(c *client[orionClient]) bool {
 	return k.Bound == BoundUnknown || p.hp == BoundUnknown || k.Bound != p.hp
 }
 
+// measuring returns until when offline launches wait at most, because training has not
+// been measured alone.
+func (p *orion) measuring() (until time.Duration) {
+	if p.tune.alone > 0 {
+		return 0
+	}
+	for _, c := range p.clients {
+		if c.spec.Class == Online && c.state.training {
+			until = max(until, machine.After(c.state.first, orionWait))
+		}
+	}
+	return until
+}
+
 // Wake implements Policy.
-func (p *orion) Wake() time.Duration { return p.wake() }
+func (p *orion) Wake() time.Duration {
+	at := p.wake()
+	if until := p.measuring(); until > p.now {
+		at = min(at, until)
+	}
+	return at
+}

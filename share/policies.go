@@ -16,11 +16,18 @@ type Settings struct {
 	FIFO    bool          // paella: jobs in the order of their arrival
 }
 
+// maxSetting bounds a duration, so that the times that a policy works out do not overflow.
+const maxSetting = time.Hour
+
+// minSample is the shortest time between two readings: each one is a wake-up.
+const minSample = time.Millisecond
+
 func (s Settings) defaults() Settings {
 	set := func(d *time.Duration, v time.Duration) {
 		if *d <= 0 {
 			*d = v
 		}
+		*d = min(*d, maxSetting)
 	}
 	set(&s.Quantum, 2*time.Millisecond)
 	set(&s.Linger, 50*time.Microsecond)
@@ -28,6 +35,7 @@ func (s Settings) defaults() Settings {
 	if s.Deficit <= 0 {
 		s.Deficit = 2000
 	}
+	s.Sample = max(s.Sample, minSample)
 	s.Deficit = min(s.Deficit, 1<<30)
 	return s
 }

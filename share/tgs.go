@@ -21,6 +21,7 @@ const (
 	tgsProfile  = 50_000 // ppm: readings that differ less are steady
 	tgsForget   = 200_000
 	tgsCap      = 1 << 40
+	tgsMost     = 1 << 56 // blocks of a reading: their sums do not overflow
 )
 
 // tgs limits the thread blocks that opportunistic clients start, so that the rate of the
@@ -211,7 +212,7 @@ func (p *tgs) Transmit(now time.Duration, out []Decision) []Decision {
 		switch {
 		case !c.ready():
 		case c.spec.Class == Online:
-			p.blocks += c.head.kernel.Blocks
+			p.blocks = min(p.blocks+c.head.kernel.Blocks, tgsMost)
 			out = p.permit(c, out, true, 0)
 		case p.state == tgsUnlimited, p.state != tgsProfiling && c.state.counter <= p.limit:
 			c.state.counter += c.head.kernel.Blocks

@@ -7,7 +7,8 @@ import (
 )
 
 // timeslice gives the GPU to one client at a time, in turn. A turn lasts Quantum times
-// the client's weight; it ends early when the client has nothing to run for Linger.
+// the client's weight; it ends early at the end of a
+// burst, or when the client has nothing to run for Linger.
 // The next turn begins when the launches in flight have completed.
 //
 // A turn's holder has at most sliceWindow launches in flight, because the next turn waits

@@ -98,11 +98,12 @@ type stream struct {
 
 // chunk is a group of blocks that began together, one wave or a part of it.
 type chunk struct {
-	s    *stream
-	l    *launch // nil while its multiprocessors are being reset
-	sms  int32
-	left int64 // work, in nanoseconds at full speed × share.Whole
-	rate int64 // share.Whole: full speed
+	s      *stream
+	l      *launch // nil while its multiprocessors are being reset
+	sms    int32
+	blocks int64
+	left   int64 // work, in nanoseconds at full speed × share.Whole
+	rate   int64 // share.Whole: full speed
 }
 
 // GPU is the model. Its methods take times that do not go backwards.
@@ -205,7 +206,7 @@ func (g *GPU) Preempt(now time.Duration, c share.ClientID) []Killed {
 	for i := range g.chunks {
 		k := &g.chunks[i]
 		if k.s == s && k.l != nil {
-			k.l.left += min(int64(k.sms)*int64(k.l.kernel.Occupancy), k.l.kernel.Blocks-k.l.left)
+			k.l.left += k.blocks
 			k.l, k.left = nil, int64(g.spec.Reset)*int64(share.Whole)
 		}
 	}

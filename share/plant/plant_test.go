@@ -212,3 +212,12 @@ func TestWorkIsConserved(t *testing.T) {
 		}
 	}
 }
+
+// A preemption loses the blocks that run, and no more.
+func TestPreemptCountsTheBlocksThatRun(t *testing.T) {
+	g := newGPU(share.OneContext, 1)
+	g.Submit(0, 1, 1, plant.Kernel{Blocks: 21, Occupancy: 2, BlockTime: 100 * us}, false, 0)
+	if got := g.Preempt(150*us, 1); len(got) != 1 || got[0].Blocks != 1 {
+		t.Errorf("killed: %+v, want one launch with the one block of its second wave", got)
+	}
+}

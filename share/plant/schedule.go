@@ -1,6 +1,7 @@
 package plant
 
 import (
+	"slices"
 	"time"
 
 	"github.com/dxpu-project/dxpu/share"
@@ -41,8 +42,12 @@ func (g *GPU) pass(d time.Duration) {
 
 // finish takes out the chunks and kernels that ended, and reports whether there were any.
 func (g *GPU) finish() bool {
-	keep := g.chunks[:0]
-	for _, k := range g.chunks {
+	first := slices.IndexFunc(g.chunks, func(k chunk) bool { return k.left <= 0 })
+	if first < 0 {
+		return false
+	}
+	keep := g.chunks[:first]
+	for _, k := range g.chunks[first:] {
 		if k.left > 0 {
 			keep = append(keep, k)
 			continue
@@ -58,10 +63,9 @@ func (g *GPU) finish() bool {
 			g.done = append(g.done, Completion{k.s.client, k.l.id, g.now - k.l.began})
 		}
 	}
-	changed := len(keep) != len(g.chunks)
 	clear(g.chunks[len(keep):])
 	g.chunks = keep
-	return changed
+	return true
 }
 
 // dispatch gives free multiprocessors to waiting blocks: to launches of high priority
@@ -115,11 +119,12 @@ func (g *GPU) start(s *stream, sms int32) {
 	if !l.started {
 		l.started, l.began = true, g.now
 	}
-	l.left -= min(l.left, int64(sms)*int64(l.kernel.Occupancy))
+	blocks := min(l.left, int64(sms)*int64(l.kernel.Occupancy))
+	l.left -= blocks
 	l.running++
 	g.free -= sms
 	s.used += sms
-	g.chunks = append(g.chunks, chunk{s: s, l: l, sms: sms, left: int64(l.kernel.BlockTime) * int64(share.Whole)})
+	g.chunks = append(g.chunks, chunk{s: s, l: l, sms: sms, blocks: blocks, left: int64(l.kernel.BlockTime) * int64(share.Whole)})
 }
 
 // turnOver reports whether the running context has to give way.
