@@ -1,14 +1,18 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/dxpu-project/dxpu/internal/model/trace"
 	"github.com/dxpu-project/dxpu/internal/model/workload"
@@ -70,7 +74,7 @@ PyTorch profiler or of Nsight Systems). --html writes the tables and plots to on
 		Example: `  dxpu share compare
   dxpu share compare --policy mps,gemini --html compare.html
   dxpu share compare --trace run.pt.trace.json.gz -o json`,
-	}, func(*cobra.Command, []string) ([]scenario.Result, error) {
+	}, func(cmd *cobra.Command, _ []string) ([]scenario.Result, error) {
 		for _, p := range policies {
 			if _, err := gpushare.Find(p); err != nil {
 				return nil, usagef("--policy %s: no such policy; \"dxpu share policies\" lists them", p)
@@ -95,7 +99,7 @@ PyTorch profiler or of Nsight Systems). --html writes the tables and plots to on
 				m.Duration, m.Warmup = length, length*2/5
 			}
 		}
-		results, err := scenario.Compare(mixes, policies, w)
+		results, err := compareShares(cmd, mixes, policies, w)
 		if err == nil && html != "" {
 			err = writeShareHTML(html, mixes, results)
 		}
@@ -109,13 +113,50 @@ PyTorch profiler or of Nsight Systems). --html writes the tables and plots to on
 	return cmd
 }
 
+// compareShares compares the policies on the mixes, on all processors.
+func compareShares(cmd *cobra.Command, mixes []*scenario.Spec, policies []string, recorded *workload.Workload) ([]scenario.Result, error) {
+	return onAllProcessors(cmd, len(mixes), func(ctx context.Context, i int) ([]scenario.Result, error) {
+		return scenario.Compare(ctx, mixes[i:i+1], policies, recorded)
+	})
+}
+
+// onAllProcessors calls f for 0 to n-1 and returns the results in this order.
+func onAllProcessors[T any](cmd *cobra.Command, n int, f func(ctx context.Context, i int) ([]T, error)) ([]T, error) {
+	parts := make([][]T, n)
+	report := progress(cmd.ErrOrStderr())
+	var mu sync.Mutex
+	done := 0
+	g, ctx := errgroup.WithContext(cmd.Context())
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	for i := range n {
+		g.Go(func() (err error) {
+			if parts[i], err = f(ctx, i); err != nil {
+				return err
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			done++
+			report("%d of %d", done, n)
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	return append([]T{}, slices.Concat(parts...)...), nil
+}
+
 // maxShareLength bounds the time that a comparison takes.
 const maxShareLength = 10 * time.Minute
 
 func printShareResults(w io.Writer, results []scenario.Result) {
 	t := newTable(w, "MIX", "POLICY", "ONLINE P99", "ONLINE JOBS", "OFFLINE JOBS", "GPU BUSY", "SM ACTIVITY", wideColumn("PERMITS/S"), wideColumn("OWN FORM"))
 	for _, r := range results {
-		t.row(r.Mix, r.Policy, fmt.Sprintf("%.2f x", r.P99), percentText(r.Online), percentText(r.Offline), percentText(r.Utilisation), percentText(r.SMActivity),
+		p99 := "-" // no request ended in the time that is measured
+		if r.P99 > 0 {
+			p99 = fmt.Sprintf("%.2f x", r.P99)
+		}
+		t.row(r.Mix, r.Policy, p99, percentText(r.Online), percentText(r.Offline), percentText(r.Utilisation), percentText(r.SMActivity),
 			fmt.Sprintf("%.0f", r.Permits), r.Form)
 	}
 	t.flush()
@@ -133,20 +174,14 @@ its policy, or a file in YAML. Without arguments, all built-in scenarios run.`,
   dxpu share simulate tgs orion -o json
   dxpu share simulate my-mix.yaml`,
 		ValidArgsFunction: completeScenarios,
-	}, func(_ *cobra.Command, args []string) ([]scenario.Row, error) {
+	}, func(cmd *cobra.Command, args []string) ([]scenario.Row, error) {
 		specs, err := shareScenarios(args)
 		if err != nil {
 			return nil, err
 		}
-		rows := []scenario.Row{}
-		for _, s := range specs {
-			r, err := s.Table()
-			if err != nil {
-				return nil, err
-			}
-			rows = append(rows, r...)
-		}
-		return rows, nil
+		return onAllProcessors(cmd, len(specs), func(ctx context.Context, i int) ([]scenario.Row, error) {
+			return specs[i].Table(ctx)
+		})
 	}, printShareRows)
 }
 
@@ -174,7 +209,7 @@ func shareScenarios(args []string) ([]*scenario.Spec, error) {
 		if !strings.ContainsAny(name, "./") {
 			return nil, withHint(usagef("no scenario %q", name), "a file has a dot or a slash in its name; \"dxpu share simulate\" runs all built-in scenarios")
 		}
-		text, err := os.ReadFile(name)
+		text, err := readScenario(name)
 		if err != nil {
 			return nil, err
 		}
@@ -185,6 +220,16 @@ func shareScenarios(args []string) ([]*scenario.Spec, error) {
 		out = append(out, s)
 	}
 	return out, nil
+}
+
+// readScenario reads a scenario, or as much as Parse needs to refuse a longer one.
+func readScenario(name string) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, scenario.MaxText+1))
 }
 
 func printShareRows(w io.Writer, rows []scenario.Row) {

@@ -35,6 +35,7 @@ type client struct {
 	shed      int // arrived while too many waited
 	kills     int
 	base      plant.Usage
+	left      plant.Usage // at its end
 }
 
 // running is a launch of the client.
@@ -93,6 +94,7 @@ func (w *world) leave(c *client) {
 	}
 	c.joined = false
 	c.gen++
+	c.left = w.gpu.Usage(c.id)
 	w.gpu.Detach(w.now, c.id)
 	w.policy.Receive(w.now, share.Event{Kind: share.Leave, Client: c.id})
 }

@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/dxpu-project/dxpu/internal/model/workload"
@@ -23,7 +24,7 @@ type Result struct {
 
 // Compare runs all policies, or those named, on the same mixes. With a recorded run,
 // each mix's first offline client runs that instead of its program.
-func Compare(mixes []*Spec, only []string, recorded *workload.Workload) ([]Result, error) {
+func Compare(ctx context.Context, mixes []*Spec, only []string, recorded *workload.Workload) ([]Result, error) {
 	if len(only) == 0 {
 		for _, p := range share.Policies() {
 			only = append(only, p.Name)
@@ -42,7 +43,7 @@ func Compare(mixes []*Spec, only []string, recorded *workload.Workload) ([]Resul
 				}
 			}
 		}
-		r, err := s.compare(only)
+		r, err := s.compare(ctx, only)
 		if err != nil {
 			return nil, err
 		}
@@ -51,7 +52,7 @@ func Compare(mixes []*Spec, only []string, recorded *workload.Workload) ([]Resul
 	return out, nil
 }
 
-func (s *Spec) compare(only []string) ([]Result, error) {
+func (s *Spec) compare(ctx context.Context, only []string) ([]Result, error) {
 	s.Runs = nil
 	for _, c := range s.Clients {
 		s.Runs = append(s.Runs, Run{Name: "alone-" + c.Name, Policy: "streams", Clients: []string{c.Name}})
@@ -59,7 +60,7 @@ func (s *Spec) compare(only []string) ([]Result, error) {
 	for _, p := range only {
 		s.Runs = append(s.Runs, Run{Name: p, Policy: p})
 	}
-	v, err := s.Measure()
+	v, err := s.Measure(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"time"
@@ -9,7 +10,7 @@ import (
 )
 
 // experiments are studies of more than one GPU, at the level of jobs.
-var experiments = map[string]func(*Spec) (Values, error){
+var experiments = map[string]func(context.Context, *Spec) (Values, error){
 	"kubeshare": kubeshareStudy,
 	"dgsf":      dgsfStudy,
 	"iadeep":    iadeepStudy,
@@ -35,7 +36,7 @@ const (
 // minute on average, on eight GPUs: each on a whole GPU, and on shared ones. The queue is
 // in the order of arrival; the value is the number of jobs that end before the last one
 // arrives.
-func kubeshareStudy(s *Spec) (Values, error) {
+func kubeshareStudy(_ context.Context, s *Spec) (Values, error) {
 	v := Values{}
 	for _, shared := range []bool{false, true} {
 		rng := rand.New(rand.NewPCG(s.Seed, 1))
@@ -119,7 +120,7 @@ const (
 
 // dgsfStudy runs serverless functions on four GPUs: one at a time on each, with and
 // without warm workers, and two at a time, with and without moves.
-func dgsfStudy(s *Spec) (Values, error) {
+func dgsfStudy(_ context.Context, s *Spec) (Values, error) {
 	v := Values{"cold.first": float64(dgsfCold), "warm.first": float64(dgsfWarm)}
 	for _, c := range []struct {
 		name    string
@@ -214,7 +215,7 @@ func move(calls []invocation, from, to int, now time.Duration) int {
 
 // pairs measures the speed of each program beside each other one on the model of a GPU,
 // relative to alone: pairs[a][b] is that of a.
-func pairs(s *Spec, programs []string, policy string, offline bool) ([][]float64, error) {
+func pairs(ctx context.Context, s *Spec, programs []string, policy string, offline bool) ([][]float64, error) {
 	run := func(a, b string) (float64, error) {
 		m := Spec{Name: "pair", Seed: s.Seed, Duration: 1200 * time.Millisecond, Warmup: 200 * time.Millisecond, device: s.device}
 		m.Clients = []Client{{Name: "a", Program: a, Offline: offline}}
@@ -222,7 +223,7 @@ func pairs(s *Spec, programs []string, policy string, offline bool) ([][]float64
 			m.Clients = append(m.Clients, Client{Name: "b", Program: b, Offline: offline})
 		}
 		m.Runs = []Run{{Name: "r", Policy: policy}}
-		v, err := m.simulate()
+		v, err := m.simulate(ctx)
 		return v["r.a.sms"], err
 	}
 	out := make([][]float64, len(programs))

@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -98,6 +99,14 @@ type Values map[string]float64
 // Names returns the names in order.
 func (v Values) Names() []string { return slices.Sorted(maps.Keys(v)) }
 
+// usage returns the usage of a client, which may have left.
+func (w *world) usage(c *client) plant.Usage {
+	if c.joined {
+		return w.gpu.Usage(c.id)
+	}
+	return c.left
+}
+
 // collect adds the values of a run that has ended.
 func (w *world) collect(v Values) {
 	span := w.spec.Duration - w.spec.Warmup
@@ -114,7 +123,7 @@ func (w *world) collect(v Values) {
 	for _, c := range w.clients {
 		name := c.spec.Name + "."
 		work += float64(c.jobs) * float64(c.program.remaining(0, w.spec.device)) / float64(span)
-		u := w.gpu.Usage(c.id)
+		u := w.usage(c)
 		set(name+"p50", float64(quantile.Of(c.latencies, 0.5)))
 		set(name+"p99", float64(quantile.Of(c.latencies, 0.99)))
 		set(name+"mean", mean(c.latencies))
@@ -142,20 +151,20 @@ func mean(d []time.Duration) float64 {
 }
 
 // Measure runs the scenario and returns its values.
-func (s *Spec) Measure() (Values, error) {
+func (s *Spec) Measure(ctx context.Context) (Values, error) {
 	if s.Experiment != "" {
-		return experiments[s.Experiment](s)
+		return experiments[s.Experiment](ctx, s)
 	}
-	return s.simulate()
+	return s.simulate(ctx)
 }
 
 // simulate carries out the scenario's runs.
-func (s *Spec) simulate() (Values, error) {
+func (s *Spec) simulate(ctx context.Context) (Values, error) {
 	v := Values{}
 	for _, r := range s.Runs {
 		w, err := newWorld(s, r)
 		if err == nil {
-			err = w.simulate()
+			err = w.simulate(ctx)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("scenario %s, run %s: %w", s.Name, r.Name, err)
@@ -179,8 +188,8 @@ type Row struct {
 }
 
 // Table measures the scenario and returns its figures.
-func (s *Spec) Table() ([]Row, error) {
-	v, err := s.Measure()
+func (s *Spec) Table(ctx context.Context) ([]Row, error) {
+	v, err := s.Measure(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"context"
 	"math/rand/v2"
 	"time"
 
@@ -13,8 +14,8 @@ var trainings = []string{"resnet50-training", "bert-training", "mobilenet-traini
 // iadeepStudy places jobs on eight GPUs, two at most on each: where they interfere least,
 // and blindly on the emptiest GPU. The slow-downs are those of pairs on the model of
 // the GPU. It also tunes the batch size of a newcomer.
-func iadeepStudy(s *Spec) (Values, error) {
-	speed, err := pairs(s, trainings, "streams", false)
+func iadeepStudy(ctx context.Context, s *Spec) (Values, error) {
+	speed, err := pairs(ctx, s, trainings, "streams", false)
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +97,7 @@ func completion(rng *rand.Rand, speed [][]float64, predict func(a, b int) float6
 // matchingStudy pairs online services with offline trainings on one GPU each, by MuxFlow's
 // matching and in the order of the lists. The weights are the offline throughputs that
 // the model of the GPU gives with the policy muxflow.
-func matchingStudy(s *Spec) (Values, error) {
+func matchingStudy(ctx context.Context, s *Spec) (Values, error) {
 	services := []Client{
 		{Program: "resnet50-inference", Rate: 250},
 		{Program: "bert-inference", Rate: 60},
@@ -111,7 +112,7 @@ func matchingStudy(s *Spec) (Values, error) {
 			service.Name = "a"
 			m.Clients = []Client{service, {Name: "b", Program: p, Offline: true}}
 			m.Runs = []Run{{Name: "pair", Policy: "muxflow"}, {Name: "alone", Policy: "streams", Clients: []string{"b"}}}
-			v, err := m.simulate()
+			v, err := m.simulate(ctx)
 			if err != nil {
 				return nil, err
 			}

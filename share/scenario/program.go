@@ -121,6 +121,9 @@ func octaves(rng *rand.Rand, a, b time.Duration) time.Duration {
 	return low + time.Duration(rng.Int64N(int64(min(low, b-low))))
 }
 
+// maxKernel bounds the duration of a recorded kernel: longer ones are evicted as stuck.
+const maxKernel = 2 * share.StuckAfter
+
 // maxSteps bounds a program that is read from a trace.
 const maxSteps = 20000
 
@@ -167,6 +170,7 @@ func recordedStep(name string, length time.Duration, d share.Device) step {
 			out.bound, memory = share.BoundMemory, share.Percent(80)
 		}
 	}
+	length = min(length, maxKernel)
 	waves := min(max(int64(length/waveTime), 1), 64)
 	out.kernel = plant.Kernel{Name: name, Blocks: waves * int64(d.SMs), Occupancy: 1, BlockTime: max(1, length/time.Duration(waves)), Memory: memory}
 	return out

@@ -1,6 +1,8 @@
 package scenario
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -30,7 +32,7 @@ func TestRows(t *testing.T) {
 			d.Fatalf(t, "no scenario %q", d.Cmd)
 		}
 		seen[d.Cmd] = true
-		rows, err := s.Table()
+		rows, err := s.Table(t.Context())
 		if err != nil {
 			return err.Error()
 		}
@@ -86,11 +88,11 @@ func short(t *testing.T) []*Spec {
 // The same input gives the same output, to the last digit, and no policy of the
 // comparison meets an event that does not fit.
 func TestCompareIsDeterministic(t *testing.T) {
-	a, err := Compare(short(t), nil, nil)
+	a, err := Compare(t.Context(), short(t), nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := Compare(short(t), nil, nil)
+	b, err := Compare(t.Context(), short(t), nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +113,7 @@ func TestHonestClientsCauseNoViolations(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := w.simulate(); err != nil {
+			if err := w.simulate(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			if n := w.policy.Violations(); n != 0 {
@@ -144,7 +146,7 @@ func TestRecordedRun(t *testing.T) {
 	if _, err := recorded(&workload.Workload{}, "empty", share.A100); err == nil {
 		t.Error("a trace without kernels is accepted")
 	}
-	r, err := Compare(short(t)[:1], []string{"streams"}, w)
+	r, err := Compare(t.Context(), short(t)[:1], []string{"streams"}, w)
 	if err != nil || r[0].Offline == 0 {
 		t.Errorf("comparison with a trace: %+v, %v", r, err)
 	}
@@ -160,12 +162,17 @@ func TestParseRefuses(t *testing.T) {
 		"want a duration":       strings.Replace(good, "1s", "11m", 1),
 		"no policy":             strings.Replace(good, "mps", "mpz", 1),
 		"want 0 to 100 percent": strings.Replace(good, "steady-kernels", "steady-kernels, limit: 101", 1),
+		"want 0, or 0.001":      strings.Replace(good, "steady-kernels", "steady-kernels, rate: 1e-12", 1),
+		"after the client":      strings.Replace(good, "steady-kernels", "steady-kernels, from: 500ms, until: 1ms", 1),
+		"from or think":         strings.Replace(good, "steady-kernels", "steady-kernels, think: 2000000h", 1),
+		"sample":                strings.Replace(good, "policy: mps", "policy: tgs, sample: 1ns", 1),
+		"run \"r\": there are":  strings.Replace(good, "mps}", "mps}, {name: r, policy: tgs}", 1),
 		"jobs per second":       strings.Replace(good, "steady-kernels", "steady-kernels, rate: .nan", 1),
 		"lower-case":            strings.Replace(good, "name: a", "name: A", 1),
 		"no client":             strings.Replace(good, "policy: mps", "policy: mps, clients: [d]", 1),
 		"two of that name":      strings.Replace(good, "clients: [", "clients: [{name: c}, ", 1),
 		"want a100":             good + "gpu: h1\n",
-		"at most":               strings.Repeat("#", maxText+1),
+		"at most":               strings.Repeat("#", MaxText+1),
 		"arrival":               strings.Replace(good, "steady-kernels", "steady-kernels, arrival: soon", 1),
 		"out of range":          strings.Replace(good, "steady-kernels", "steady-kernels, from: -1s", 1),
 	} {
@@ -175,7 +182,7 @@ func TestParseRefuses(t *testing.T) {
 	}
 	s, err := Parse([]byte(strings.Replace(good, "steady-kernels", "none", 1)))
 	if err == nil {
-		_, err = s.Measure()
+		_, err = s.Measure(t.Context())
 	}
 	if err == nil || !strings.Contains(err.Error(), "no program") {
 		t.Errorf("an unknown program: %v", err)
@@ -203,6 +210,29 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		s.Duration, s.Warmup = min(s.Duration, time.Millisecond), 0
-		_, _ = s.Measure()
+		_, _ = s.Measure(t.Context())
 	})
+}
+
+// The usage of a client that leaves counts until then.
+func TestUsageOfAClientThatLeaves(t *testing.T) {
+	s, err := Parse([]byte("name: a\nduration: 1s\nwarmup: 200ms\nclients: [{name: c, program: steady-kernels, until: 600ms}]\nruns: [{name: r, policy: mps}]\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := s.Measure(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := v["r.c.time"]; got < 0.4 || got > 0.5 {
+		t.Errorf("time %v, want that of 400 of 800 ms", got)
+	}
+}
+
+func TestCancel(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Compare(ctx, short(t), nil, nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
 }

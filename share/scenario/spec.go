@@ -74,9 +74,10 @@ type Figure struct {
 
 // Bounds of a scenario: a scenario of another origin may not take a machine's memory.
 const (
-	maxText     = 1 << 20
+	MaxText     = 1 << 20 // bytes
 	maxDuration = 10 * time.Minute
 	maxRuns     = 64
+	minRate     = 0.001
 	maxRate     = 100_000
 )
 
@@ -84,8 +85,8 @@ var nameForm = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,40}$`)
 
 // Parse reads a scenario.
 func Parse(text []byte) (*Spec, error) {
-	if len(text) > maxText {
-		return nil, fmt.Errorf("scenario of %d bytes: at most %d are read", len(text), maxText)
+	if len(text) > MaxText {
+		return nil, fmt.Errorf("scenario of %d bytes: at most %d are read", len(text), MaxText)
 	}
 	s := &Spec{}
 	dec := yaml.NewDecoder(bytes.NewReader(text))
@@ -141,9 +142,12 @@ func (s *Spec) check() error {
 		}
 		seen[s.Clients[i].Name] = true
 	}
-	for _, r := range s.Runs {
+	for i, r := range s.Runs {
 		if err := s.checkRun(r); err != nil {
 			return fmt.Errorf("run %q: %w", r.Name, err)
+		}
+		if slices.ContainsFunc(s.Runs[:i], func(o Run) bool { return o.Name == r.Name }) {
+			return fmt.Errorf("run %q: there are two of that name", r.Name)
 		}
 	}
 	for _, f := range s.Figures {
@@ -161,6 +165,9 @@ func (s *Spec) checkRun(r Run) error {
 	if _, err := share.Find(r.Policy); err != nil {
 		return err
 	}
+	if r.Sample != 0 && (r.Sample < time.Millisecond || r.Sample > time.Minute) || r.Deficit < 0 {
+		return fmt.Errorf("sample %v, deficit %d: want 1 ms to 1 min, and 0 or more", r.Sample, r.Deficit)
+	}
 	for _, name := range r.Clients {
 		if !slices.ContainsFunc(s.Clients, func(c Client) bool { return c.Name == name }) {
 			return fmt.Errorf("no client %q", name)
@@ -176,11 +183,16 @@ func (c *Client) check() error {
 	if c.Request < 0 || c.Request > 100 || c.Limit < 0 || c.Limit > 100 {
 		return fmt.Errorf("request %d, limit %d: want 0 to 100 percent", c.Request, c.Limit)
 	}
-	if !(c.Rate >= 0 && c.Rate <= maxRate) { // false for NaN
-		return fmt.Errorf("rate %v: want 0 to %d jobs per second", c.Rate, maxRate)
+	if c.Rate != 0 && !(c.Rate >= minRate && c.Rate <= maxRate) { // false for NaN
+		return fmt.Errorf("rate %v: want 0, or %v to %d jobs per second", c.Rate, minRate, maxRate)
 	}
-	if c.Think < 0 || c.From < 0 || c.Until < 0 || c.Terminate < 0 || c.Kill < 0 || c.Memory < 0 || c.Memory > 1<<20 {
-		return errors.New("a time or the memory is out of range")
+	if c.Memory < 0 || c.Memory > 1<<20 || c.From < 0 || c.From > maxDuration || c.Think < 0 || c.Think > maxDuration {
+		return fmt.Errorf("memory, from or think is out of range: want up to 1 TiB and up to %v", maxDuration)
+	}
+	for _, end := range []time.Duration{c.Until, c.Terminate, c.Kill} {
+		if end != 0 && (end <= c.From || end > maxDuration) {
+			return fmt.Errorf("until, terminate or kill at %v is out of range: want times after the client joins, up to %v", end, maxDuration)
+		}
 	}
 	switch c.Arrival {
 	case "", "poisson", "periodic", "bursts":

@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -119,10 +120,16 @@ func (s *Spec) program(name string) (*program, error) {
 // maxRounds bounds the exchange between policy and GPU at one instant.
 const maxRounds = 100_000
 
-// simulate runs the world to its end.
-func (w *world) simulate() error {
+// checkSteps is how often a run looks whether it is cancelled.
+const checkSteps = 4096
+
+// simulate runs the world to its end, or until ctx is cancelled.
+func (w *world) simulate(ctx context.Context) error {
 	rounds := 0
-	for {
+	for step := 0; ; step++ {
+		if step%checkSteps == 0 && ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		at := min(w.events.Wake(), w.gpu.Wake(), max(w.policy.Wake(), w.now))
 		if at >= w.spec.Duration {
 			break
@@ -194,7 +201,7 @@ func (w *world) handle(e timed) {
 		w.events.Push(w.now+sensorPeriod, timed{kind: sample})
 	case warm:
 		for _, c := range w.clients {
-			c.base = w.gpu.Usage(c.id)
+			c.base = w.usage(c)
 		}
 		w.sensors.base = w.gpu.Usage(0)
 	}
