@@ -105,17 +105,18 @@ func (l *ledger) stuck(format string, args ...any) {
 // the machine did not run this process since the last call: the work passes several
 // threads, each of which waits as long.
 func (l *ledger) overtime() (more func() time.Duration) {
-	seen := l.stalled.Load()
+	seen, left := l.stalled.Load(), mostOvertime
 	return func() time.Duration {
 		now := l.stalled.Load()
-		d := stallGrace * time.Duration(now-seen)
-		seen = now
-		return min(d, mostOvertime)
+		d := min(stallGrace*time.Duration(now-seen), left)
+		seen, left = now, left-d
+		return d
 	}
 }
 
-// mostOvertime is the most by which a limit is extended at once.
-const mostOvertime = time.Minute
+// mostOvertime is the most by which a limit is extended, all together: on a machine that
+// stalls for a twelfth of the time a limit would never pass otherwise.
+const mostOvertime = 5 * time.Minute
 
 // limit calls late, once, if finished is not called within d and its overtime.
 // finished waits for late.

@@ -45,6 +45,27 @@ func TestLimitsWithoutStalls(t *testing.T) {
 	})
 }
 
+// A machine that stalls again and again does not hide what never ends.
+func TestLimitsEndInSpiteOfStalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var l ledger
+		const limit = 4 * time.Second
+		late := make(chan struct{})
+		finished := l.limit(limit, func() { close(late) })
+		defer finished()
+		for range (limit + mostOvertime) / time.Second {
+			time.Sleep(time.Second)
+			l.stalled.Add(int64(time.Second))
+		}
+		synctest.Wait()
+		select {
+		case <-late:
+		default:
+			t.Errorf("not late after %v", limit+mostOvertime)
+		}
+	})
+}
+
 // A load without an answer is all ones in its own width, which may be one byte.
 func TestLoadsWithoutAnAnswer(t *testing.T) {
 	want := []byte{1, 2, 3, 4, 0xff, 6}
