@@ -19,7 +19,7 @@ const confinedVar = "DXPU_OPENCL_CONFINED"
 // box, not files of its user.
 var (
 	readable = []string{"/usr", "/lib", "/lib64", "/bin", "/opt", "/etc/OpenCL", "/etc/ld.so.cache", "/etc/alternatives", "/etc/debian_version", "/proc", "/sys"}
-	devices  = []string{"/dev/dri", "/dev/kfd", "/dev/null", "/dev/zero", "/dev/urandom", "/dev/shm"}
+	devices  = []string{"/dev/dri", "/dev/kfd", "/dev/null", "/dev/zero", "/dev/urandom"}
 )
 
 // Rights of Landlock since version 2, without which no file moves between directories, as
@@ -30,6 +30,21 @@ const (
 	rightsWrite = unix.LANDLOCK_ACCESS_FS_WRITE_FILE
 	rightsAll   = 1<<14 - 1 // LANDLOCK_ACCESS_FS_EXECUTE to LANDLOCK_ACCESS_FS_REFER
 )
+
+// rulesetFor returns what a version of Landlock restricts, and the size of the structure
+// that it knows. Version 3 adds the length of files, which truncate(2) changes without
+// opening them; version 6 signals and abstract sockets of other processes.
+func rulesetFor(version uintptr) (attr unix.LandlockRulesetAttr, size uintptr) {
+	attr.Handled_access_fs = rightsAll
+	if version >= 3 {
+		attr.Handled_access_fs |= unix.LANDLOCK_ACCESS_FS_TRUNCATE
+	}
+	if version < 6 {
+		return attr, unsafe.Sizeof(attr.Handled_access_fs)
+	}
+	attr.Scoped = unix.LANDLOCK_SCOPE_SIGNAL | unix.LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET
+	return attr, unsafe.Offsetof(attr.Scoped) + unsafe.Sizeof(attr.Scoped)
+}
 
 // errNoLandlock means that the kernel cannot confine the process.
 var errNoLandlock = errors.New("the kernel has no Landlock: a tenant's program can read the files of the box's user")
@@ -42,13 +57,16 @@ func confine() error {
 		return os.Unsetenv(confinedVar)
 	}
 	version, _, e := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
-	if e != 0 || version < 2 {
+	if e != 0 {
 		return fmt.Errorf("%w: %w", errNoLandlock, e)
+	}
+	if version < 2 {
+		return fmt.Errorf("%w: version %d, want 2 or later", errNoLandlock, version)
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	attr := unix.LandlockRulesetAttr{Handled_access_fs: rightsAll}
-	ruleset, _, e := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr.Handled_access_fs), 0)
+	attr, size := rulesetFor(version)
+	ruleset, _, e := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attr)), size, 0)
 	if e != 0 {
 		return fmt.Errorf("%w: %w", errNoLandlock, e)
 	}
@@ -60,7 +78,7 @@ func confine() error {
 		allow(ruleset, path, rightsRead|rightsWrite)
 	}
 	if home := os.Getenv("HOME"); home != "" { // the directory of this process
-		allow(ruleset, home, rightsAll)
+		allow(ruleset, home, attr.Handled_access_fs)
 	}
 	self, err := os.Executable()
 	if err != nil {
