@@ -25,9 +25,13 @@ case "$#:${1-}" in
 1:*) pattern=$1 ;;
 *) rounds= ;;
 esac
+case $limit in
+0 | [0-9]*[smh]) ;;
+*) rounds= ;;
+esac
 case $rounds in
 '' | *[!0-9]*)
-	sed -n 's/^# \{0,1\}//; 2,13p' "$0" >&2
+	sed -n 's/^# \{0,1\}//; 2,11p' "$0" >&2
 	exit 2
 	;;
 esac
