@@ -45,17 +45,27 @@ func (t *tx) noteVictims(id, why string) {
 	l.StateReason = truncate(why, maxReason)
 }
 
+// maxPreemptPlacements bounds the placements of leases by which the victims for a gang are
+// chosen: the manager's lock is held meanwhile. It is more than a single lease needs.
+const maxPreemptPlacements = 1024
+
 // preemptionVictims chooses the leases to preempt for some leases, none if that
 // makes no room.
 func (t *tx) preemptionVictims(leases []*leaseRecord) []placement.Victim {
 	candidates := t.preemptionCandidates(leases)
-	if len(candidates) == 0 {
+	tries := maxPreemptPlacements / len(leases)
+	fits := func(gone []placement.Victim) bool {
+		d := t.decideWithout(leases, t.heldBy(gone))
+		return d.OK() && !t.borrowsForOwn(leases, gone)
+	}
+	if victims := placement.Preempt(candidates, tries, fits); victims != nil {
+		return victims
+	}
+	others := slices.DeleteFunc(slices.Clone(candidates), func(v placement.Victim) bool { return t.borrowsForOwn(leases, []placement.Victim{v}) })
+	if len(others) == len(candidates) {
 		return nil
 	}
-	return placement.Preempt(candidates, func(gone []placement.Victim) bool {
-		d := t.decideWithout(leases, t.heldBy(gone))
-		return d.OK()
-	})
+	return placement.Preempt(others, tries, fits)
 }
 
 // preemptionCandidates returns the leases that some leases may preempt. A lease that

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
 // A tenant may have a guarantee: GPUs that it gets back whenever it requests them. Others
@@ -15,8 +16,8 @@ import (
 //   - The leases of a tenant below its guarantee go first within their priority.
 //   - If they do not fit, they preempt leases of tenants above their own guarantees, of any
 //     priority, as long as those tenants are above it.
-//   - No tenant preempts leases of another one that is not above its guarantee. So two
-//     tenants never take the same GPUs from each other in turns.
+//   - No tenant preempts leases of another one that is not above its guarantee, or its own
+//     leases to borrow more. So two tenants never take the same GPUs from each other in turns.
 //
 // Compare the cohorts of Kueue: the guarantee is the nominal quota, max_gpus minus the
 // guarantee the borrowing limit, and reclaiming within the cohort is always on. The pool is
@@ -125,6 +126,22 @@ func (p *preemptible) allows(t *tx, o *leaseRecord) bool {
 		p.borrowing[tenant] = t.borrowing(tenant)
 	}
 	return p.borrowing[tenant][o.ID]
+}
+
+// borrowsForOwn reports whether leases would preempt others of their tenant to borrow more
+// GPUs than it does. Two tenants that did so would take the borrowed GPUs from each other
+// in turns, each with its small leases, and lose them to its large ones.
+func (t *tx) borrowsForOwn(leases []*leaseRecord, gone []placement.Victim) bool {
+	tenant := leases[0].spec.Tenant
+	g, ok := t.guaranteeOf(tenant)
+	own := 0
+	for _, v := range gone {
+		if t.leases.get(v.ID).spec.Tenant == tenant {
+			own += v.GPUs
+		}
+	}
+	has := int(t.usageOf(tenant).holding)
+	return ok && own > 0 && has-own+int(requestedGPUs(leases)) > max(int(g), has)
 }
 
 // excessShare returns the weighted share of the pool that a tenant has above its

@@ -216,3 +216,29 @@ func TestReservationCountsWholeGang(t *testing.T) {
 	}
 	w.wantLease(busy, leaseActive)
 }
+
+// Two tenants with a small lease within the guarantee and a large one of higher priority
+// that would borrow come to rest: the large ones wait.
+func TestBorrowersComeToRest(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 16), boxNode("b1", 2))
+	for _, id := range []string{"a", "b"} {
+		q := guaranteed(1, 0)
+		q.MaxPriority = proto.Int32(2)
+		w.putTenant(id, q)
+	}
+	var small, large []string
+	for _, id := range []string{"a", "b"} {
+		large = append(large, w.create(&dxpuv1.LeaseSpec{Count: 2, Tenant: id, Priority: 2, Preemptible: true, Wait: true}))
+	}
+	w.settle()
+	for _, id := range []string{"b", "a"} {
+		small = append(small, w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: id, Priority: -1, Preemptible: true, Wait: true}))
+	}
+	for range 4 {
+		w.settle()
+	}
+	for i := range small {
+		w.wantLease(small[i], leaseActive)
+		w.wantLease(large[i], leasePending)
+	}
+}

@@ -25,9 +25,16 @@ const maxVictims = 256
 // by their number of GPUs, then by priority (lowest first), then by the shares of the
 // tenants (largest first), then by age (youngest first). Preempt returns nil if nothing makes room.
 //
-// fits reports whether the request fits after certain leases are gone. It must not
-// change from true to false if more are gone.
-func Preempt(candidates []Victim, fits func(gone []Victim) bool) []Victim {
+// fits reports whether the request fits after certain leases are gone. It should not
+// change from true to false if more are gone. Preempt calls it at most tries times: with
+// few of them it may choose leases that are not needed, and never a choice that fits has
+// not accepted.
+func Preempt(candidates []Victim, tries int, fits func(gone []Victim) bool) []Victim {
+	unbounded := fits
+	fits = func(gone []Victim) bool {
+		tries--
+		return tries >= 0 && unbounded(gone)
+	}
 	byPriority := slices.SortedFunc(slices.Values(candidates), func(a, b Victim) int {
 		return cmp.Or(cmp.Compare(a.Priority, b.Priority), cmp.Compare(b.Share, a.Share), cmp.Compare(a.GPUs, b.GPUs), cmp.Compare(b.Order, a.Order))
 	})

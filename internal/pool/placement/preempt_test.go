@@ -44,7 +44,7 @@ func TestPreempt(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			var got []string
-			for _, v := range Preempt(victims, tt.fits) {
+			for _, v := range Preempt(victims, 100, tt.fits) {
 				got = append(got, v.ID)
 			}
 			slices.Sort(got)
@@ -53,7 +53,7 @@ func TestPreempt(t *testing.T) {
 			}
 		})
 	}
-	if Preempt(nil, func([]Victim) bool { return true }) != nil {
+	if Preempt(nil, 100, func([]Victim) bool { return true }) != nil {
 		t.Error("Preempt chose a victim from no candidates")
 	}
 }
@@ -90,7 +90,7 @@ func TestPreemptTakesNoMoreThanNeeded(t *testing.T) {
 			}
 			return true
 		}
-		got := Preempt(victims, fits)
+		got := Preempt(victims, 1000, fits)
 		if got == nil {
 			if len(victims) > 0 && fits(victims) {
 				t.Fatal("no victims were chosen, although all of them make room")
@@ -109,6 +109,30 @@ func TestPreemptTakesNoMoreThanNeeded(t *testing.T) {
 			if one := []Victim{v}; fits(one) && cheaper(one, got) {
 				t.Fatalf("%v is cheaper than %v", v, got)
 			}
+		}
+	})
+}
+
+// With any number of tries, all of them are used at most, and the choice is one that was
+// tried and makes room, also if more room is worse at times, as for a gang.
+func TestPreemptIsBounded(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var victims []Victim
+		for i := range rapid.IntRange(1, 300).Draw(t, "victims") {
+			victims = append(victims, Victim{ID: fmt.Sprint(i), GPUs: rapid.IntRange(1, 4).Draw(t, "GPUs"), Order: uint64(i)})
+		}
+		tries, n, odd := rapid.IntRange(0, 40).Draw(t, "tries"), rapid.IntRange(0, 100).Draw(t, "needed"), rapid.IntRange(2, 9).Draw(t, "odd")
+		made := 0
+		room := func(gone []Victim) bool { return len(gone) == len(victims) || len(gone) >= n && len(gone)%odd != 0 }
+		got := Preempt(victims, tries, func(gone []Victim) bool {
+			made++
+			return room(gone)
+		})
+		if made > tries {
+			t.Fatalf("%d tries, want at most %d", made, tries)
+		}
+		if len(victims) <= maxVictims && (got == nil) != (tries == 0) || got != nil && !room(got) {
+			t.Fatalf("after %d tries: %d victims of %d", tries, len(got), len(victims))
 		}
 	})
 }
