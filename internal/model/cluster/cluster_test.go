@@ -289,6 +289,27 @@ pools: [{name: pool}]
 	}
 }
 
+// A scheduler keeps a bounded number of scores, and decides the same without them.
+func TestKeptScoresAreBounded(t *testing.T) {
+	nodes := make([]Node, 10)
+	for i := range nodes {
+		nodes[i] = Node{MilliCPU: 64_000, MemoryMiB: 1 << 20, GPUs: 8}
+	}
+	few, all := newScheduler(nodes, bestFit{}, nil), newScheduler(nodes, bestFit{}, nil)
+	few.most = 3 * len(nodes)
+	for i := range 200 {
+		p := Pod{MilliCPU: int64(1 + i*7%40), GPUs: 1, MilliGPU: int64(100 + i%3*300)}
+		a, okA := few.place(&p)
+		b, okB := all.place(&p)
+		if a != b || okA != okB {
+			t.Fatalf("pod %d: %+v, %v and %+v, %v", i, a, okA, b, okB)
+		}
+		if len(few.caches) > 3 {
+			t.Fatalf("the scores of %d shapes are kept", len(few.caches))
+		}
+	}
+}
+
 func TestWrongLists(t *testing.T) {
 	const nodes, pods = "name,cpu_milli,memory_mib,gpu,model\n", "name,cpu_milli,memory_mib,num_gpu,gpu_milli\n"
 	for _, tc := range [][2]string{
@@ -300,6 +321,7 @@ func TestWrongLists(t *testing.T) {
 		{nodes + "a,1,1\n", "wrong number of fields"},
 		{nodes + "a,1,1,-1,\n", `gpu "-1"`},
 		{nodes + "a,1e300,1,1,\n", `cpu_milli "1e300"`},
+		{nodes + "a,1e13,1,1,\n", `cpu_milli "1e13"`},
 		{nodes + "a,1,1,0,\n", "has a GPU"},
 	} {
 		text, want := tc[0], tc[1]

@@ -15,6 +15,8 @@ import (
 const (
 	maxRows = 5_000_000
 	maxName = 256
+	// maxNumber bounds each number, so that the sums of all rows do not overflow.
+	maxNumber = 1e12
 )
 
 // column is a field of a CSV by any of its names.
@@ -81,9 +83,9 @@ func (t *table) number(i int) (int64, error) {
 		return 0, nil
 	}
 	f, err := strconv.ParseFloat(s, 64)
-	if err != nil || math.IsNaN(f) || f < 0 || f > 1e15 {
+	if err != nil || math.IsNaN(f) || f < 0 || f > maxNumber {
 		line, _ := t.r.FieldPos(0)
-		return 0, fmt.Errorf("cluster: %s, line %d: %s %q: want a number of 0 or more", t.what, line, t.cols[i].names[0], s)
+		return 0, fmt.Errorf("cluster: %s, line %d: %s %q: want a number from 0 to %.0e", t.what, line, t.cols[i].names[0], s, float64(maxNumber))
 	}
 	return int64(math.Round(f)), nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"runtime"
@@ -87,14 +88,16 @@ func Load(fsys fs.FS, name string, data fs.FS) (*Scenario, *Fill, error) {
 }
 
 func readFile(fsys fs.FS, name string) ([]byte, error) {
-	st, err := fs.Stat(fsys, name)
+	f, err := fsys.Open(name)
 	if err != nil {
 		return nil, err
 	}
-	if st.Size() > maxScenario {
-		return nil, fmt.Errorf("%s: %d bytes: a scenario has at most %d", name, st.Size(), maxScenario)
+	defer f.Close()
+	raw, err := io.ReadAll(io.LimitReader(f, maxScenario+1)) // a pipe has no size to ask for
+	if len(raw) > maxScenario {
+		return nil, fmt.Errorf("%s: a scenario has at most %d bytes", name, maxScenario)
 	}
-	return fs.ReadFile(fsys, name)
+	return raw, err
 }
 
 // prepare checks the scenario, sets what it leaves open, and reads its cluster.

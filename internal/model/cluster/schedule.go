@@ -12,6 +12,7 @@ type scheduler struct {
 	rng     *rand.Rand // nil unless chance decides between equals
 	changed []int32    // servers in the order of their changes
 	caches  map[shape]*scores
+	most    int // scores in caches
 }
 
 // maxScores bounds the scores that a scheduler keeps, of 14 bytes each: a list may hold
@@ -30,7 +31,7 @@ type scores struct {
 // newScheduler returns a scheduler. The first of equal servers wins, except under the
 // random policy.
 func newScheduler(nodes []Node, policy scorer, rng *rand.Rand) *scheduler {
-	c := &scheduler{servers: newServers(nodes), policy: policy, caches: map[shape]*scores{}}
+	c := &scheduler{servers: newServers(nodes), policy: policy, caches: map[shape]*scores{}, most: maxScores}
 	if _, chance := policy.(randomFit); chance {
 		c.rng = rng
 	}
@@ -42,7 +43,7 @@ func (c *scheduler) scoresOf(p *Pod) *scores {
 	s := c.caches[k]
 	if s == nil {
 		n := len(c.servers)
-		if (len(c.caches)+1)*n > maxScores {
+		if (len(c.caches)+1)*n > c.most {
 			clear(c.caches)
 		}
 		s = &scores{fits: make([]bool, n), score: make([]int64, n), gpu: make([]int8, n), version: make([]uint32, n), seen: len(c.changed)}
