@@ -182,19 +182,6 @@ func parseCipher(s string) (link.Cipher, error) {
 	return 0, usagef("--cipher: %q is not one of aes-256-gcm, none", s)
 }
 
-// progress returns a function that prints the state of a benchmark, at most every two
-// seconds.
-func progress(w io.Writer) func(format string, args ...any) {
-	const every = 2 * time.Second
-	start, next := time.Now(), every
-	return func(format string, args ...any) {
-		if took := time.Since(start); took >= next {
-			next = took + every
-			fmt.Fprintf(w, "%5.1fs  %s\n", took.Seconds(), fmt.Sprintf(format, args...))
-		}
-	}
-}
-
 // printSetup prints the conditions of the measurements.
 func printSetup(w io.Writer, r *bench.Report) {
 	where := "all in one process"
