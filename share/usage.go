@@ -2,31 +2,35 @@ package share
 
 import "time"
 
-// usage counts the time that a client used in a sliding window, in buckets. The sum
-// covers the window and at most one bucket more, so it never misses time of the
-// window, and the state is bounded.
-type usage struct {
+// window is a sliding window of time in buckets. It covers the window and at most one
+// bucket more, so it never misses a part of the window, and the state is bounded.
+type window struct {
 	length  time.Duration // of a bucket
 	buckets []time.Duration
 	last    int64 // number of the newest bucket since time zero
 }
 
-func newUsage(window time.Duration, buckets int) usage {
-	return usage{length: window / time.Duration(buckets), buckets: make([]time.Duration, buckets+1)}
+func newWindow(of time.Duration, buckets int) window {
+	return window{length: of / time.Duration(buckets), buckets: make([]time.Duration, buckets+1)}
 }
 
 // move forgets the buckets that have left the window.
-func (u *usage) move(now time.Duration) {
-	n := int64(now / u.length)
-	if n-u.last >= int64(len(u.buckets)) {
-		clear(u.buckets)
-		u.last = n
+func (w *window) move(now time.Duration) {
+	n := int64(now / w.length)
+	if n-w.last >= int64(len(w.buckets)) {
+		clear(w.buckets)
+		w.last = n
 	}
-	for u.last < n {
-		u.last++
-		u.buckets[u.last%int64(len(u.buckets))] = 0
+	for w.last < n {
+		w.last++
+		w.buckets[w.last%int64(len(w.buckets))] = 0
 	}
 }
+
+// usage counts the time that a client used in a sliding window.
+type usage struct{ window }
+
+func newUsage(of time.Duration, buckets int) usage { return usage{newWindow(of, buckets)} }
 
 // add counts the time between from and to, where to is now.
 func (u *usage) add(from, to time.Duration) {
@@ -53,28 +57,10 @@ func (u *usage) sum(now time.Duration) time.Duration {
 // next returns when the sum falls next at the earliest.
 func (u *usage) next(now time.Duration) time.Duration { return (now/u.length + 1) * u.length }
 
-// peak is the greatest value of a sliding window, in buckets.
-type peak struct {
-	length  time.Duration
-	buckets []time.Duration
-	last    int64
-}
+// peak is the greatest value of a sliding window.
+type peak struct{ window }
 
-func newPeak(window time.Duration, buckets int) peak {
-	return peak{length: window / time.Duration(buckets), buckets: make([]time.Duration, buckets+1)}
-}
-
-func (p *peak) move(now time.Duration) {
-	n := int64(now / p.length)
-	if n-p.last >= int64(len(p.buckets)) {
-		clear(p.buckets)
-		p.last = n
-	}
-	for p.last < n {
-		p.last++
-		p.buckets[p.last%int64(len(p.buckets))] = 0
-	}
-}
+func newPeak(of time.Duration, buckets int) peak { return peak{newWindow(of, buckets)} }
 
 func (p *peak) add(now, v time.Duration) {
 	p.move(now)
