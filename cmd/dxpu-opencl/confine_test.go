@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,14 +21,16 @@ func TestConfined(t *testing.T) {
 		tryToBreakOut(t, victim) // starts no process
 		return
 	}
-	version, _, e := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
-	if e != 0 || version < 6 {
-		t.Skipf("the kernel has Landlock version %d (%v), want 6", version, e)
+	if _, e := landlockVersion(); e != 0 {
+		t.Skipf("the kernel has no Landlock: %v", e)
 	}
 	victim := filepath.Join(t.TempDir(), "key")
 	shared, err := os.CreateTemp("/dev/shm", "dxpu-test-")
+	if errors.Is(err, fs.ErrNotExist) {
+		t.Skip("this machine has no /dev/shm")
+	}
 	if err != nil {
-		t.Skip(err)
+		t.Fatal(err)
 	}
 	defer os.Remove(shared.Name())
 	defer shared.Close()
@@ -46,6 +49,12 @@ func TestConfined(t *testing.T) {
 	}
 }
 
+// landlockVersion returns the kernel's version of Landlock.
+func landlockVersion() (uintptr, unix.Errno) {
+	version, _, e := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
+	return version, e
+}
+
 // tryToBreakOut confines this process, and tries what a tenant's program may try.
 func tryToBreakOut(t *testing.T, victim string) {
 	if err := confine(); err != nil { // executes the program again
@@ -55,7 +64,8 @@ func tryToBreakOut(t *testing.T, victim string) {
 	if err := errors.Join(os.WriteFile(own, []byte("12"), 0o600), os.Truncate(own, 1)); err != nil {
 		t.Errorf("its own file: %v", err)
 	}
-	if err := os.Truncate(victim, 0); err == nil {
+	version, _ := landlockVersion()
+	if err := os.Truncate(victim, 0); err == nil && version >= 3 {
 		t.Error("shortened the file")
 	}
 	if f, err := os.Open(victim); err == nil {
@@ -66,7 +76,7 @@ func tryToBreakOut(t *testing.T, victim string) {
 		f.Close()
 		t.Error("opened the file for writing")
 	}
-	if err := unix.Kill(os.Getppid(), 0); !errors.Is(err, unix.EPERM) {
+	if err := unix.Kill(os.Getppid(), 0); !errors.Is(err, unix.EPERM) && version >= 6 {
 		t.Errorf("a signal to the process that started it: %v", err)
 	}
 }
