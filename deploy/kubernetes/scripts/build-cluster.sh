@@ -3,7 +3,7 @@
 #
 # Builds the programs of a Kubernetes cluster from their Go modules into the user's cache, once:
 # kube-apiserver, kube-scheduler, kube-controller-manager and kubelet of VERSION (1.36.3), the etcd of this
-# repository's go.mod, containerd with its shim, and the CNI plugins. Prints two directories: that of Kubernetes,
+# repository's go.mod, containerd with its shim and ctr, and the CNI plugins. Prints two directories: that of Kubernetes,
 # and that of the others. Nothing is installed on the machine. An interrupted run leaves what is finished, and the
 # compiler's cache: run it again. With -n it builds nothing.
 #
@@ -31,7 +31,7 @@ if [ $build = no ]; then
 	for program in kube-apiserver kube-scheduler kube-controller-manager kubelet; do
 		[ -x "$out/$program" ] || exit 3
 	done
-	for program in etcd containerd containerd-shim-runc-v2 bridge loopback host-local; do
+	for program in etcd containerd containerd-shim-runc-v2 ctr bridge loopback host-local; do
 		[ -x "$node/$program" ] || exit 3
 	done
 	printf '%s\n' "$out" "$node"
@@ -107,7 +107,7 @@ module() {
 	}
 }
 
-for program in containerd containerd-shim-runc-v2; do
+for program in containerd containerd-shim-runc-v2 ctr; do
 	[ -x "$node/$program" ] || {
 		module containerd github.com/containerd/containerd/v2 $containerd
 		build "$tmp/containerd" "$node/$program" -ldflags "-s -w" "github.com/containerd/containerd/v2/cmd/$program"

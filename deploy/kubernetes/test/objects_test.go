@@ -1,6 +1,7 @@
 package test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -10,6 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/kubetest"
 )
 
 const class = "gpu.dxpu.dev"
@@ -21,32 +24,45 @@ type podSpec struct {
 	selector        string // CEL
 	node            string // only there
 	extended        int64  // GPUs as an extended resource instead of a claim
+	command         string // of a shell in the image of programs, for a real kubelet
+	once            bool   // the pod ends with its program
 }
 
 // createPod creates a pod with a claim of its own.
 func (e *env) createPod(s podSpec) {
 	e.t.Helper()
-	if s.namespace == "" {
-		s.namespace = "default"
-	}
-	no, now := false, int64(1)
-	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: s.name, Namespace: s.namespace}, Spec: corev1.PodSpec{
-		AutomountServiceAccountToken: &no, TerminationGracePeriodSeconds: &now,
-		Containers: []corev1.Container{{Name: "c", Image: "none"}},
-	}}
-	if s.node != "" {
-		p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: s.node}
-	}
-	if s.extended > 0 {
-		p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{"dxpu.dev/gpu": *quantity(s.extended)}
-	} else {
-		template := e.template(s)
-		p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &template}}
-		p.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "gpu"}}
-	}
-	if _, err := e.Kube.CoreV1().Pods(s.namespace).Create(e.t.Context(), p, metav1.CreateOptions{}); err != nil {
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: s.name, Namespace: s.in()}, Spec: e.podSpec(s)}
+	if _, err := e.Kube.CoreV1().Pods(s.in()).Create(e.t.Context(), p, metav1.CreateOptions{}); err != nil {
 		e.t.Fatal(err)
 	}
+}
+
+func (s podSpec) in() string { return cmp.Or(s.namespace, "default") }
+
+// podSpec returns the specification of a pod, whose template of claims it creates.
+func (e *env) podSpec(s podSpec) corev1.PodSpec {
+	e.t.Helper()
+	no, now := false, int64(1)
+	c := corev1.Container{Name: "c", Image: "none"}
+	p := corev1.PodSpec{AutomountServiceAccountToken: &no, TerminationGracePeriodSeconds: &now}
+	if s.command != "" {
+		c.Image, c.ImagePullPolicy, c.Command = kubetest.Image, corev1.PullNever, []string{"/bin/sh", "-c", s.command}
+	}
+	if s.once {
+		p.RestartPolicy = corev1.RestartPolicyNever
+	}
+	if s.node != "" {
+		p.NodeSelector = map[string]string{corev1.LabelHostname: s.node}
+	}
+	if s.extended > 0 {
+		c.Resources.Limits = corev1.ResourceList{"dxpu.dev/gpu": *quantity(s.extended)}
+	} else {
+		template := e.template(s)
+		p.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &template}}
+		c.Resources.Claims = []corev1.ResourceClaim{{Name: "gpu"}}
+	}
+	p.Containers = []corev1.Container{c}
+	return p
 }
 
 // template creates a template of claims for a pod, and returns its name.
@@ -56,9 +72,9 @@ func (e *env) template(s podSpec) string {
 	if s.selector != "" {
 		r.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: s.selector}}}
 	}
-	t := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: s.name, Namespace: s.namespace}}
+	t := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: s.name, Namespace: s.in()}}
 	t.Spec.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &r}}
-	if _, err := e.Kube.ResourceV1().ResourceClaimTemplates(s.namespace).Create(e.t.Context(), t, metav1.CreateOptions{}); err != nil {
+	if _, err := e.Kube.ResourceV1().ResourceClaimTemplates(s.in()).Create(e.t.Context(), t, metav1.CreateOptions{}); err != nil {
 		e.t.Fatal(err)
 	}
 	return s.name

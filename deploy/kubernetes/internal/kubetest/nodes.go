@@ -18,7 +18,7 @@ import (
 )
 
 // kubeletNames are the names that real kubelets may have.
-var kubeletNames = []string{"kubelet-1"}
+var kubeletNames = []string{"kubelet-1", "kubelet-2"}
 
 // fakeNodes are nodes without a kubelet: their pods run as soon as they are bound, and
 // end as soon as they are deleted.
