@@ -30,12 +30,16 @@ type predictOptions struct {
 	top      int
 	steps    string
 	native   time.Duration
+	least    percentFlag
+	ranks    bool
+	remote   string
+	peerRate float64
 }
 
 func newModelPredictCommand() *cobra.Command {
 	o := &predictOptions{}
 	cmd := &cobra.Command{
-		Use: "predict TRACE", Short: "Predict a recorded workload's performance over a longer round trip", Args: cobra.ExactArgs(1),
+		Use: "predict TRACE...", Short: "Predict a recorded workload's performance over a longer round trip", Args: cobra.MinimumNArgs(1),
 		Long: `Predict a recorded workload's performance over a longer round trip.
 
 TRACE is Chrome JSON of the PyTorch profiler (.json or .json.gz, of any version)
@@ -54,15 +58,25 @@ A profiler slows the host down, and a slow host hides latency. Given the time of
 a training step without the profiler, --native-step removes the profiler's share
 of the host's time before the command adds latency.
 
+Several traces give a table with a line for each. With --ranks they are the ranks
+of one distributed run: the command joins them by their collectives (kernels of
+NCCL and RCCL), tells the waiting for other ranks from the work, and predicts the
+job, which is as fast as its slowest rank. --remote names the ranks whose GPUs
+have the longer round trip, and --peer-rate the rate between GPUs that is left,
+such as 0.74 across two proxies. --at-least finds the longest round trip for a
+performance.
+
 The command drops and counts damaged events and reports them on standard error,
 with contradictions in the trace (overlapping operations on a stream, clocks that
 disagree, several processes in one trace); --strict makes them an error. It gives
 no verdict on an incomplete trace: one that is truncated, lacks the operations of
 many launches, or has long training steps without GPU work.`,
 		Example: `  dxpu model predict resnet50.pt.trace.json.gz --rtt 6.8us
-  dxpu model predict report.sqlite --rtt 4.9us --plot --svg sweep.svg --cdf cdf.svg`,
+  dxpu model predict report.sqlite --rtt 4.9us --plot --svg sweep.svg --cdf cdf.svg
+  dxpu model predict resnet50.pt.trace.json.gz --at-least 95%
+  dxpu model predict --ranks rank0.json rank1.json rank2.json --remote 1,2`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return o.run(cmd.OutOrStdout(), cmd.ErrOrStderr(), args[0])
+			return o.run(cmd.OutOrStdout(), cmd.ErrOrStderr(), args)
 		},
 	}
 	o.setting.NativeRTT, o.setting.RTT = perf.NativeRTT, paper.RTTLong
@@ -81,6 +95,10 @@ many launches, or has long training steps without GPU work.`,
 	f.BoolVar(&o.quiet, "quiet", false, "do not show progress")
 	f.IntVar(&o.top, "top", 10, "kernels to list by name")
 	durationVar(f, &o.native, "native-step", 0, "measured time of a step (or of the whole) without the profiler")
+	f.Var(&o.least, "at-least", "performance for which to find the longest round trip, such as 95%")
+	f.BoolVar(&o.ranks, "ranks", false, "the traces are the ranks of one distributed run")
+	f.StringVar(&o.remote, "remote", "", "with --ranks: the ranks with the longer round trip, such as 0,4-7 (default all)")
+	f.Float64Var(&o.peerRate, "peer-rate", 1, "with --ranks: rate between GPUs relative to the recorded run, for collectives with a remote rank")
 	f.StringVar(&o.steps, "step-prefix", trace.DefaultStepPrefix, "prefix of the annotations that mark training steps")
 	return cmd
 }
@@ -95,51 +113,30 @@ type analysis struct {
 	sweep   []predict.Result
 	stats   predict.Stats
 	verdict predict.Verdict
-	notes   []string // assumptions
+	limit   *limitJSON // or nil
+	notes   []string   // assumptions
 }
 
 // memoryLimit makes the garbage collector run more often for a large trace, which
 // would otherwise take twice the memory of its contents.
 const memoryLimit = 400 << 20
 
-func (o *predictOptions) run(out, errOut io.Writer, file string) error {
+func (o *predictOptions) run(out, errOut io.Writer, files []string) error {
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(memoryLimit))
-	rtts, err := o.prepare()
+	rtts, err := o.prepare(files)
 	if err != nil {
 		return err
 	}
-	w, err := trace.Open(file, trace.Options{StepPrefix: o.steps, Progress: o.progress(errOut)})
+	if o.ranks {
+		return o.predictRanks(out, errOut, files, rtts)
+	}
+	if len(files) > 1 {
+		return o.predictMany(out, errOut, files, rtts)
+	}
+	a, err := o.analyse(errOut, files[0], rtts)
 	if err != nil {
 		return err
 	}
-	if warn := w.Report.Warning(); warn != "" {
-		if o.strict {
-			return fmt.Errorf("%s: %s", file, warn)
-		}
-		warnOfTrace(errOut, &w.Report)
-	}
-	a := &analysis{file: file, plan: predict.NewPlan(w), setting: o.setting}
-	if o.native > 0 {
-		if a.setting.HostScale, err = a.plan.CalibrateHost(a.setting, o.native); err != nil {
-			return err
-		}
-	}
-	if a.result, err = a.plan.Run(a.setting); err != nil {
-		return err
-	}
-	if a.sweep, err = a.plan.Sweep(a.setting, rtts); err != nil {
-		return err
-	}
-	window := a.plan.InFlight(a.setting)
-	if window > o.setting.Requester.Window() {
-		a.notes = append(a.notes, fmt.Sprintf("the fastest copy to the device keeps %v in flight at the native round trip, more than %d tags x %v: Equation 1 uses this value; set --tags and --mrrs to those of this GPU",
-			window, o.setting.Requester.Tags, o.setting.Requester.MRRS))
-	}
-	a.stats = a.plan.Stats(window)
-	if a.span, err = a.plan.Range(a.setting, &a.result, &a.stats); err != nil {
-		return err
-	}
-	a.verdict = predict.Judge(&a.stats, &a.result, a.span, &w.Report, window)
 	if o.svg != "" {
 		if err := writeSweepSVG(o.svg, a); err != nil {
 			return err
@@ -156,6 +153,59 @@ func (o *predictOptions) run(out, errOut io.Writer, file string) error {
 	return printText(out, false, func(w io.Writer) { a.print(w, o.top, o.plot, isTerminal(out)) })
 }
 
+// open reads a trace and reports its defects.
+func (o *predictOptions) open(errOut io.Writer, file string) (*predict.Plan, error) {
+	w, err := trace.Open(file, trace.Options{StepPrefix: o.steps, Progress: o.progress(errOut)})
+	if err != nil {
+		return nil, err
+	}
+	if warn := w.Report.Warning(); warn != "" {
+		if o.strict {
+			return nil, fmt.Errorf("%s: %s", file, warn)
+		}
+		warnOfTrace(errOut, &w.Report)
+	}
+	return predict.NewPlan(w), nil
+}
+
+// analyse predicts the run of one trace.
+func (o *predictOptions) analyse(errOut io.Writer, file string, rtts []time.Duration) (*analysis, error) {
+	plan, err := o.open(errOut, file)
+	if err != nil {
+		return nil, err
+	}
+	a := &analysis{file: file, plan: plan, setting: o.setting}
+	if o.native > 0 {
+		if a.setting.HostScale, err = a.plan.CalibrateHost(a.setting, o.native); err != nil {
+			return nil, err
+		}
+	}
+	if a.result, err = a.plan.Run(a.setting); err != nil {
+		return nil, err
+	}
+	if a.sweep, err = a.plan.Sweep(a.setting, rtts); err != nil {
+		return nil, err
+	}
+	if a.limit, err = o.limit(func(s predict.Setting) (float64, error) {
+		s.HostScale = a.setting.HostScale
+		r, err := a.plan.Run(s)
+		return r.Relative, err
+	}); err != nil {
+		return nil, err
+	}
+	window := a.plan.InFlight(a.setting)
+	if window > o.setting.Requester.Window() {
+		a.notes = append(a.notes, fmt.Sprintf("the fastest copy to the device keeps %v in flight at the native round trip, more than %d tags x %v: Equation 1 uses this value; set --tags and --mrrs to those of this GPU",
+			window, o.setting.Requester.Tags, o.setting.Requester.MRRS))
+	}
+	a.stats = a.plan.Stats(window)
+	if a.span, err = a.plan.Range(a.setting, &a.result, &a.stats); err != nil {
+		return nil, err
+	}
+	a.verdict = predict.Judge(&a.stats, &a.result, a.span, &plan.Workload().Report, window)
+	return a, nil
+}
+
 // warnOfTrace prints the defects of a trace that is used nevertheless.
 func warnOfTrace(errOut io.Writer, r *workload.Report) {
 	rest := ""
@@ -166,7 +216,7 @@ func warnOfTrace(errOut io.Writer, r *workload.Report) {
 }
 
 // prepare checks the flags and returns the round trips of the sweep.
-func (o *predictOptions) prepare() ([]time.Duration, error) {
+func (o *predictOptions) prepare(files []string) ([]time.Duration, error) {
 	switch o.costs {
 	case "hardware":
 		o.setting.Costs = paper.HardwareCosts()
@@ -180,6 +230,14 @@ func (o *predictOptions) prepare() ([]time.Duration, error) {
 		return nil, usagef("--top %d: want 0 or more", o.top)
 	case o.native < 0:
 		return nil, usagef("--native-step %v: want a time above zero", o.native)
+	case len(files) > 1 && (o.native > 0 || o.svg != "" || o.cdf != "" || o.plot):
+		return nil, usagef("--native-step, --svg, --cdf and --plot are for one trace: give them with one of the %d", len(files))
+	case o.ranks && len(files) < 2:
+		return nil, usagef("--ranks: want the traces of two or more ranks of a run")
+	case !o.ranks && (o.remote != "" || o.peerRate != 1):
+		return nil, usagef("--remote and --peer-rate are for the ranks of one run: add --ranks")
+	case !(o.peerRate > 0 && o.peerRate <= 1):
+		return nil, usagef("--peer-rate %v: want above 0 and at most 1", o.peerRate)
 	}
 	path := pathFlags{mrrs: o.mrrs}
 	path.path.Requester.Tags = o.setting.Requester.Tags

@@ -94,24 +94,31 @@ type times struct {
 	callStart, callEnd, opEnd []time.Duration
 }
 
-// replay computes the times of all events.
-func (p *Plan) replay(rc rttCosts) times {
-	t := times{
+func (p *Plan) newTimes() times {
+	return times{
 		callStart: make([]time.Duration, len(p.calls)),
 		callEnd:   make([]time.Duration, len(p.calls)),
 		opEnd:     make([]time.Duration, len(p.ops)),
 	}
-	p.walk(func(e event, i int32) {
-		switch e {
-		case callStart:
-			t.callStart[i] = p.startOfCall(&t, &rc, i)
-		case opStart:
-			t.opEnd[i] = p.endOfOp(&t, &rc, i)
-		case callEnd:
-			t.callEnd[i] = p.endOfCall(&t, &rc, i)
-		}
-	})
+}
+
+// replay computes the times of all events.
+func (p *Plan) replay(rc rttCosts) times {
+	t := p.newTimes()
+	p.walk(func(e event, i int32) { p.step(&t, &rc, e, i) })
 	return t
+}
+
+// step computes the time of one event from those of the events before it.
+func (p *Plan) step(t *times, rc *rttCosts, e event, i int32) {
+	switch e {
+	case callStart:
+		t.callStart[i] = p.startOfCall(t, rc, i)
+	case opStart:
+		t.opEnd[i] = p.endOfOp(t, rc, i)
+	case callEnd:
+		t.callEnd[i] = p.endOfCall(t, rc, i)
+	}
 }
 
 func (p *Plan) startOfCall(t *times, rc *rttCosts, i int32) time.Duration {

@@ -16,6 +16,7 @@ type Result struct {
 	// active part of the trace.
 	Relative float64
 	Basis    string // the part of the trace that Relative covers
+	Covered  Span   // the durations of that part
 	Steps    []StepTime
 	// Idle is the number of training steps without GPU work.
 	Idle int
@@ -81,7 +82,7 @@ func (r *Result) conclude() {
 	case r.Idle > 0:
 		r.Basis = "active part of the trace (its steps contain no GPU work)"
 	}
-	r.Relative = basis.Relative()
+	r.Covered, r.Relative = basis, basis.Relative()
 	r.Exposed = r.Active.Replayed - r.Active.Recorded
 }
 
@@ -101,8 +102,13 @@ func (r *Result) idleShare() float64 {
 func (p *Plan) measure(s Setting) Result {
 	rc := p.costsAt(s)
 	t := p.replay(rc)
-	r := Result{RTT: s.RTT, Delta: s.Delta(), Steps: p.stepTimes(&t, &rc), KernelCost: rc.byKind[workload.Kernel], Additive: p.additive(s)}
-	r.Whole, r.Active = p.spans(&t)
+	return p.measureTimes(s, &rc, &t)
+}
+
+// measureTimes measures all durations of a replay.
+func (p *Plan) measureTimes(s Setting, rc *rttCosts, t *times) Result {
+	r := Result{RTT: s.RTT, Delta: s.Delta(), Steps: p.stepTimes(t, rc), KernelCost: rc.byKind[workload.Kernel], Additive: p.additive(s)}
+	r.Whole, r.Active = p.spans(t)
 	for _, op := range p.w.Ops {
 		r.Charged += rc.added(&op)
 	}

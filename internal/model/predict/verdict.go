@@ -54,8 +54,8 @@ func Judge(s *Stats, r *Result, g Range, trace *workload.Report, window perf.Byt
 	return v
 }
 
-// suitability says in words what a performance relative to native means.
-func suitability(relative float64) string {
+// Suitability says in words what a performance relative to native means.
+func Suitability(relative float64) string {
 	switch {
 	case relative >= good:
 		return "well suited to disaggregation"
@@ -69,8 +69,8 @@ func summary(r *Result, g Range, trace *workload.Report) (text, doubt string) {
 	if r.Delta == 0 {
 		return "No round trip is added: the replay shows the recorded run.", ""
 	}
-	suited := suitability(g.High)
-	if low := suitability(g.Low); low != suited {
+	suited := Suitability(g.High)
+	if low := Suitability(g.Low); low != suited {
 		doubt = strings.Join(g.Why, "; ")
 		suited = fmt.Sprintf("between %q and %q", low, suited)
 	}

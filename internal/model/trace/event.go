@@ -12,6 +12,7 @@ type event struct {
 	bytes                []byte
 	graphNode            []byte
 	from, recorded       []byte // of waits for an event: its stream, and the correlation of the call that recorded it
+	group, ranks         text   // of collectives: the name and the ranks of the group of processes
 	argsFrom, argsTo     int    // position of args that precede cat or ph
 }
 
@@ -139,6 +140,10 @@ func (e *event) arg(b, key []byte, i int) (int, status) {
 		e.from = v
 	case "wait_on_cuda_event_record_corr_id":
 		e.recorded = v
+	case "Process Group Name":
+		e.group = unquote(v)
+	case "Process Group Ranks":
+		e.ranks = unquote(v)
 	}
 	return end, done
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/dxpu-project/dxpu/internal/model/workload"
@@ -126,6 +127,8 @@ func (k *kineto) topMember() bool {
 		return true
 	case string(key) == "deviceProperties" && c == '[':
 		st = k.devices()
+	case string(key) == "distributedInfo" && c == '{':
+		st = k.distributed()
 	default:
 		st = k.s.discard()
 	}
@@ -158,6 +161,23 @@ func (k *kineto) devices() status {
 			for _, p := range props {
 				k.b.AddDevice(p.Name)
 			}
+		}
+		return n, done
+	})
+}
+
+// distributed reads the rank in distributedInfo.
+func (k *kineto) distributed() status {
+	return k.s.parse(func(b []byte) (int, status) {
+		n, st := skipContainer(b, 0)
+		if st != done {
+			return n, st
+		}
+		var info struct {
+			Rank *int32 `json:"rank"`
+		}
+		if json.Unmarshal(b[:n], &info) == nil && info.Rank != nil && *info.Rank >= 0 {
+			k.b.SetRank(*info.Rank)
 		}
 		return n, done
 	})
@@ -339,6 +359,9 @@ func (k *kineto) op(c class, op workload.Op) {
 		op.Kind = workload.GraphKernel
 	default:
 		op.Kind = workload.Kernel
+	}
+	if len(e.group) > 0 && workload.ClassifyCollective(string(name)) != workload.NoCollective {
+		op.Group = k.b.Name(slices.Concat(e.group.decode(), []byte(" "), e.ranks.decode()))
 	}
 	k.b.AddOp(op, k.position)
 }

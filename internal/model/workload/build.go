@@ -45,7 +45,7 @@ func NewBuilder(format string) *Builder {
 	return &Builder{
 		Format: format, names: map[string]uint32{"": 0},
 		streams: map[Stream]int32{}, threads: map[Thread]int32{}, steps: map[string]bool{},
-		w: Workload{Names: []string{""}},
+		w: Workload{Names: []string{""}, Rank: None},
 	}
 }
 
@@ -55,6 +55,9 @@ func (b *Builder) AddDevice(name string) {
 		b.w.Devices = append(b.w.Devices, clip(name))
 	}
 }
+
+// SetRank tells the rank of the process in its distributed job.
+func (b *Builder) SetRank(rank int32) { b.w.Rank = rank }
 
 // Name interns a name and returns its index. It replaces invalid UTF-8, truncates
 // long names, and does not keep name.

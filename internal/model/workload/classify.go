@@ -100,3 +100,44 @@ func ClassifyCopy(name string) OpKind {
 	}
 	return CopyOther
 }
+
+// Collective is the kind of a kernel in which several processes (ranks) take part.
+type Collective uint8
+
+// Kinds of collectives.
+const (
+	NoCollective Collective = iota
+	AllReduce
+	AllGather
+	ReduceScatter
+	Broadcast
+	Reduce
+	SendRecv // also an exchange of all with all
+	AnyCollective
+)
+
+// ClassifyCollective returns the kind of a kernel of NCCL or RCCL by its name, such
+// as "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)".
+func ClassifyCollective(name string) Collective {
+	_, rest, ok := strings.Cut(name, "nccl")
+	if !ok {
+		return NoCollective
+	}
+	for _, k := range [...]struct {
+		name string
+		kind Collective
+	}{
+		{"AllReduce", AllReduce},
+		{"AllGather", AllGather},
+		{"ReduceScatter", ReduceScatter},
+		{"Broadcast", Broadcast},
+		{"SendRecv", SendRecv},
+		{"AllToAll", SendRecv},
+		{"Reduce", Reduce},
+	} {
+		if strings.Contains(rest, k.name) {
+			return k.kind
+		}
+	}
+	return AnyCollective
+}

@@ -81,6 +81,7 @@ type Op struct {
 	Stream     int32  // index into Workload.Streams
 	Call       int32  // index into Workload.Calls of the call that launched it, or None
 	Kind       OpKind
+	Group      uint32 // index into Workload.Names of a collective's group of processes, 0 if unknown
 }
 
 // End returns Start + Dur.
@@ -143,6 +144,7 @@ type Workload struct {
 	Calls   []Call
 	Steps   []Step
 	Waits   []Wait // sorted by Op, without duplicates
+	Rank    int32  // of the process in its distributed job, or None
 	Report  Report
 }
 

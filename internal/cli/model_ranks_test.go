@@ -1,0 +1,111 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// rankTraces writes the traces of two ranks of a run. Rank 1 has longer kernels, so rank 0
+// waits for it in each collective, for 30 us.
+func rankTraces(t *testing.T, info bool) (files []string) {
+	t.Helper()
+	for rank := range 2 {
+		var events []string
+		corr, host := 0, 1000*(rank+1)
+		call := func(name string, at, dur int) {
+			corr++
+			events = append(events, fmt.Sprintf(`{"ph":"X","cat":"cuda_runtime","name":%q,"pid":5,"tid":6,"ts":%d,"dur":%d,"args":{"correlation":%d}}`, name, at, dur, corr))
+		}
+		kernel := func(name string, at, dur int, more string) {
+			events = append(events, fmt.Sprintf(`{"ph":"X","cat":"kernel","name":%q,"pid":0,"tid":7,"ts":%d,"dur":%d,"args":{"stream":7,"device":0,"correlation":%d%s}}`, name, at, dur, corr, more))
+		}
+		for step := range 5 {
+			events = append(events, fmt.Sprintf(`{"ph":"X","cat":"user_annotation","name":"ProfilerStep#%d","pid":5,"tid":6,"ts":%d,"dur":300}`, step, host))
+			length := 100 + 30*rank
+			call("cudaLaunchKernel", host, 5)
+			kernel("k", host+10, length, "")
+			call("cudaLaunchKernel", host+6, 5)
+			kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", host+11+length, 231-length,
+				`,"Collective name":"allreduce","Process Group Name":"0","Process Group Ranks":"[0, 1]"`)
+			call("cudaDeviceSynchronize", host+12, 233)
+			host += 300
+		}
+		head := ""
+		if info {
+			head = fmt.Sprintf(`"distributedInfo":{"backend":"nccl","rank":%d,"world_size":2},`, rank)
+		}
+		file := filepath.Join(t.TempDir(), fmt.Sprintf("rank%d.json", rank))
+		if err := os.WriteFile(file, []byte("{"+head+`"traceEvents":[`+strings.Join(events, ",\n")+"]}"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, file)
+	}
+	return files
+}
+
+func TestPredictRanks(t *testing.T) {
+	files := rankTraces(t, true)
+	// The traces tell their ranks, so their order does not matter.
+	out, errOut, err := runModel("predict", "--ranks", files[1], files[0], "--rtt", "11.2us", "--costs", "paper", "--at-least", "90%", "--json")
+	if err != nil || errOut != "" {
+		t.Fatal(err, errOut)
+	}
+	var got jobJSON
+	if err := json.Unmarshal([]byte(out), &got); err != nil {
+		t.Fatal(err)
+	}
+	zero, one := got.Ranks[0], got.Ranks[1]
+	if zero.Name != "0" || one.Name != "1" || got.Matched != 10 || got.Unmatched != 0 || zero.Waiting != 5*30_000 || one.Waiting != 0 || zero.Work != 5*101_000 {
+		t.Errorf("%+v", got)
+	}
+	if got.Relative >= 1 || got.Relative < 0.8 || got.Limit.RTT <= 1200 {
+		t.Errorf("%v, limit %+v", got.Relative, got.Limit)
+	}
+	// With only rank 0 remote, its added time falls into its waiting for rank 1.
+	out, _, err = runModel("predict", "--ranks", files[0], files[1], "--rtt", "11.2us", "--costs", "paper", "--remote", "0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"2 ranks", "local", "remote", "0.150 ms -> ", "WAITING FOR OTHERS"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+}
+
+func TestPredictSeveralTraces(t *testing.T) {
+	files := rankTraces(t, false)
+	for name, tc := range map[string]struct {
+		args []string
+		want string
+		fail bool
+	}{
+		"a table":             {append([]string{"--at-least", "0.9"}, files...), "LONGEST RTT", false},
+		"ranks without order": {append([]string{"--ranks"}, files...), "2 ranks", false},
+		"one rank":            {[]string{"--ranks", files[0]}, "two or more", true},
+		"twice the same rank": {append([]string{"--ranks"}, rankTraces(t, true)[0], rankTraces(t, true)[0]), "both of rank 0", true},
+		"no collectives":      {[]string{"--ranks", kineto21, kineto25}, "share no collective", true},
+		"an unknown rank":     {append([]string{"--ranks", "--remote", "0,7"}, files...), "no trace is of rank 7", true},
+		"no rank":             {append([]string{"--ranks", "--remote", "x"}, files...), "want ranks such as 0,4-7", true},
+		"remote without":      {append([]string{"--remote", "0"}, files...), "add --ranks", true},
+		"too fast":            {append([]string{"--ranks", "--peer-rate", "2"}, files...), "--peer-rate 2", true},
+		"plot of several":     {append([]string{"--plot"}, files...), "for one trace", true},
+		"too good":            {append([]string{"--at-least", "120%"}, files...), "such as 95%", true},
+		"a missing file":      {append([]string{"absent.json"}, files...), "absent.json", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out, _, err := runModel(append([]string{"predict"}, tc.args...)...)
+			text := out
+			if err != nil {
+				text = err.Error()
+			}
+			if (err != nil) != tc.fail || !strings.Contains(text, tc.want) {
+				t.Errorf("%v: %s", err, text)
+			}
+		})
+	}
+}
