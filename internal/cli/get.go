@@ -113,6 +113,9 @@ func nodeState(n *dxpuv1.NodeInfo) string {
 	case n.Cordoned:
 		s += ",cordoned"
 	}
+	if len(n.Taints) > 0 {
+		s += ",tainted"
+	}
 	if n.Unstable {
 		s += ",unstable"
 	}
@@ -300,6 +303,7 @@ func describeNode(w io.Writer, kind string, n *dxpuv1.NodeInfo) {
 	if n.Cordoned {
 		fmt.Fprintf(w, "cordon  %s\n", n.CordonReason)
 	}
+	describeTaints(w, n.Taints)
 	for _, a := range n.Addresses {
 		fmt.Fprintf(w, "path %d  %s\n", a.Path, a.Address)
 	}
@@ -333,6 +337,7 @@ func describeGPU(w io.Writer, g *dxpuv1.GPU) {
 	if g.Cordoned {
 		fmt.Fprintf(w, "cordon  %s\n", g.CordonReason)
 	}
+	describeTaints(w, g.Taints)
 	if g.BindingId != "" {
 		c := g.Counters
 		fmt.Fprintf(w, `lease   %s of tenant %s, binding %s to %s/%d; the box reports %s
@@ -343,6 +348,12 @@ link    %d TLPs sent, %d received, %d datagrams retransmitted, %d refused
 	}
 	describeErrors(w, g.Errors)
 	describeHistory(w, g.History)
+}
+
+func describeTaints(w io.Writer, taints []*dxpuv1.Taint) {
+	if len(taints) > 0 {
+		fmt.Fprintf(w, "taints  %s\n", taintsWord(taints))
+	}
 }
 
 // describeHistory shows what happened to a GPU and to its box in the last weeks.
@@ -383,6 +394,9 @@ func gpuState(g *dxpuv1.GPU) string {
 		state += ",drained"
 	case g.Cordoned:
 		state += ",cordoned"
+	}
+	if len(g.Taints) > 0 {
+		state += ",tainted"
 	}
 	return state
 }

@@ -41,6 +41,7 @@ func (o *leaseFlags) register(f *pflag.FlagSet) {
 	f.StringVar(&o.spec.HostId, "host", "", "host that gets the GPUs (default: one near the GPUs with enough free slots)")
 	f.StringToStringVar(&o.spec.HostLabels, "host-label", nil, "label that the host must have, `KEY=VALUE`")
 	f.StringToStringVar(&o.spec.BoxLabels, "box-label", nil, "label that the boxes of the GPUs must have, `KEY=VALUE`")
+	f.Var(tolerationList{&o.spec.Tolerations}, "toleration", "use GPUs and hosts that have this taint: `KEY`, KEY=VALUE or \"*\", with :NoSchedule or :NoExecute for one effect (repeat for more)")
 	f.StringSliceVar(&o.spec.GpuIds, "gpu", nil, "exactly these GPUs, `BOX/SLOT`; --count is their number (default: the manager chooses)")
 	f.StringVar(&o.spec.HostDomain, "host-domain", "", "VM or virtual switch of the host")
 	f.StringVar(&o.spec.Tenant, "tenant", "", "tenant that the lease belongs to")

@@ -358,6 +358,8 @@ const (
 	Reason_REASON_HOST_FAILED Reason = 13
 	// The host does not report, and its link is down.
 	Reason_REASON_HOST_LOST Reason = 14
+	// The GPU, its box or the host has a taint that the lease does not tolerate.
+	Reason_REASON_TAINTED Reason = 15
 )
 
 // Enum value maps for Reason.
@@ -378,6 +380,7 @@ var (
 		12: "REASON_LEASE_RESIZED",
 		13: "REASON_HOST_FAILED",
 		14: "REASON_HOST_LOST",
+		15: "REASON_TAINTED",
 	}
 	Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":       0,
@@ -395,6 +398,7 @@ var (
 		"REASON_LEASE_RESIZED":     12,
 		"REASON_HOST_FAILED":       13,
 		"REASON_HOST_LOST":         14,
+		"REASON_TAINTED":           15,
 	}
 )
 
@@ -847,6 +851,8 @@ const (
 	// A slot reports the serial number of a device that another slot has: it takes no new
 	// bindings. message names both.
 	EventType_EVENT_TYPE_GPU_DUPLICATE EventType = 37
+	// The taints of a target changed; message names them.
+	EventType_EVENT_TYPE_TAINTED EventType = 38
 )
 
 // Enum value maps for EventType.
@@ -890,6 +896,7 @@ var (
 		35: "EVENT_TYPE_GPU_EJECTED",
 		36: "EVENT_TYPE_GPU_PLUGGED",
 		37: "EVENT_TYPE_GPU_DUPLICATE",
+		38: "EVENT_TYPE_TAINTED",
 	}
 	EventType_value = map[string]int32{
 		"EVENT_TYPE_UNSPECIFIED":            0,
@@ -930,6 +937,7 @@ var (
 		"EVENT_TYPE_GPU_EJECTED":            35,
 		"EVENT_TYPE_GPU_PLUGGED":            36,
 		"EVENT_TYPE_GPU_DUPLICATE":          37,
+		"EVENT_TYPE_TAINTED":                38,
 	}
 )
 
@@ -1011,6 +1019,58 @@ func (x CallEffect) Number() protoreflect.EnumNumber {
 // Deprecated: Use CallEffect.Descriptor instead.
 func (CallEffect) EnumDescriptor() ([]byte, []int) {
 	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{13}
+}
+
+// TaintEffect is what a taint does to the leases that do not tolerate it.
+type TaintEffect int32
+
+const (
+	TaintEffect_TAINT_EFFECT_UNSPECIFIED TaintEffect = 0
+	// They get no GPU or slot there.
+	TaintEffect_TAINT_EFFECT_NO_SCHEDULE TaintEffect = 1
+	// And those that they have are moved to other GPUs, or ended where none fits.
+	TaintEffect_TAINT_EFFECT_NO_EXECUTE TaintEffect = 2
+)
+
+// Enum value maps for TaintEffect.
+var (
+	TaintEffect_name = map[int32]string{
+		0: "TAINT_EFFECT_UNSPECIFIED",
+		1: "TAINT_EFFECT_NO_SCHEDULE",
+		2: "TAINT_EFFECT_NO_EXECUTE",
+	}
+	TaintEffect_value = map[string]int32{
+		"TAINT_EFFECT_UNSPECIFIED": 0,
+		"TAINT_EFFECT_NO_SCHEDULE": 1,
+		"TAINT_EFFECT_NO_EXECUTE":  2,
+	}
+)
+
+func (x TaintEffect) Enum() *TaintEffect {
+	p := new(TaintEffect)
+	*p = x
+	return p
+}
+
+func (x TaintEffect) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (TaintEffect) Descriptor() protoreflect.EnumDescriptor {
+	return file_dxpu_v1_types_proto_enumTypes[14].Descriptor()
+}
+
+func (TaintEffect) Type() protoreflect.EnumType {
+	return &file_dxpu_v1_types_proto_enumTypes[14]
+}
+
+func (x TaintEffect) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use TaintEffect.Descriptor instead.
+func (TaintEffect) EnumDescriptor() ([]byte, []int) {
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{14}
 }
 
 // CallOutcome is a detail of the errors UNAVAILABLE, CANCELED and DEADLINE_EXCEEDED of
@@ -1600,7 +1660,8 @@ type NodeInfo struct {
 	// been stable for a while.
 	Unstable bool `protobuf:"varint,15,opt,name=unstable,proto3" json:"unstable,omitempty"`
 	// The node was drained, and is still cordoned.
-	Drained       bool `protobuf:"varint,16,opt,name=drained,proto3" json:"drained,omitempty"`
+	Drained       bool     `protobuf:"varint,16,opt,name=drained,proto3" json:"drained,omitempty"`
+	Taints        []*Taint `protobuf:"bytes,17,rep,name=taints,proto3" json:"taints,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1747,6 +1808,149 @@ func (x *NodeInfo) GetDrained() bool {
 	return false
 }
 
+func (x *NodeInfo) GetTaints() []*Taint {
+	if x != nil {
+		return x.Taints
+	}
+	return nil
+}
+
+// Taint keeps leases that do not tolerate it away from a GPU, a box or a host. The GPUs
+// of a box have the taints of the box too. A target has one taint for each key and effect.
+type Taint struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 1 to 63 of A-Z, a-z, 0-9, '-', '_', '.' and '/'.
+	Key string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// 0 to 63 of A-Z, a-z, 0-9, '-', '_' and '.'.
+	Value         string      `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	Effect        TaintEffect `protobuf:"varint,3,opt,name=effect,proto3,enum=dxpu.v1.TaintEffect" json:"effect,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Taint) Reset() {
+	*x = Taint{}
+	mi := &file_dxpu_v1_types_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Taint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Taint) ProtoMessage() {}
+
+func (x *Taint) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_types_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Taint.ProtoReflect.Descriptor instead.
+func (*Taint) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Taint) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *Taint) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+func (x *Taint) GetEffect() TaintEffect {
+	if x != nil {
+		return x.Effect
+	}
+	return TaintEffect_TAINT_EFFECT_UNSPECIFIED
+}
+
+// Toleration lets a lease use what has a taint.
+type Toleration struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty: any key; any_value must be set then.
+	Key   string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Value string `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	// For all values of the key.
+	AnyValue bool `protobuf:"varint,3,opt,name=any_value,json=anyValue,proto3" json:"any_value,omitempty"`
+	// Unspecified: all effects.
+	Effect        TaintEffect `protobuf:"varint,4,opt,name=effect,proto3,enum=dxpu.v1.TaintEffect" json:"effect,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Toleration) Reset() {
+	*x = Toleration{}
+	mi := &file_dxpu_v1_types_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Toleration) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Toleration) ProtoMessage() {}
+
+func (x *Toleration) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_types_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Toleration.ProtoReflect.Descriptor instead.
+func (*Toleration) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Toleration) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *Toleration) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+func (x *Toleration) GetAnyValue() bool {
+	if x != nil {
+		return x.AnyValue
+	}
+	return false
+}
+
+func (x *Toleration) GetEffect() TaintEffect {
+	if x != nil {
+		return x.Effect
+	}
+	return TaintEffect_TAINT_EFFECT_UNSPECIFIED
+}
+
 // Host is a server whose VMs can get GPUs.
 type Host struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -1759,7 +1963,7 @@ type Host struct {
 
 func (x *Host) Reset() {
 	*x = Host{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[8]
+	mi := &file_dxpu_v1_types_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1771,7 +1975,7 @@ func (x *Host) String() string {
 func (*Host) ProtoMessage() {}
 
 func (x *Host) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[8]
+	mi := &file_dxpu_v1_types_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1784,7 +1988,7 @@ func (x *Host) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Host.ProtoReflect.Descriptor instead.
 func (*Host) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{8}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Host) GetNode() *NodeInfo {
@@ -1832,7 +2036,7 @@ type HostSlot struct {
 
 func (x *HostSlot) Reset() {
 	*x = HostSlot{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[9]
+	mi := &file_dxpu_v1_types_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1844,7 +2048,7 @@ func (x *HostSlot) String() string {
 func (*HostSlot) ProtoMessage() {}
 
 func (x *HostSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[9]
+	mi := &file_dxpu_v1_types_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1857,7 +2061,7 @@ func (x *HostSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostSlot.ProtoReflect.Descriptor instead.
 func (*HostSlot) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{9}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *HostSlot) GetSlot() uint32 {
@@ -1949,7 +2153,7 @@ type Box struct {
 
 func (x *Box) Reset() {
 	*x = Box{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[10]
+	mi := &file_dxpu_v1_types_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1961,7 +2165,7 @@ func (x *Box) String() string {
 func (*Box) ProtoMessage() {}
 
 func (x *Box) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[10]
+	mi := &file_dxpu_v1_types_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1974,7 +2178,7 @@ func (x *Box) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Box.ProtoReflect.Descriptor instead.
 func (*Box) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{10}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Box) GetNode() *NodeInfo {
@@ -2056,14 +2260,16 @@ type GPU struct {
 	Drained bool `protobuf:"varint,24,opt,name=drained,proto3" json:"drained,omitempty"`
 	// The incidents of the GPU and its box within the last 90 days, the newest first. Only
 	// in the answer of GetGPU, and only for callers who may see all leases.
-	History       []*Incident `protobuf:"bytes,25,rep,name=history,proto3" json:"history,omitempty"`
+	History []*Incident `protobuf:"bytes,25,rep,name=history,proto3" json:"history,omitempty"`
+	// The taints of the GPU itself.
+	Taints        []*Taint `protobuf:"bytes,27,rep,name=taints,proto3" json:"taints,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GPU) Reset() {
 	*x = GPU{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[11]
+	mi := &file_dxpu_v1_types_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2075,7 +2281,7 @@ func (x *GPU) String() string {
 func (*GPU) ProtoMessage() {}
 
 func (x *GPU) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[11]
+	mi := &file_dxpu_v1_types_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2088,7 +2294,7 @@ func (x *GPU) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPU.ProtoReflect.Descriptor instead.
 func (*GPU) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{11}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GPU) GetId() string {
@@ -2266,6 +2472,13 @@ func (x *GPU) GetHistory() []*Incident {
 	return nil
 }
 
+func (x *GPU) GetTaints() []*Taint {
+	if x != nil {
+		return x.Taints
+	}
+	return nil
+}
+
 // LeaseSpec is a tenant's request.
 type LeaseSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2311,14 +2524,16 @@ type LeaseSpec struct {
 	// Empty: the manager chooses.
 	GpuIds []string `protobuf:"bytes,18,rep,name=gpu_ids,json=gpuIds,proto3" json:"gpu_ids,omitempty"`
 	// The gang of the lease. Unset: none.
-	Gang          *Gang `protobuf:"bytes,19,opt,name=gang,proto3" json:"gang,omitempty"`
+	Gang *Gang `protobuf:"bytes,19,opt,name=gang,proto3" json:"gang,omitempty"`
+	// The taints that the lease tolerates, at most 16.
+	Tolerations   []*Toleration `protobuf:"bytes,21,rep,name=tolerations,proto3" json:"tolerations,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LeaseSpec) Reset() {
 	*x = LeaseSpec{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[12]
+	mi := &file_dxpu_v1_types_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2330,7 +2545,7 @@ func (x *LeaseSpec) String() string {
 func (*LeaseSpec) ProtoMessage() {}
 
 func (x *LeaseSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[12]
+	mi := &file_dxpu_v1_types_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2343,7 +2558,7 @@ func (x *LeaseSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseSpec.ProtoReflect.Descriptor instead.
 func (*LeaseSpec) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{12}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *LeaseSpec) GetCount() uint32 {
@@ -2479,6 +2694,13 @@ func (x *LeaseSpec) GetGang() *Gang {
 	return nil
 }
 
+func (x *LeaseSpec) GetTolerations() []*Toleration {
+	if x != nil {
+		return x.Tolerations
+	}
+	return nil
+}
+
 // Gang is a group of leases that are of use only together, such as those of a job on
 // several hosts. Leases of one tenant that name the same gang belong to it. They get
 // their GPUs when all of them exist and all fit at once, and wait as one until then:
@@ -2496,7 +2718,7 @@ type Gang struct {
 
 func (x *Gang) Reset() {
 	*x = Gang{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[13]
+	mi := &file_dxpu_v1_types_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2508,7 +2730,7 @@ func (x *Gang) String() string {
 func (*Gang) ProtoMessage() {}
 
 func (x *Gang) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[13]
+	mi := &file_dxpu_v1_types_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2521,7 +2743,7 @@ func (x *Gang) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gang.ProtoReflect.Descriptor instead.
 func (*Gang) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{13}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Gang) GetName() string {
@@ -2567,7 +2789,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[14]
+	mi := &file_dxpu_v1_types_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2579,7 +2801,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[14]
+	mi := &file_dxpu_v1_types_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2592,7 +2814,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{14}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Lease) GetId() string {
@@ -2727,7 +2949,7 @@ type Binding struct {
 
 func (x *Binding) Reset() {
 	*x = Binding{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[15]
+	mi := &file_dxpu_v1_types_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2739,7 +2961,7 @@ func (x *Binding) String() string {
 func (*Binding) ProtoMessage() {}
 
 func (x *Binding) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[15]
+	mi := &file_dxpu_v1_types_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2752,7 +2974,7 @@ func (x *Binding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Binding.ProtoReflect.Descriptor instead.
 func (*Binding) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{15}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Binding) GetId() string {
@@ -2912,7 +3134,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[16]
+	mi := &file_dxpu_v1_types_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2924,7 +3146,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[16]
+	mi := &file_dxpu_v1_types_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2937,7 +3159,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{16}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Pool) GetClusterId() string {
@@ -3107,7 +3329,7 @@ type ManagerInfo struct {
 
 func (x *ManagerInfo) Reset() {
 	*x = ManagerInfo{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[17]
+	mi := &file_dxpu_v1_types_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3119,7 +3341,7 @@ func (x *ManagerInfo) String() string {
 func (*ManagerInfo) ProtoMessage() {}
 
 func (x *ManagerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[17]
+	mi := &file_dxpu_v1_types_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3132,7 +3354,7 @@ func (x *ManagerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerInfo.ProtoReflect.Descriptor instead.
 func (*ManagerInfo) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{17}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ManagerInfo) GetId() string {
@@ -3180,7 +3402,7 @@ type SpareStatus struct {
 
 func (x *SpareStatus) Reset() {
 	*x = SpareStatus{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[18]
+	mi := &file_dxpu_v1_types_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3192,7 +3414,7 @@ func (x *SpareStatus) String() string {
 func (*SpareStatus) ProtoMessage() {}
 
 func (x *SpareStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[18]
+	mi := &file_dxpu_v1_types_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3205,7 +3427,7 @@ func (x *SpareStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpareStatus.ProtoReflect.Descriptor instead.
 func (*SpareStatus) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{18}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SpareStatus) GetModel() string {
@@ -3279,7 +3501,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[19]
+	mi := &file_dxpu_v1_types_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3291,7 +3513,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[19]
+	mi := &file_dxpu_v1_types_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3304,7 +3526,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{19}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Quota) GetMaxGpus() uint32 {
@@ -3370,7 +3592,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[20]
+	mi := &file_dxpu_v1_types_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3382,7 +3604,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[20]
+	mi := &file_dxpu_v1_types_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3395,7 +3617,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{20}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Tenant) GetId() string {
@@ -3479,7 +3701,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[21]
+	mi := &file_dxpu_v1_types_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3491,7 +3713,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[21]
+	mi := &file_dxpu_v1_types_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3504,7 +3726,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{21}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Token) GetId() string {
@@ -3582,7 +3804,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[22]
+	mi := &file_dxpu_v1_types_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3594,7 +3816,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[22]
+	mi := &file_dxpu_v1_types_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3607,7 +3829,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{22}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *AuditEntry) GetRevision() uint64 {
@@ -3719,7 +3941,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[23]
+	mi := &file_dxpu_v1_types_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3731,7 +3953,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[23]
+	mi := &file_dxpu_v1_types_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3744,7 +3966,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{23}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Event) GetRevision() uint64 {
@@ -3893,7 +4115,7 @@ type Incident struct {
 
 func (x *Incident) Reset() {
 	*x = Incident{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[24]
+	mi := &file_dxpu_v1_types_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3905,7 +4127,7 @@ func (x *Incident) String() string {
 func (*Incident) ProtoMessage() {}
 
 func (x *Incident) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[24]
+	mi := &file_dxpu_v1_types_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3918,7 +4140,7 @@ func (x *Incident) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Incident.ProtoReflect.Descriptor instead.
 func (*Incident) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{24}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Incident) GetSubject() string {
@@ -3991,7 +4213,7 @@ type PoolSample struct {
 
 func (x *PoolSample) Reset() {
 	*x = PoolSample{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[25]
+	mi := &file_dxpu_v1_types_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4003,7 +4225,7 @@ func (x *PoolSample) String() string {
 func (*PoolSample) ProtoMessage() {}
 
 func (x *PoolSample) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[25]
+	mi := &file_dxpu_v1_types_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4016,7 +4238,7 @@ func (x *PoolSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolSample.ProtoReflect.Descriptor instead.
 func (*PoolSample) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{25}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *PoolSample) GetTime() *timestamppb.Timestamp {
@@ -4139,7 +4361,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x125\n" +
 	"\bduration\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bduration\x12\x17\n" +
-	"\anode_id\x18\x04 \x01(\tR\x06nodeId\"\xe7\x04\n" +
+	"\anode_id\x18\x04 \x01(\tR\x06nodeId\"\x8f\x05\n" +
 	"\bNodeInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\rR\x06number\x12\x12\n" +
@@ -4157,10 +4379,21 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x10applied_revision\x18\r \x01(\x04R\x0fappliedRevision\x12\x1a\n" +
 	"\bdraining\x18\x0e \x01(\bR\bdraining\x12\x1a\n" +
 	"\bunstable\x18\x0f \x01(\bR\bunstable\x12\x18\n" +
-	"\adrained\x18\x10 \x01(\bR\adrained\x1a9\n" +
+	"\adrained\x18\x10 \x01(\bR\adrained\x12&\n" +
+	"\x06taints\x18\x11 \x03(\v2\x0e.dxpu.v1.TaintR\x06taints\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x81\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"]\n" +
+	"\x05Taint\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\x12,\n" +
+	"\x06effect\x18\x03 \x01(\x0e2\x14.dxpu.v1.TaintEffectR\x06effect\"\x7f\n" +
+	"\n" +
+	"Toleration\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\x12\x1b\n" +
+	"\tany_value\x18\x03 \x01(\bR\banyValue\x12,\n" +
+	"\x06effect\x18\x04 \x01(\x0e2\x14.dxpu.v1.TaintEffectR\x06effect\"\x81\x01\n" +
 	"\x04Host\x12%\n" +
 	"\x04node\x18\x01 \x01(\v2\x11.dxpu.v1.NodeInfoR\x04node\x12'\n" +
 	"\x05slots\x18\x02 \x03(\v2\x11.dxpu.v1.HostSlotR\x05slots\x12)\n" +
@@ -4186,7 +4419,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"emptySlots\x12)\n" +
 	"\x10resource_version\x18\x05 \x01(\x04R\x0fresourceVersion\x12\x1d\n" +
 	"\n" +
-	"proxy_gpus\x18\x06 \x01(\rR\tproxyGpus\"\x82\a\n" +
+	"proxy_gpus\x18\x06 \x01(\rR\tproxyGpus\"\xaa\a\n" +
 	"\x03GPU\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x15\n" +
 	"\x06box_id\x18\x02 \x01(\tR\x05boxId\x12\x12\n" +
@@ -4214,7 +4447,8 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x03use\x18\x16 \x01(\x0e2\f.dxpu.v1.UseR\x03use\x12\x18\n" +
 	"\aejected\x18\x17 \x01(\bR\aejected\x12\x18\n" +
 	"\adrained\x18\x18 \x01(\bR\adrained\x12+\n" +
-	"\ahistory\x18\x19 \x03(\v2\x11.dxpu.v1.IncidentR\ahistory\"\xc0\a\n" +
+	"\ahistory\x18\x19 \x03(\v2\x11.dxpu.v1.IncidentR\ahistory\x12&\n" +
+	"\x06taints\x18\x1b \x03(\v2\x0e.dxpu.v1.TaintR\x06taints\"\xf7\a\n" +
 	"\tLeaseSpec\x12\x14\n" +
 	"\x05count\x18\x01 \x01(\rR\x05count\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12(\n" +
@@ -4238,7 +4472,8 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\n" +
 	"box_labels\x18\x11 \x03(\v2!.dxpu.v1.LeaseSpec.BoxLabelsEntryR\tboxLabels\x12\x17\n" +
 	"\agpu_ids\x18\x12 \x03(\tR\x06gpuIds\x12!\n" +
-	"\x04gang\x18\x13 \x01(\v2\r.dxpu.v1.GangR\x04gang\x1a=\n" +
+	"\x04gang\x18\x13 \x01(\v2\r.dxpu.v1.GangR\x04gang\x125\n" +
+	"\vtolerations\x18\x15 \x03(\v2\x13.dxpu.v1.TolerationR\vtolerations\x1a=\n" +
 	"\x0fHostLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
@@ -4456,7 +4691,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x17BINDING_STATE_RESETTING\x10\x05\x12\x1a\n" +
 	"\x16BINDING_STATE_RELEASED\x10\x06\x12\x16\n" +
 	"\x12BINDING_STATE_LOST\x10\a\x12\x18\n" +
-	"\x14BINDING_STATE_FAILED\x10\b*\xee\x02\n" +
+	"\x14BINDING_STATE_FAILED\x10\b*\x82\x03\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14REASON_LEASE_DELETED\x10\x01\x12\x18\n" +
@@ -4473,7 +4708,8 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x13REASON_LEASE_FAILED\x10\v\x12\x18\n" +
 	"\x14REASON_LEASE_RESIZED\x10\f\x12\x16\n" +
 	"\x12REASON_HOST_FAILED\x10\r\x12\x14\n" +
-	"\x10REASON_HOST_LOST\x10\x0e*\xda\x01\n" +
+	"\x10REASON_HOST_LOST\x10\x0e\x12\x12\n" +
+	"\x0eREASON_TAINTED\x10\x0f*\xda\x01\n" +
 	"\n" +
 	"LeaseState\x12\x1b\n" +
 	"\x17LEASE_STATE_UNSPECIFIED\x10\x00\x12\x17\n" +
@@ -4512,7 +4748,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x06Cipher\x12\x16\n" +
 	"\x12CIPHER_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12CIPHER_AES_256_GCM\x10\x01\x12\x0f\n" +
-	"\vCIPHER_NONE\x10\x02*\xce\b\n" +
+	"\vCIPHER_NONE\x10\x02*\xe6\b\n" +
 	"\tEventType\x12\x1a\n" +
 	"\x16EVENT_TYPE_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18EVENT_TYPE_NODE_ENROLLED\x10\x01\x12\x1d\n" +
@@ -4552,12 +4788,17 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x14EVENT_TYPE_GPU_TAKEN\x10\"\x12\x1a\n" +
 	"\x16EVENT_TYPE_GPU_EJECTED\x10#\x12\x1a\n" +
 	"\x16EVENT_TYPE_GPU_PLUGGED\x10$\x12\x1c\n" +
-	"\x18EVENT_TYPE_GPU_DUPLICATE\x10%*X\n" +
+	"\x18EVENT_TYPE_GPU_DUPLICATE\x10%\x12\x16\n" +
+	"\x12EVENT_TYPE_TAINTED\x10&*X\n" +
 	"\n" +
 	"CallEffect\x12\x1b\n" +
 	"\x17CALL_EFFECT_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10CALL_EFFECT_NONE\x10\x01\x12\x17\n" +
-	"\x13CALL_EFFECT_UNKNOWN\x10\x02B1Z/github.com/dxpu-project/dxpu/api/dxpu/v1;dxpuv1b\x06proto3"
+	"\x13CALL_EFFECT_UNKNOWN\x10\x02*f\n" +
+	"\vTaintEffect\x12\x1c\n" +
+	"\x18TAINT_EFFECT_UNSPECIFIED\x10\x00\x12\x1c\n" +
+	"\x18TAINT_EFFECT_NO_SCHEDULE\x10\x01\x12\x1b\n" +
+	"\x17TAINT_EFFECT_NO_EXECUTE\x10\x02B1Z/github.com/dxpu-project/dxpu/api/dxpu/v1;dxpuv1b\x06proto3"
 
 var (
 	file_dxpu_v1_types_proto_rawDescOnce sync.Once
@@ -4571,8 +4812,8 @@ func file_dxpu_v1_types_proto_rawDescGZIP() []byte {
 	return file_dxpu_v1_types_proto_rawDescData
 }
 
-var file_dxpu_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 14)
-var file_dxpu_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_dxpu_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 15)
+var file_dxpu_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_dxpu_v1_types_proto_goTypes = []any{
 	(NodeKind)(0),                 // 0: dxpu.v1.NodeKind
 	(BoxKind)(0),                  // 1: dxpu.v1.BoxKind
@@ -4588,114 +4829,122 @@ var file_dxpu_v1_types_proto_goTypes = []any{
 	(Cipher)(0),                   // 11: dxpu.v1.Cipher
 	(EventType)(0),                // 12: dxpu.v1.EventType
 	(CallEffect)(0),               // 13: dxpu.v1.CallEffect
-	(*CallOutcome)(nil),           // 14: dxpu.v1.CallOutcome
-	(*PathAddress)(nil),           // 15: dxpu.v1.PathAddress
-	(*Device)(nil),                // 16: dxpu.v1.Device
-	(*Counters)(nil),              // 17: dxpu.v1.Counters
-	(*DeviceError)(nil),           // 18: dxpu.v1.DeviceError
-	(*PathStatus)(nil),            // 19: dxpu.v1.PathStatus
-	(*Step)(nil),                  // 20: dxpu.v1.Step
-	(*NodeInfo)(nil),              // 21: dxpu.v1.NodeInfo
-	(*Host)(nil),                  // 22: dxpu.v1.Host
-	(*HostSlot)(nil),              // 23: dxpu.v1.HostSlot
-	(*Box)(nil),                   // 24: dxpu.v1.Box
-	(*GPU)(nil),                   // 25: dxpu.v1.GPU
-	(*LeaseSpec)(nil),             // 26: dxpu.v1.LeaseSpec
-	(*Gang)(nil),                  // 27: dxpu.v1.Gang
-	(*Lease)(nil),                 // 28: dxpu.v1.Lease
-	(*Binding)(nil),               // 29: dxpu.v1.Binding
-	(*Pool)(nil),                  // 30: dxpu.v1.Pool
-	(*ManagerInfo)(nil),           // 31: dxpu.v1.ManagerInfo
-	(*SpareStatus)(nil),           // 32: dxpu.v1.SpareStatus
-	(*Quota)(nil),                 // 33: dxpu.v1.Quota
-	(*Tenant)(nil),                // 34: dxpu.v1.Tenant
-	(*Token)(nil),                 // 35: dxpu.v1.Token
-	(*AuditEntry)(nil),            // 36: dxpu.v1.AuditEntry
-	(*Event)(nil),                 // 37: dxpu.v1.Event
-	(*Incident)(nil),              // 38: dxpu.v1.Incident
-	(*PoolSample)(nil),            // 39: dxpu.v1.PoolSample
-	nil,                           // 40: dxpu.v1.NodeInfo.LabelsEntry
-	nil,                           // 41: dxpu.v1.LeaseSpec.HostLabelsEntry
-	nil,                           // 42: dxpu.v1.LeaseSpec.LabelsEntry
-	nil,                           // 43: dxpu.v1.LeaseSpec.BoxLabelsEntry
-	nil,                           // 44: dxpu.v1.Quota.MaxGpusByModelEntry
-	(*timestamppb.Timestamp)(nil), // 45: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 46: google.protobuf.Duration
+	(TaintEffect)(0),              // 14: dxpu.v1.TaintEffect
+	(*CallOutcome)(nil),           // 15: dxpu.v1.CallOutcome
+	(*PathAddress)(nil),           // 16: dxpu.v1.PathAddress
+	(*Device)(nil),                // 17: dxpu.v1.Device
+	(*Counters)(nil),              // 18: dxpu.v1.Counters
+	(*DeviceError)(nil),           // 19: dxpu.v1.DeviceError
+	(*PathStatus)(nil),            // 20: dxpu.v1.PathStatus
+	(*Step)(nil),                  // 21: dxpu.v1.Step
+	(*NodeInfo)(nil),              // 22: dxpu.v1.NodeInfo
+	(*Taint)(nil),                 // 23: dxpu.v1.Taint
+	(*Toleration)(nil),            // 24: dxpu.v1.Toleration
+	(*Host)(nil),                  // 25: dxpu.v1.Host
+	(*HostSlot)(nil),              // 26: dxpu.v1.HostSlot
+	(*Box)(nil),                   // 27: dxpu.v1.Box
+	(*GPU)(nil),                   // 28: dxpu.v1.GPU
+	(*LeaseSpec)(nil),             // 29: dxpu.v1.LeaseSpec
+	(*Gang)(nil),                  // 30: dxpu.v1.Gang
+	(*Lease)(nil),                 // 31: dxpu.v1.Lease
+	(*Binding)(nil),               // 32: dxpu.v1.Binding
+	(*Pool)(nil),                  // 33: dxpu.v1.Pool
+	(*ManagerInfo)(nil),           // 34: dxpu.v1.ManagerInfo
+	(*SpareStatus)(nil),           // 35: dxpu.v1.SpareStatus
+	(*Quota)(nil),                 // 36: dxpu.v1.Quota
+	(*Tenant)(nil),                // 37: dxpu.v1.Tenant
+	(*Token)(nil),                 // 38: dxpu.v1.Token
+	(*AuditEntry)(nil),            // 39: dxpu.v1.AuditEntry
+	(*Event)(nil),                 // 40: dxpu.v1.Event
+	(*Incident)(nil),              // 41: dxpu.v1.Incident
+	(*PoolSample)(nil),            // 42: dxpu.v1.PoolSample
+	nil,                           // 43: dxpu.v1.NodeInfo.LabelsEntry
+	nil,                           // 44: dxpu.v1.LeaseSpec.HostLabelsEntry
+	nil,                           // 45: dxpu.v1.LeaseSpec.LabelsEntry
+	nil,                           // 46: dxpu.v1.LeaseSpec.BoxLabelsEntry
+	nil,                           // 47: dxpu.v1.Quota.MaxGpusByModelEntry
+	(*timestamppb.Timestamp)(nil), // 48: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 49: google.protobuf.Duration
 }
 var file_dxpu_v1_types_proto_depIdxs = []int32{
 	13, // 0: dxpu.v1.CallOutcome.effect:type_name -> dxpu.v1.CallEffect
 	8,  // 1: dxpu.v1.DeviceError.action:type_name -> dxpu.v1.ErrorAction
-	45, // 2: dxpu.v1.DeviceError.last_time:type_name -> google.protobuf.Timestamp
+	48, // 2: dxpu.v1.DeviceError.last_time:type_name -> google.protobuf.Timestamp
 	2,  // 3: dxpu.v1.PathStatus.health:type_name -> dxpu.v1.Health
-	45, // 4: dxpu.v1.Step.time:type_name -> google.protobuf.Timestamp
-	46, // 5: dxpu.v1.Step.duration:type_name -> google.protobuf.Duration
-	40, // 6: dxpu.v1.NodeInfo.labels:type_name -> dxpu.v1.NodeInfo.LabelsEntry
-	15, // 7: dxpu.v1.NodeInfo.addresses:type_name -> dxpu.v1.PathAddress
-	45, // 8: dxpu.v1.NodeInfo.last_report_time:type_name -> google.protobuf.Timestamp
-	21, // 9: dxpu.v1.Host.node:type_name -> dxpu.v1.NodeInfo
-	23, // 10: dxpu.v1.Host.slots:type_name -> dxpu.v1.HostSlot
-	4,  // 11: dxpu.v1.HostSlot.observed_state:type_name -> dxpu.v1.BindingState
-	17, // 12: dxpu.v1.HostSlot.counters:type_name -> dxpu.v1.Counters
-	19, // 13: dxpu.v1.HostSlot.paths:type_name -> dxpu.v1.PathStatus
-	9,  // 14: dxpu.v1.HostSlot.use:type_name -> dxpu.v1.Use
-	21, // 15: dxpu.v1.Box.node:type_name -> dxpu.v1.NodeInfo
-	1,  // 16: dxpu.v1.Box.kind:type_name -> dxpu.v1.BoxKind
-	25, // 17: dxpu.v1.Box.gpus:type_name -> dxpu.v1.GPU
-	16, // 18: dxpu.v1.GPU.device:type_name -> dxpu.v1.Device
-	1,  // 19: dxpu.v1.GPU.box_kind:type_name -> dxpu.v1.BoxKind
-	2,  // 20: dxpu.v1.GPU.health:type_name -> dxpu.v1.Health
-	3,  // 21: dxpu.v1.GPU.state:type_name -> dxpu.v1.GPUState
-	4,  // 22: dxpu.v1.GPU.observed_state:type_name -> dxpu.v1.BindingState
-	17, // 23: dxpu.v1.GPU.counters:type_name -> dxpu.v1.Counters
-	18, // 24: dxpu.v1.GPU.errors:type_name -> dxpu.v1.DeviceError
-	45, // 25: dxpu.v1.GPU.quarantined_until:type_name -> google.protobuf.Timestamp
-	9,  // 26: dxpu.v1.GPU.use:type_name -> dxpu.v1.Use
-	38, // 27: dxpu.v1.GPU.history:type_name -> dxpu.v1.Incident
-	1,  // 28: dxpu.v1.LeaseSpec.box_kind:type_name -> dxpu.v1.BoxKind
-	10, // 29: dxpu.v1.LeaseSpec.nvlink:type_name -> dxpu.v1.Preference
-	10, // 30: dxpu.v1.LeaseSpec.same_box:type_name -> dxpu.v1.Preference
-	41, // 31: dxpu.v1.LeaseSpec.host_labels:type_name -> dxpu.v1.LeaseSpec.HostLabelsEntry
-	46, // 32: dxpu.v1.LeaseSpec.expires_after:type_name -> google.protobuf.Duration
-	46, // 33: dxpu.v1.LeaseSpec.wait_timeout:type_name -> google.protobuf.Duration
-	42, // 34: dxpu.v1.LeaseSpec.labels:type_name -> dxpu.v1.LeaseSpec.LabelsEntry
-	43, // 35: dxpu.v1.LeaseSpec.box_labels:type_name -> dxpu.v1.LeaseSpec.BoxLabelsEntry
-	27, // 36: dxpu.v1.LeaseSpec.gang:type_name -> dxpu.v1.Gang
-	26, // 37: dxpu.v1.Lease.spec:type_name -> dxpu.v1.LeaseSpec
-	6,  // 38: dxpu.v1.Lease.state:type_name -> dxpu.v1.LeaseState
-	29, // 39: dxpu.v1.Lease.bindings:type_name -> dxpu.v1.Binding
-	45, // 40: dxpu.v1.Lease.create_time:type_name -> google.protobuf.Timestamp
-	45, // 41: dxpu.v1.Lease.active_time:type_name -> google.protobuf.Timestamp
-	45, // 42: dxpu.v1.Lease.expire_time:type_name -> google.protobuf.Timestamp
-	45, // 43: dxpu.v1.Lease.end_time:type_name -> google.protobuf.Timestamp
-	4,  // 44: dxpu.v1.Binding.state:type_name -> dxpu.v1.BindingState
-	5,  // 45: dxpu.v1.Binding.reason:type_name -> dxpu.v1.Reason
-	20, // 46: dxpu.v1.Binding.timeline:type_name -> dxpu.v1.Step
-	31, // 47: dxpu.v1.Pool.managers:type_name -> dxpu.v1.ManagerInfo
-	32, // 48: dxpu.v1.Pool.spares:type_name -> dxpu.v1.SpareStatus
-	44, // 49: dxpu.v1.Quota.max_gpus_by_model:type_name -> dxpu.v1.Quota.MaxGpusByModelEntry
-	33, // 50: dxpu.v1.Tenant.quota:type_name -> dxpu.v1.Quota
-	45, // 51: dxpu.v1.Tenant.create_time:type_name -> google.protobuf.Timestamp
-	7,  // 52: dxpu.v1.Token.role:type_name -> dxpu.v1.Role
-	45, // 53: dxpu.v1.Token.create_time:type_name -> google.protobuf.Timestamp
-	45, // 54: dxpu.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
-	45, // 55: dxpu.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	7,  // 56: dxpu.v1.AuditEntry.role:type_name -> dxpu.v1.Role
-	45, // 57: dxpu.v1.Event.time:type_name -> google.protobuf.Timestamp
-	12, // 58: dxpu.v1.Event.type:type_name -> dxpu.v1.EventType
-	4,  // 59: dxpu.v1.Event.binding_state:type_name -> dxpu.v1.BindingState
-	6,  // 60: dxpu.v1.Event.lease_state:type_name -> dxpu.v1.LeaseState
-	5,  // 61: dxpu.v1.Event.reason:type_name -> dxpu.v1.Reason
-	46, // 62: dxpu.v1.Event.duration:type_name -> google.protobuf.Duration
-	8,  // 63: dxpu.v1.Event.error_action:type_name -> dxpu.v1.ErrorAction
-	12, // 64: dxpu.v1.Incident.type:type_name -> dxpu.v1.EventType
-	45, // 65: dxpu.v1.Incident.first_time:type_name -> google.protobuf.Timestamp
-	45, // 66: dxpu.v1.Incident.last_time:type_name -> google.protobuf.Timestamp
-	45, // 67: dxpu.v1.PoolSample.time:type_name -> google.protobuf.Timestamp
-	68, // [68:68] is the sub-list for method output_type
-	68, // [68:68] is the sub-list for method input_type
-	68, // [68:68] is the sub-list for extension type_name
-	68, // [68:68] is the sub-list for extension extendee
-	0,  // [0:68] is the sub-list for field type_name
+	48, // 4: dxpu.v1.Step.time:type_name -> google.protobuf.Timestamp
+	49, // 5: dxpu.v1.Step.duration:type_name -> google.protobuf.Duration
+	43, // 6: dxpu.v1.NodeInfo.labels:type_name -> dxpu.v1.NodeInfo.LabelsEntry
+	16, // 7: dxpu.v1.NodeInfo.addresses:type_name -> dxpu.v1.PathAddress
+	48, // 8: dxpu.v1.NodeInfo.last_report_time:type_name -> google.protobuf.Timestamp
+	23, // 9: dxpu.v1.NodeInfo.taints:type_name -> dxpu.v1.Taint
+	14, // 10: dxpu.v1.Taint.effect:type_name -> dxpu.v1.TaintEffect
+	14, // 11: dxpu.v1.Toleration.effect:type_name -> dxpu.v1.TaintEffect
+	22, // 12: dxpu.v1.Host.node:type_name -> dxpu.v1.NodeInfo
+	26, // 13: dxpu.v1.Host.slots:type_name -> dxpu.v1.HostSlot
+	4,  // 14: dxpu.v1.HostSlot.observed_state:type_name -> dxpu.v1.BindingState
+	18, // 15: dxpu.v1.HostSlot.counters:type_name -> dxpu.v1.Counters
+	20, // 16: dxpu.v1.HostSlot.paths:type_name -> dxpu.v1.PathStatus
+	9,  // 17: dxpu.v1.HostSlot.use:type_name -> dxpu.v1.Use
+	22, // 18: dxpu.v1.Box.node:type_name -> dxpu.v1.NodeInfo
+	1,  // 19: dxpu.v1.Box.kind:type_name -> dxpu.v1.BoxKind
+	28, // 20: dxpu.v1.Box.gpus:type_name -> dxpu.v1.GPU
+	17, // 21: dxpu.v1.GPU.device:type_name -> dxpu.v1.Device
+	1,  // 22: dxpu.v1.GPU.box_kind:type_name -> dxpu.v1.BoxKind
+	2,  // 23: dxpu.v1.GPU.health:type_name -> dxpu.v1.Health
+	3,  // 24: dxpu.v1.GPU.state:type_name -> dxpu.v1.GPUState
+	4,  // 25: dxpu.v1.GPU.observed_state:type_name -> dxpu.v1.BindingState
+	18, // 26: dxpu.v1.GPU.counters:type_name -> dxpu.v1.Counters
+	19, // 27: dxpu.v1.GPU.errors:type_name -> dxpu.v1.DeviceError
+	48, // 28: dxpu.v1.GPU.quarantined_until:type_name -> google.protobuf.Timestamp
+	9,  // 29: dxpu.v1.GPU.use:type_name -> dxpu.v1.Use
+	41, // 30: dxpu.v1.GPU.history:type_name -> dxpu.v1.Incident
+	23, // 31: dxpu.v1.GPU.taints:type_name -> dxpu.v1.Taint
+	1,  // 32: dxpu.v1.LeaseSpec.box_kind:type_name -> dxpu.v1.BoxKind
+	10, // 33: dxpu.v1.LeaseSpec.nvlink:type_name -> dxpu.v1.Preference
+	10, // 34: dxpu.v1.LeaseSpec.same_box:type_name -> dxpu.v1.Preference
+	44, // 35: dxpu.v1.LeaseSpec.host_labels:type_name -> dxpu.v1.LeaseSpec.HostLabelsEntry
+	49, // 36: dxpu.v1.LeaseSpec.expires_after:type_name -> google.protobuf.Duration
+	49, // 37: dxpu.v1.LeaseSpec.wait_timeout:type_name -> google.protobuf.Duration
+	45, // 38: dxpu.v1.LeaseSpec.labels:type_name -> dxpu.v1.LeaseSpec.LabelsEntry
+	46, // 39: dxpu.v1.LeaseSpec.box_labels:type_name -> dxpu.v1.LeaseSpec.BoxLabelsEntry
+	30, // 40: dxpu.v1.LeaseSpec.gang:type_name -> dxpu.v1.Gang
+	24, // 41: dxpu.v1.LeaseSpec.tolerations:type_name -> dxpu.v1.Toleration
+	29, // 42: dxpu.v1.Lease.spec:type_name -> dxpu.v1.LeaseSpec
+	6,  // 43: dxpu.v1.Lease.state:type_name -> dxpu.v1.LeaseState
+	32, // 44: dxpu.v1.Lease.bindings:type_name -> dxpu.v1.Binding
+	48, // 45: dxpu.v1.Lease.create_time:type_name -> google.protobuf.Timestamp
+	48, // 46: dxpu.v1.Lease.active_time:type_name -> google.protobuf.Timestamp
+	48, // 47: dxpu.v1.Lease.expire_time:type_name -> google.protobuf.Timestamp
+	48, // 48: dxpu.v1.Lease.end_time:type_name -> google.protobuf.Timestamp
+	4,  // 49: dxpu.v1.Binding.state:type_name -> dxpu.v1.BindingState
+	5,  // 50: dxpu.v1.Binding.reason:type_name -> dxpu.v1.Reason
+	21, // 51: dxpu.v1.Binding.timeline:type_name -> dxpu.v1.Step
+	34, // 52: dxpu.v1.Pool.managers:type_name -> dxpu.v1.ManagerInfo
+	35, // 53: dxpu.v1.Pool.spares:type_name -> dxpu.v1.SpareStatus
+	47, // 54: dxpu.v1.Quota.max_gpus_by_model:type_name -> dxpu.v1.Quota.MaxGpusByModelEntry
+	36, // 55: dxpu.v1.Tenant.quota:type_name -> dxpu.v1.Quota
+	48, // 56: dxpu.v1.Tenant.create_time:type_name -> google.protobuf.Timestamp
+	7,  // 57: dxpu.v1.Token.role:type_name -> dxpu.v1.Role
+	48, // 58: dxpu.v1.Token.create_time:type_name -> google.protobuf.Timestamp
+	48, // 59: dxpu.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
+	48, // 60: dxpu.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	7,  // 61: dxpu.v1.AuditEntry.role:type_name -> dxpu.v1.Role
+	48, // 62: dxpu.v1.Event.time:type_name -> google.protobuf.Timestamp
+	12, // 63: dxpu.v1.Event.type:type_name -> dxpu.v1.EventType
+	4,  // 64: dxpu.v1.Event.binding_state:type_name -> dxpu.v1.BindingState
+	6,  // 65: dxpu.v1.Event.lease_state:type_name -> dxpu.v1.LeaseState
+	5,  // 66: dxpu.v1.Event.reason:type_name -> dxpu.v1.Reason
+	49, // 67: dxpu.v1.Event.duration:type_name -> google.protobuf.Duration
+	8,  // 68: dxpu.v1.Event.error_action:type_name -> dxpu.v1.ErrorAction
+	12, // 69: dxpu.v1.Incident.type:type_name -> dxpu.v1.EventType
+	48, // 70: dxpu.v1.Incident.first_time:type_name -> google.protobuf.Timestamp
+	48, // 71: dxpu.v1.Incident.last_time:type_name -> google.protobuf.Timestamp
+	48, // 72: dxpu.v1.PoolSample.time:type_name -> google.protobuf.Timestamp
+	73, // [73:73] is the sub-list for method output_type
+	73, // [73:73] is the sub-list for method input_type
+	73, // [73:73] is the sub-list for extension type_name
+	73, // [73:73] is the sub-list for extension extendee
+	0,  // [0:73] is the sub-list for field type_name
 }
 
 func init() { file_dxpu_v1_types_proto_init() }
@@ -4703,14 +4952,14 @@ func file_dxpu_v1_types_proto_init() {
 	if File_dxpu_v1_types_proto != nil {
 		return
 	}
-	file_dxpu_v1_types_proto_msgTypes[19].OneofWrappers = []any{}
+	file_dxpu_v1_types_proto_msgTypes[21].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dxpu_v1_types_proto_rawDesc), len(file_dxpu_v1_types_proto_rawDesc)),
-			NumEnums:      14,
-			NumMessages:   31,
+			NumEnums:      15,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

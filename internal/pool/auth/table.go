@@ -91,6 +91,7 @@ var rules = map[string]Rule{
 	pool + "Cordon":         {Allow, Allow, Deny, Deny, Deny, Deny, true},
 	pool + "Uncordon":       {Allow, Allow, Deny, Deny, Deny, Deny, true},
 	pool + "Drain":          {Allow, Allow, Deny, Deny, Deny, Deny, true},
+	pool + "SetTaints":      {Allow, Allow, Deny, Deny, Deny, Deny, true},
 	pool + "ClearGPUErrors": {Allow, Allow, Deny, Deny, Deny, Deny, true},
 	pool + "DeleteNode":     {Allow, Allow, Deny, Deny, Deny, Deny, true},
 

@@ -132,6 +132,7 @@ func TestSecretFieldsAreKnown(t *testing.T) {
 	harmless := map[protoreflect.FullName]bool{
 		"dxpu.v1.CreateTokenResponse.token": true, // without its secret
 		"dxpu.v1.ListTokensResponse.tokens": true,
+		"dxpu.v1.Taint.key":                 true, "dxpu.v1.Toleration.key": true, // names of taints
 	}
 	found := map[protoreflect.FullName]bool{}
 	for _, f := range []protoreflect.FileDescriptor{dxpuv1.File_dxpu_v1_dxpu_proto, dxpuv1.File_dxpu_v1_node_proto, dxpuv1.File_dxpu_v1_types_proto} {

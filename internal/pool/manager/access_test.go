@@ -47,6 +47,7 @@ var accessCalls = map[string]accessCall{
 	"PoolService/Cordon":          {request: `{"target":{"hostId":"$HOST"}}`},
 	"PoolService/Uncordon":        {request: `{"target":{"hostId":"$HOST"}}`},
 	"PoolService/Drain":           {request: `{"target":{"hostId":"$HOST"}}`},
+	"PoolService/SetTaints":       {request: `{"target":{"hostId":"$HOST"},"set":[{"key":"team","effect":"TAINT_EFFECT_NO_SCHEDULE"}]}`},
 	"PoolService/ClearGPUErrors":  {request: `{"gpuId":"$GPU"}`},
 	"PoolService/DeleteNode":      {request: `{"nodeId":"$HOST","force":true}`},
 	"PoolService/ListTenants":     {request: `{}`},

@@ -181,7 +181,7 @@ func (n *nodeRecord) sizeBound() int {
 	for _, a := range n.Addresses {
 		text += len(a.Address) + len(a.Network) + 16
 	}
-	size := 0
+	size := maxTaintSize * len(n.Taints)
 	for i := range n.Slots {
 		s := &n.Slots[i]
 		text += len(s.Domain) + len(s.HealthDetail)
@@ -191,6 +191,7 @@ func (n *nodeRecord) sizeBound() int {
 		if s.Cordon != nil {
 			text += len(s.Cordon.Reason)
 		}
+		size += maxTaintSize * len(s.Taints)
 		if c := s.Fault; c != nil {
 			text += len(c.Serial) + len(c.Instance) + len(c.Why)
 			size += perHit * len(c.Recent)

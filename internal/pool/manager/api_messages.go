@@ -40,6 +40,7 @@ func (t *tx) nodeInfo(n *nodeRecord) *dxpuv1.NodeInfo {
 	if n.Cordon != nil {
 		info.Cordoned, info.CordonReason, info.Draining, info.Drained = true, n.Cordon.Reason, n.Cordon.draining(), n.Cordon.drained()
 	}
+	info.Taints = taintMessages(n.Taints)
 	info.Unstable = n.Stability != nil && n.Stability.Unstable
 	if l := t.live[n.ID]; l != nil {
 		info.LastReportTime = timestamp(l.last)
@@ -100,6 +101,7 @@ func (t *tx) gpuMessage(n *nodeRecord, s *slotRecord) *dxpuv1.GPU {
 	if why := t.whyDuplicate(n.ID, s); why != "" && g.Health == dxpuv1.Health_HEALTH_OK {
 		g.Health, g.HealthDetail = dxpuv1.Health_HEALTH_DEGRADED, why
 	}
+	g.Taints = taintMessages(s.Taints)
 	g.Errors = s.Fault.errorsMessage()
 	if s.Device == nil {
 		g.HealthDetail = "the slot is empty"

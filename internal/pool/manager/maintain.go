@@ -78,6 +78,7 @@ func (c *faultRecord) usable() bool { return c == nil || !c.ResetDue && c.Quaran
 // the next look.
 func (t *tx) maintain(id string) {
 	t.advanceProbation(id)
+	t.evictUntolerated(id)
 	n := t.nodes.get(id)
 	if n.Cordon.draining() {
 		t.advanceDrain(n, nil)

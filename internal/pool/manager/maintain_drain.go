@@ -173,6 +173,12 @@ func (t *tx) advanceDrain(n *nodeRecord, s *slotRecord) {
 	}
 	t.maintainSoon(n.ID)
 	late := !c.Drain.Deadline.IsZero() && t.dueOrSchedule(subject{nodeSubject, n.ID}, c.Drain.Deadline)
+	t.evict(n, bound, late, dxpuv1.Reason_REASON_DRAINED, fmt.Sprintf("host %s is drained", n.ID))
+}
+
+// evict moves bindings away from a node. Where no other GPU fits, and at a host, it ends
+// them if it is late. why is the reason for the leases of a host.
+func (t *tx) evict(n *nodeRecord, bound []string, late bool, reason dxpuv1.Reason, why string) {
 	byLease := map[string][]string{}
 	for _, id := range bound {
 		if b := t.bindings.get(id); b.serving() {
@@ -185,11 +191,11 @@ func (t *tx) advanceDrain(n *nodeRecord, s *slotRecord) {
 		case l == nil || !l.holds():
 		case n.Kind == dxpuv1.NodeKind_NODE_KIND_HOST:
 			if late {
-				t.evictFromHost(l)
+				t.evictFromHost(l, reason, why)
 			}
-		case !t.moveAway(l, byLease[lease], dxpuv1.Reason_REASON_DRAINED) && late:
+		case !t.moveAway(l, byLease[lease], reason) && late:
 			for _, id := range byLease[lease] {
-				t.release(id, dxpuv1.Reason_REASON_DRAINED, true)
+				t.release(id, reason, true)
 			}
 		}
 	}
@@ -213,13 +219,12 @@ func (t *tx) drained(id string, s *slotRecord, c *cordon) {
 
 // evictFromHost ends a lease on a host, or returns it to the queue if it may
 // get GPUs on another host.
-func (t *tx) evictFromHost(l *leaseRecord) {
-	why := fmt.Sprintf("host %s is drained", l.HostID)
+func (t *tx) evictFromHost(l *leaseRecord, reason dxpuv1.Reason, why string) {
 	if l.spec.Wait && l.spec.HostId == "" {
-		t.requeue(l.ID, dxpuv1.Reason_REASON_DRAINED, why, true)
+		t.requeue(l.ID, reason, why, true)
 		return
 	}
-	t.endLease(l.ID, dxpuv1.Reason_REASON_DRAINED, why, true)
+	t.endLease(l.ID, reason, why, true)
 }
 
 // moveAway moves bindings of a lease to other GPUs: the first of them, or all

@@ -130,16 +130,16 @@ func (t *tx) inventory(o *dxpuv1.ObservedState) {
 			Health: s.Health, HealthDetail: truncateText(s.HealthDetail),
 		}
 		if old := n.slot(s.Slot); old != nil {
-			r.Cordon, r.Fault, r.Duplicate = old.Cordon, old.Fault, old.Duplicate
+			r.Cordon, r.Taints, r.Fault, r.Duplicate = old.Cordon, old.Taints, old.Fault, old.Duplicate
 		}
 		r.Since = t.deviceSince(n.slot(s.Slot), r.Device)
 		listed[s.Slot] = true
 		slots = append(slots, r)
 	}
 	for i := range n.Slots {
-		// A slot may be missing from a report. Its cordon and its quarantine stay.
+		// A slot may be missing from a report. Its cordon, its taints and its quarantine stay.
 		if old := &n.Slots[i]; !listed[old.Slot] && old.keeps() && len(slots) < maxSlots {
-			slots = append(slots, slotRecord{Slot: old.Slot, Cordon: old.Cordon, Fault: old.Fault})
+			slots = append(slots, slotRecord{Slot: old.Slot, Cordon: old.Cordon, Taints: old.Taints, Fault: old.Fault})
 		}
 	}
 	slices.SortFunc(slots, func(a, b slotRecord) int { return int(a.Slot) - int(b.Slot) })

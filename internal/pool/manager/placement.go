@@ -65,7 +65,7 @@ func sameBox(a, b placement.Box) bool {
 }
 
 func sameHost(a, b placement.Host) bool {
-	return a.Usable == b.Usable && a.Location == b.Location && maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Slots, b.Slots)
+	return a.Usable == b.Usable && a.Restriction == b.Restriction && a.Location == b.Location && maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Slots, b.Slots)
 }
 
 // placementBox returns a box in the form that package placement needs.
@@ -80,8 +80,9 @@ func (t *tx) placementBox(n *nodeRecord) placement.Box {
 		}
 		box.GPUs = append(box.GPUs, placement.GPU{
 			Slot: s.Slot, Model: s.Device.Model, Memory: s.Device.MemoryBytes, Domain: s.Device.NVLinkDomain, Switch: s.Device.PCIeSwitch,
-			Usable: here && s.takesBindings() && !t.isDuplicate(n.ID, &s),
-			Free:   len(t.bindingsByGPU[placement.Ref{Box: n.ID, Slot: s.Slot}]) == 0,
+			Usable:      here && s.takesBindings() && !t.isDuplicate(n.ID, &s),
+			Free:        len(t.bindingsByGPU[placement.Ref{Box: n.ID, Slot: s.Slot}]) == 0,
+			Restriction: restriction(n.Taints, s.Taints),
 		})
 	}
 	return box
@@ -109,7 +110,7 @@ func boxGrew(old, box placement.Box) bool {
 
 // placementHost returns a host in the form that package placement needs.
 func (t *tx) placementHost(n *nodeRecord) placement.Host {
-	h := placement.Host{ID: n.ID, Location: n.location(), Usable: t.connected(n.ID) && n.takesBindings(), Labels: n.Labels}
+	h := placement.Host{ID: n.ID, Location: n.location(), Usable: t.connected(n.ID) && n.takesBindings(), Labels: n.Labels, Restriction: restriction(n.Taints)}
 	for _, s := range n.Slots {
 		h.Slots = append(h.Slots, placement.HostSlot{
 			Slot: s.Slot, Domain: s.Domain,
@@ -129,7 +130,7 @@ func hostGrew(old, h placement.Host) bool {
 	if !h.Usable {
 		return false
 	}
-	if !old.Usable || old.Location != h.Location || !maps.Equal(old.Labels, h.Labels) {
+	if !old.Usable || old.Restriction != h.Restriction || old.Location != h.Location || !maps.Equal(old.Labels, h.Labels) {
 		return true
 	}
 	for i, s := range h.Slots {
@@ -188,7 +189,7 @@ func requestOf(s *dxpuv1.LeaseSpec) placement.Request {
 	return placement.Request{
 		Count: int(s.Count), Model: s.Model, MinMemory: s.MinMemoryBytes,
 		Kind: placementKinds[s.BoxKind], NVLink: placementPreferences[s.Nvlink], SameBox: placementPreferences[s.SameBox],
-		Labels: s.BoxLabels, Only: gpuRefs(s.GpuIds),
+		Labels: s.BoxLabels, Only: gpuRefs(s.GpuIds), Tolerations: tolerationsOf(s),
 	}
 }
 
@@ -204,7 +205,7 @@ func gpuRefs(ids []string) []placement.Ref {
 }
 
 func hostRequestOf(s *dxpuv1.LeaseSpec) placement.HostRequest {
-	return placement.HostRequest{Count: int(s.Count), Host: s.HostId, Domain: s.HostDomain, Labels: s.HostLabels}
+	return placement.HostRequest{Count: int(s.Count), Host: s.HostId, Domain: s.HostDomain, Labels: s.HostLabels, Tolerations: tolerationsOf(s)}
 }
 
 // decide returns where a lease would be placed now. The ID is empty if the lease does

@@ -24,7 +24,7 @@ import (
 //	host NAME [slots=8] [rack=R] [paths=(N,...)] a host enrols
 //	box NAME [gpus=8] [kind=nvlink] [model=M] [rack=R] [paths=(N,...)] [label=(KEY,VALUE)]    a box enrols
 //	tenant NAME [max-gpus=N] [max-priority=N] [guaranteed=N] [weight=N]    a tenant with a quota
-//	lease NAME count=N [tenant=T] [host=H] [model=M] [priority=P] [same-box=S] [box-label=(KEY,VALUE)] [wait] [preemptible] [gang=(NAME,SIZE)] [expires=D] [queue-timeout=D]
+//	lease NAME count=N [tenant=T] [host=H] [model=M] [priority=P] [same-box=S] [box-label=(KEY,VALUE)] [wait] [preemptible] [tolerate=KEY] [gang=(NAME,SIZE)] [expires=D] [queue-timeout=D]
 //	explain NAME                                 the explanation of a lease
 //	resize NAME count=N
 //	delete NAME [force]
@@ -35,6 +35,7 @@ import (
 //	vm HOST absent|runs                          attaches of a host wait for a VM
 //	refuse HOST [why=TEXT]                       a host cannot attach devices, for a reason, or can again
 //	cordon, uncordon, drain TARGET [deadline=D]  of a GPU, box or host
+//	taint TARGET set=(KEY,VALUE,EFFECT)          gives it a taint; untaint TARGET key=KEY removes it
 //	pass D                                       time passes; nodes report meanwhile
 //	state                                        leases with their bindings, and the GPUs
 //
@@ -137,6 +138,9 @@ func (s *scenario) command(t *testing.T, d *datadriven.TestData) error {
 		if p := text("same-box"); p != "" {
 			spec.SameBox = dxpuv1.Preference(dxpuv1.Preference_value["PREFERENCE_"+strings.ToUpper(p)])
 		}
+		if key := text("tolerate"); key != "" {
+			spec.Tolerations = []*dxpuv1.Toleration{{Key: key, AnyValue: true}}
+		}
 		if a, ok := d.Arg("gang"); ok {
 			spec.Gang = &dxpuv1.Gang{Name: a.Vals[0]}
 			a.Scan(t, 1, &spec.Gang.Size)
@@ -183,6 +187,15 @@ func (s *scenario) command(t *testing.T, d *datadriven.TestData) error {
 			req.Deadline = durationpb.New(duration(t, v))
 		}
 		_, err := s.api().Drain(ctx, connect.NewRequest(req))
+		return err
+	case "taint", "untaint":
+		req := &dxpuv1.SetTaintsRequest{Target: s.target(name)}
+		if a, ok := d.Arg("set"); ok {
+			req.Set = []*dxpuv1.Taint{{Key: a.Vals[0], Value: a.Vals[1], Effect: dxpuv1.TaintEffect(dxpuv1.TaintEffect_value["TAINT_EFFECT_"+a.Vals[2]])}}
+		} else {
+			req.Remove = []*dxpuv1.Taint{{Key: text("key")}}
+		}
+		_, err := s.api().SetTaints(ctx, connect.NewRequest(req))
 		return err
 	case "pass":
 		s.passReporting(duration(t, name))

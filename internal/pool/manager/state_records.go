@@ -65,6 +65,7 @@ type nodeRecord struct {
 	ProxyGPUs       uint32       `json:"proxy_gpus,omitempty"`
 	Slots           []slotRecord `json:"slots,omitempty"`
 	Cordon          *cordon      `json:"cordon,omitempty"`
+	Taints          []taint      `json:"taints,omitempty"`    // not changed once stored
 	Stability       *stability   `json:"stability,omitempty"` // nil: not lost recently
 	DesiredRevision uint64       `json:"desired_revision"`
 	ResourceVersion uint64       `json:"resource_version"`
@@ -100,7 +101,8 @@ type slotRecord struct {
 	Health       dxpuv1.Health `json:"health"`
 	HealthDetail string        `json:"health_detail,omitempty"`
 	Cordon       *cordon       `json:"cordon,omitempty"`
-	Fault        *faultRecord  `json:"care,omitempty"` // boxes; nil: no errors
+	Taints       []taint       `json:"taints,omitempty"` // not changed once stored
+	Fault        *faultRecord  `json:"care,omitempty"`   // boxes; nil: no errors
 	// Since is the revision at which the slot first had the device; 0: by a version that
 	// did not record it.
 	Since uint64 `json:"since,omitempty"`
@@ -109,7 +111,7 @@ type slotRecord struct {
 }
 
 // keeps reports whether the record of an empty slot has state that must not be lost.
-func (s *slotRecord) keeps() bool { return s.Cordon != nil || s.Fault != nil }
+func (s *slotRecord) keeps() bool { return s.Cordon != nil || s.Fault != nil || len(s.Taints) > 0 }
 
 // deviceRecord describes the device of a box slot. It is not changed once stored.
 type deviceRecord struct {

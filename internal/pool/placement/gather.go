@@ -30,7 +30,7 @@ func (p *Pool) gather(reserve Reserve, req Request) (hold []Ref, ok bool) {
 		if m.usable-reserve.Held(m.usable) < req.Count {
 			continue
 		}
-		v := p.models[m.name].view(req.MinMemory, p.decisions)
+		v := p.models[m.name].view(&req, p.decisions)
 		if req.SameBox == Required || req.NVLink == Required {
 			hold, ok = p.gatherInBox(v, &req)
 		} else {
@@ -58,9 +58,10 @@ func (p *Pool) gatherInBox(v *view, req *Request) (hold []Ref, ok bool) {
 	if best == "" {
 		return nil, false
 	}
-	for _, g := range p.boxes[best].GPUs {
+	for i := range p.boxes[best].GPUs {
+		g := &p.boxes[best].GPUs[i]
 		r := Ref{best, g.Slot}
-		if len(hold) < req.Count && g.Usable && g.Free && g.Model == v.model && g.Memory >= v.minMemory && !slices.Contains(req.Exclude, r) {
+		if len(hold) < req.Count && g.Free && v.has(g) && !slices.Contains(req.Exclude, r) {
 			hold = append(hold, r)
 		}
 	}
@@ -103,12 +104,14 @@ func (h *Hosts) gather(req HostRequest, paths Paths) (hold []HostSlotRef, ok boo
 		}
 		return nil, true
 	}
-	if t := h.options[property{of: ofPaths, paths: paths}]; t != nil {
-		for o := range t.Ascend {
-			if o.gathers(&req) {
-				return o.hold(&req), true
-			}
+	o := h.firstTolerated(property{of: ofPaths, paths: paths}, &req, func(o *hostOption) found {
+		if o.gathers(&req) {
+			return thisOne
 		}
+		return goOn
+	})
+	if o != nil {
+		return o.hold(&req), true
 	}
 	for _, row := range h.hosts {
 		if row.Paths == paths && row.mayFit(&req) {

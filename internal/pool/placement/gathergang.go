@@ -121,7 +121,7 @@ func (p *Pool) mostUsable(members []Member) []*Box {
 		for i := range b.GPUs {
 			g := &b.GPUs[i]
 			if g.Usable && slices.ContainsFunc(members, func(m Member) bool {
-				return m.GPUs.names(b, g) && (m.GPUs.Model == "" || m.GPUs.Model == g.Model) && g.Memory >= m.GPUs.MinMemory && admitsBox(b, &m.GPUs)
+				return m.GPUs.names(b, g) && (m.GPUs.Model == "" || m.GPUs.Model == g.Model) && g.Memory >= m.GPUs.MinMemory && m.GPUs.tolerates(g.Restriction) && admitsBox(b, &m.GPUs)
 			}) {
 				n++
 			}

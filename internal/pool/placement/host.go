@@ -3,6 +3,7 @@ package placement
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 )
 
@@ -12,7 +13,9 @@ type Host struct {
 	Location
 	Usable bool // reachable and not cordoned
 	Labels map[string]string
-	Slots  []HostSlot
+	// Restriction is the taints of the host.
+	Restriction Restriction
+	Slots       []HostSlot
 }
 
 // HostSlot is a slot where a device can be attached.
@@ -28,6 +31,8 @@ type HostRequest struct {
 	Host   string            // empty: any
 	Domain string            // empty: any
 	Labels map[string]string // the host must have all of them
+	// Tolerations are for the taints of the hosts that the request may have.
+	Tolerations []Toleration
 	// Exclude lists slots not to choose, such as those held for another request.
 	Exclude []HostSlotRef
 }
@@ -83,6 +88,12 @@ func freeSlotsOf(h *Host) []*freeSlots {
 
 // eligible reports whether a host may be chosen, apart from its free slots.
 func eligible(h *Host, req *HostRequest) bool {
+	return eligibleButTaints(h, req) && h.Restriction.toleratedBy(req.Tolerations)
+}
+
+// eligibleButTaints reports whether a host may be chosen, apart from its free slots and
+// its taints.
+func eligibleButTaints(h *Host, req *HostRequest) bool {
 	if req.Host != "" && h.ID != req.Host || !h.Usable {
 		return false
 	}
@@ -95,13 +106,17 @@ func eligible(h *Host, req *HostRequest) bool {
 func PlaceHost(hosts []Host, req HostRequest) HostDecision {
 	var best *freeSlots
 	usable := false
+	var tainted refused
 	for i := range hosts {
-		if h := &hosts[i]; eligible(h, &req) {
+		switch h := &hosts[i]; {
+		case eligible(h, &req):
 			usable = true
 			best = betterOf(best, bestSlots(h, &req))
+		case eligibleButTaints(h, &req):
+			tainted = tainted.add(h.Restriction, 1)
 		}
 	}
-	return decideHost(best, usable, &req)
+	return decideHost(best, usable, tainted, &req)
 }
 
 // bestSlots returns the best choice of an eligible host, nil if there is none.
@@ -124,8 +139,9 @@ func betterOf(a, b *freeSlots) *freeSlots {
 }
 
 // decideHost makes a decision from the best choice, which may be nil. usable
-// reports whether any host may be chosen.
-func decideHost(best *freeSlots, usable bool, req *HostRequest) HostDecision {
+// reports whether any host may be chosen. tainted is the taints of those that only their
+// taints exclude.
+func decideHost(best *freeSlots, usable bool, tainted refused, req *HostRequest) HostDecision {
 	var d HostDecision
 	say := func(format string, args ...any) { d.Why = append(d.Why, fmt.Sprintf(format, args...)) }
 	switch {
@@ -134,16 +150,30 @@ func decideHost(best *freeSlots, usable bool, req *HostRequest) HostDecision {
 	case best != nil:
 		d.Host, d.Slots = best.host, slices.Clone(best.slots[:req.Count])
 		say("Host %s has %s.", best.host, freeSlotCount(len(best.slots)))
+	case !usable && req.Host != "" && len(tainted) > 0:
+		say("Host %s has taints that the request does not tolerate: %s.", req.Host, taintList(maps.Keys(tainted)))
+	case !usable && len(tainted) > 0:
+		say("Each host that %sis reachable and not cordoned has taints that the request does not tolerate: %s.", labelWords(req, "has the labels, "), taintList(maps.Keys(tainted)))
+	case !usable && req.Host != "" && len(req.Labels) == 0:
+		say("Host %s is unreachable or cordoned.", req.Host)
 	case !usable && req.Host != "":
 		say("Host %s is unreachable, cordoned, or lacks the labels.", req.Host)
 	case !usable:
-		say("No host that has the labels is reachable and not cordoned.")
+		say("No host %sis reachable and not cordoned.", labelWords(req, "that has the labels "))
 	case req.Host != "":
 		say("Host %s does not have %s.", req.Host, freeSlotCount(req.Count))
 	default:
 		say("No host has %s.", freeSlotCount(req.Count))
 	}
 	return d
+}
+
+// labelWords returns words for a request that asks for labels, and nothing for others.
+func labelWords(req *HostRequest, words string) string {
+	if len(req.Labels) == 0 {
+		return ""
+	}
+	return words
 }
 
 func freeSlotCount(n int) string {

@@ -15,7 +15,9 @@ type Hosts struct {
 	hosts map[string]*indexedHost
 	// options has the options by property, most free slots first.
 	options map[property]*btree.BTree[*hostOption]
-	count   map[property]int // options with the property
+	count   map[property]int // options with the property, whatever their restriction
+	// restrictions counts the options with each restriction.
+	restrictions map[Restriction]int
 	// pathSets counts the hosts with each set of paths, racked those whose rack is known.
 	pathSets map[Paths]int
 	racked   int
@@ -26,6 +28,8 @@ type property struct {
 	of         propertyKind
 	key, value string
 	paths      Paths
+	// restriction is that of the host: one of those that a request tolerates.
+	restriction Restriction
 }
 
 type propertyKind uint8
@@ -52,7 +56,7 @@ type indexedHost struct {
 
 // NewHosts returns an empty index.
 func NewHosts() *Hosts {
-	return &Hosts{hosts: map[string]*indexedHost{}, options: map[property]*btree.BTree[*hostOption]{}, count: map[property]int{}, pathSets: map[Paths]int{}}
+	return &Hosts{hosts: map[string]*indexedHost{}, options: map[property]*btree.BTree[*hostOption]{}, count: map[property]int{}, restrictions: map[Restriction]int{}, pathSets: map[Paths]int{}}
 }
 
 // SetHost adds a host with all of its slots, or replaces the host with that ID. The
@@ -119,14 +123,16 @@ func (h *Hosts) insert(host *indexedHost) {
 		host.options = append(host.options, &hostOption{freeSlots{host: host.ID, at: host.Location}, host})
 	}
 	for _, o := range host.options {
+		h.restrictions[host.Restriction]++
 		for _, p := range o.properties() {
+			h.count[p]++
+			p.restriction = host.Restriction
 			t := h.options[p]
 			if t == nil {
 				t = btree.New(treeDegree, func(a, b *hostOption) bool { return compareFree(&a.freeSlots, &b.freeSlots) < 0 })
 				h.options[p] = t
 			}
 			t.ReplaceOrInsert(o)
-			h.count[p]++
 		}
 	}
 }
@@ -134,11 +140,18 @@ func (h *Hosts) insert(host *indexedHost) {
 // remove removes the options of a host from the index.
 func (h *Hosts) remove(host *indexedHost) {
 	for _, o := range host.options {
+		if h.restrictions[host.Restriction]--; h.restrictions[host.Restriction] == 0 {
+			delete(h.restrictions, host.Restriction)
+		}
 		for _, p := range o.properties() {
-			h.options[p].Delete(o)
 			if h.count[p]--; h.count[p] == 0 {
 				delete(h.count, p)
+			}
+			p.restriction = host.Restriction
+			if t := h.options[p]; t.Len() == 1 {
 				delete(h.options, p)
+			} else {
+				t.Delete(o)
 			}
 		}
 	}
@@ -181,8 +194,29 @@ func (h *Hosts) Place(req HostRequest) HostDecision {
 	}
 	all := req
 	all.Exclude = nil
-	usable := best != nil || h.first(labels, 0, &all, false, nil) != nil
-	return decideHost(best, usable, &req)
+	if usable := best != nil || h.first(labels, 0, &all, false, nil) != nil; usable {
+		return decideHost(best, true, nil, &req)
+	}
+	return decideHost(nil, false, h.tainted(labels, &req), &req)
+}
+
+// tainted returns the taints of the hosts with a property that only their taints exclude.
+func (h *Hosts) tainted(p property, req *HostRequest) (out refused) {
+	for r := range h.restrictions {
+		if r.toleratedBy(req.Tolerations) {
+			continue
+		}
+		p.restriction = r
+		if t := h.options[p]; t != nil {
+			for o := range t.Ascend {
+				if eligibleButTaints(&o.in.Host, req) {
+					out = out.add(r, 1)
+					break
+				}
+			}
+		}
+	}
+	return out
 }
 
 // rarest returns the rarest of the properties that a request asks for: of the labels,
@@ -215,19 +249,47 @@ func (r *HostRequest) excludedHosts() []string {
 // and meets the request, and is of no host with excluded slots. With domain false it
 // ignores the request's domain. It considers only some hosts; nil: all.
 func (h *Hosts) first(p property, count int, req *HostRequest, domain bool, among func(*Host) bool) *hostOption {
-	t := h.options[p]
-	if t == nil {
-		return nil
-	}
 	excluded := req.excludedHosts()
-	for o := range t.Ascend {
-		if len(o.slots) < count {
-			return nil
+	return h.firstTolerated(p, req, func(o *hostOption) found {
+		switch {
+		case len(o.slots) < count:
+			return none
+		case eligible(&o.in.Host, req) && !slices.Contains(excluded, o.host) && (!domain || req.Domain == "" || o.domain == req.Domain) &&
+			(among == nil || among(&o.in.Host)):
+			return thisOne
 		}
-		if eligible(&o.in.Host, req) && !slices.Contains(excluded, o.host) && (!domain || req.Domain == "" || o.domain == req.Domain) &&
-			(among == nil || among(&o.in.Host)) {
-			return o
+		return goOn
+	})
+}
+
+// found is what a search says about an option: the search goes on, this is the one, or
+// neither this nor a later one is.
+type found uint8
+
+const (
+	goOn found = iota
+	thisOne
+	none
+)
+
+// firstTolerated searches the options with a property for each restriction that a request
+// tolerates, and returns the first option of all.
+func (h *Hosts) firstTolerated(p property, req *HostRequest, look func(*hostOption) found) (best *hostOption) {
+	for r := range h.restrictions {
+		p.restriction = r
+		t := h.options[p]
+		if t == nil || !r.toleratedBy(req.Tolerations) {
+			continue
+		}
+		for o := range t.Ascend {
+			is := look(o)
+			if is == thisOne && (best == nil || compareFree(&o.freeSlots, &best.freeSlots) < 0) {
+				best = o
+			}
+			if is != goOn {
+				break
+			}
 		}
 	}
-	return nil
+	return best
 }

@@ -33,7 +33,7 @@ func TestHostsDecideAsPlaceHost(t *testing.T) {
 }
 
 func drawHost(t *rapid.T) Host {
-	h := Host{ID: drawHostID(t), Location: drawLocation(t), Usable: rapid.IntRange(0, 5).Draw(t, "usable") > 0, Labels: drawLabels(t)}
+	h := Host{ID: drawHostID(t), Location: drawLocation(t), Usable: rapid.IntRange(0, 5).Draw(t, "usable") > 0, Labels: drawLabels(t), Restriction: drawRestriction(t)}
 	for i := range rapid.IntRange(0, 6).Draw(t, "slots") {
 		h.Slots = append(h.Slots, drawHostSlot(t, uint32(i)))
 	}
@@ -41,7 +41,7 @@ func drawHost(t *rapid.T) Host {
 }
 
 func drawHostRequest(t *rapid.T, count int) HostRequest {
-	req := HostRequest{Count: count, Labels: drawLabels(t)}
+	req := HostRequest{Count: count, Labels: drawLabels(t), Tolerations: drawTolerations(t)}
 	if rapid.IntRange(0, 2).Draw(t, "named") == 0 {
 		req.Host = drawHostID(t)
 	}

@@ -23,9 +23,11 @@ func (p *Pool) Place(reserve Reserve, req Request) Decision {
 		}
 		slices.SortFunc(models, compareContention)
 	}
-	return decide(models, reserve, &req, func(model string) stock {
-		return p.newLookup(p.models[model].view(req.MinMemory, p.decisions), &req, named)
-	})
+	in := inventory{
+		models: models, stock: func(model string) stock { return p.newLookup(p.models[model].view(&req, p.decisions), &req, named) },
+		intolerable: func() refused { return p.intolerable(&req) },
+	}
+	return in.decide(reserve, &req)
 }
 
 // namedBoxes returns the boxes of the GPUs in req.Exclude and req.Together. They
@@ -47,11 +49,12 @@ func (p *Pool) appendModel(to []model, m *modelIndex, req *Request, named []*Box
 	if m == nil {
 		return to
 	}
-	v := m.view(req.MinMemory, p.decisions)
+	v := m.view(req, p.decisions)
 	if v == nil {
 		return to
 	}
 	out := m.total()
+	out.refused = m.refusedBy(req)
 	sum := v.matching(req)
 	out.matches, out.available = sum.usable > 0, sum.free
 	if !out.matches {
@@ -63,7 +66,7 @@ func (p *Pool) appendModel(to []model, m *modelIndex, req *Request, named []*Box
 		}
 		for i := range b.GPUs {
 			g := &b.GPUs[i]
-			if g.Free && g.Usable && g.Model == m.name && g.Memory >= v.minMemory && slices.Contains(req.Exclude, Ref{b.ID, g.Slot}) {
+			if g.Free && v.has(g) && slices.Contains(req.Exclude, Ref{b.ID, g.Slot}) {
 				out.available--
 			}
 		}

@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 )
@@ -84,6 +85,8 @@ func whyNotNamed(b *Box, g *GPU, req *Request) string {
 		return "is of model " + g.Model
 	case g.Memory < req.MinMemory:
 		return "has too little memory for the request"
+	case !req.tolerates(g.Restriction):
+		return fmt.Sprintf("has the taint %s, which the request does not tolerate", g.Restriction)
 	case req.site != nil && !req.site.reaches(b.Paths):
 		return "has no network in common with the host"
 	case !admitsBox(b, req):

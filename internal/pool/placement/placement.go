@@ -7,6 +7,7 @@
 //   - All GPUs of a request are of one model. A request that names none gets the
 //     model with the most GPUs available first, which leaves scarce models alone.
 //   - Spares are held back from ordinary requests, per model.
+//   - GPUs and hosts with taints are for requests that tolerate them (taints.go).
 //   - A request goes into one box if it fits there. First come boxes in which the
 //     lease has GPUs already, then boxes of the kind that the request prefers (not
 //     NVLink without a wish, which keeps NVLink boxes whole), then boxes whose proxy
@@ -101,6 +102,8 @@ type GPU struct {
 	Switch string // PCIe switch above the slot; empty: not known
 	Usable bool   // healthy, reachable and not cordoned, free or not
 	Free   bool   // not bound
+	// Restriction is the taints of the GPU and of its box.
+	Restriction Restriction
 }
 
 // Box is a GPU box.
@@ -135,13 +138,16 @@ type Request struct {
 	// Together lists the GPUs that the lease has already. New GPUs must join
 	// them if SameBox or NVLink is Required; otherwise they do so where possible.
 	Together []Ref
+	// Tolerations are for the taints of the GPUs that the request may have.
+	Tolerations []Toleration
 	// UseSpares lets the request take held-back GPUs: it replaces a broken one.
 	UseSpares bool
 	// Near is where the host is; nil: not known, or chosen by PlaceLease.
 	Near    *Location
 	Uplinks Uplinks // the full ones
 
-	site site // nil: Near
+	site     site            // nil: Near
+	contains *restrictionSet // of a view; nil: those that Tolerations are for
 }
 
 // Decision is the outcome of a request.
@@ -170,17 +176,30 @@ func Place(boxes []Box, reserve Reserve, req Request) Decision {
 		return p.Place(reserve, req)
 	}
 	req.setSite()
-	return decide(modelsOf(boxes, &req), reserve, &req, func(model string) stock { return candidates(boxes, &req, model) })
+	in := inventory{
+		models: modelsOf(boxes, &req), stock: func(model string) stock { return candidates(boxes, &req, model) },
+		intolerable: func() refused { return intolerable(boxes, &req) },
+	}
+	return in.decide(reserve, &req)
 }
 
-// decide tries the models in order. stockOf returns the groups of a model.
-func decide(models []model, reserve Reserve, req *Request, stockOf func(model string) stock) Decision {
+// inventory is what a decision looks at.
+type inventory struct {
+	models []model
+	// stock returns the groups of a model.
+	stock func(model string) stock
+	// intolerable returns the taints in the way of the request.
+	intolerable func() refused
+}
+
+// decide tries the models in order.
+func (in *inventory) decide(reserve Reserve, req *Request) Decision {
 	var d Decision
 	if req.Count < 1 {
 		d.say("The request asks for no GPUs.")
 		return d
 	}
-	for _, m := range models {
+	for _, m := range in.models {
 		allowed := m.free
 		if req.UseSpares {
 			d.say("Model %s: %d of %d usable GPUs are free; spares may be used.", m.name, m.free, m.usable)
@@ -189,22 +208,23 @@ func decide(models []model, reserve Reserve, req *Request, stockOf func(model st
 			allowed -= held
 			d.say("Model %s: %d of %d usable GPUs are free, %d of them held back as spares.", m.name, m.free, m.usable, held)
 		}
+		m.refused.say(&d)
 		if allowed = min(allowed, m.available); allowed < req.Count {
 			d.say("That leaves %d for this request, which needs %d.", allowed, req.Count)
 			continue
 		}
-		if d.Picks = choose(stockOf(m.name), req, &d); d.OK() {
+		if d.Picks = choose(in.stock(m.name), req, &d); d.OK() {
 			return d
 		}
 	}
 	if len(d.Why) == 0 {
-		d.say("%s", noMatch(req))
+		d.say("%s", noMatch(req, in.intolerable()))
 	}
 	return d
 }
 
 // noMatch returns the sentence for a request that no GPU meets, free or not.
-func noMatch(req *Request) string {
+func noMatch(req *Request, tainted refused) string {
 	var want []string
 	if req.Model != "" {
 		want = append(want, fmt.Sprintf("model %q", req.Model))
@@ -224,10 +244,14 @@ func noMatch(req *Request) string {
 	if f, ok := req.site.(fixedSite); ok && f.host.Paths != 0 {
 		want = append(want, fmt.Sprintf("an address on a path of the host (%s)", f.host.Paths))
 	}
-	if len(want) == 0 {
-		return "The pool has no usable GPU."
+	why := "The pool has no usable GPU"
+	if len(want) > 0 {
+		why += " with " + strings.Join(want, " and ")
 	}
-	return "The pool has no usable GPU with " + strings.Join(want, " and ") + "."
+	if len(tainted) > 0 {
+		why += " that is without taints which the request does not tolerate: " + taintList(maps.Keys(tainted))
+	}
+	return why + "."
 }
 
 // model counts the GPUs of one model.
@@ -236,6 +260,7 @@ type model struct {
 	usable, free int  // in the whole pool, which is what spares are a share of
 	available    int  // free, and meet the constraints
 	matches      bool // some GPU meets the constraints, free or not
+	refused      refused
 }
 
 // modelsOf returns the models that have GPUs which meet the constraints, in the
@@ -254,11 +279,14 @@ func modelsOf(boxes []Box, req *Request) []model {
 				out = append(out, model{name: g.Model})
 			}
 			m := &out[at]
-			fits := admitsBox(b, req) && (req.Model == "" || g.Model == req.Model) && g.Memory >= req.MinMemory
+			fits := admitsBox(b, req) && (req.Model == "" || g.Model == req.Model) && g.Memory >= req.MinMemory && req.tolerates(g.Restriction)
 			m.usable++
 			m.matches = m.matches || fits
 			if g.Free {
 				m.free++
+			}
+			if g.Free && !req.tolerates(g.Restriction) {
+				m.refused = m.refused.add(g.Restriction, 1)
 			}
 			if g.Free && fits && !slices.Contains(req.Exclude, Ref{b.ID, g.Slot}) {
 				m.available++

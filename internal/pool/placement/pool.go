@@ -20,7 +20,10 @@ type modelIndex struct {
 	name     string
 	boxes    map[string]*Box // boxes with a GPU of the model, usable or not
 	memories []memory        // memory sizes of the usable GPUs, ascending
-	// views[0] has all GPUs, the others those with more memory than the smallest.
+	// restrictions counts the usable GPUs that have taints.
+	restrictions map[Restriction]counts
+	// views[0] has all GPUs, the others those with more memory than the smallest, or
+	// with taints that some request tolerates.
 	views []*view
 }
 
@@ -31,8 +34,8 @@ type memory struct {
 }
 
 // maxViews bounds the views of one model, and so the cost of a change. Usually a
-// model has one memory size, and one view.
-const maxViews = 5
+// model has one memory size and no taints, and one view.
+const maxViews = 8
 
 // NewPool returns an empty pool.
 func NewPool() *Pool { return &Pool{boxes: map[string]*Box{}, models: map[string]*modelIndex{}} }
@@ -126,7 +129,7 @@ func (p *Pool) removeFromModel(name, box string) {
 func (p *Pool) model(name string) *modelIndex {
 	m := p.models[name]
 	if m == nil {
-		m = &modelIndex{name: name, boxes: map[string]*Box{}, views: []*view{newView(name, 0)}}
+		m = &modelIndex{name: name, boxes: map[string]*Box{}, restrictions: map[Restriction]counts{}, views: []*view{newView(name, 0, restrictionSet{all: true})}}
 		p.models[name] = m
 	}
 	return m
@@ -166,12 +169,24 @@ func (m *modelIndex) count(g *GPU, n int) {
 	if m.memories[at].n += n; m.memories[at].n == 0 {
 		m.memories = slices.Delete(m.memories, at, at+1)
 	}
+	if g.Restriction == "" {
+		return
+	}
+	c := m.restrictions[g.Restriction]
+	c.usable += n
+	if g.Free {
+		c.free += n
+	}
+	if m.restrictions[g.Restriction] = c; c.usable == 0 {
+		delete(m.restrictions, g.Restriction)
+	}
 }
 
-// view returns the view of the GPUs with at least minMemory bytes, or nil if there
-// are none. decision is the number of the current call of Place.
-func (m *modelIndex) view(minMemory, decision uint64) *view {
-	at, _ := slices.BinarySearchFunc(m.memories, minMemory, func(have memory, size uint64) int { return cmp.Compare(have.size, size) })
+// view returns the view of the GPUs that have enough memory and whose taints a request
+// tolerates, or nil if none has the memory. decision is the number of the current call of
+// Place.
+func (m *modelIndex) view(req *Request, decision uint64) *view {
+	at, _ := slices.BinarySearchFunc(m.memories, req.MinMemory, func(have memory, size uint64) int { return cmp.Compare(have.size, size) })
 	if at == len(m.memories) {
 		return nil
 	}
@@ -179,18 +194,19 @@ func (m *modelIndex) view(minMemory, decision uint64) *view {
 	if at == 0 {
 		smallest = 0
 	}
+	tolerated := m.toleratedSet(req)
 	for _, v := range m.views {
-		if v.minMemory == smallest {
+		if v.minMemory == smallest && v.contains.key == tolerated.key {
 			v.lastUsed = decision
 			return v
 		}
 	}
-	return m.addView(smallest, decision)
+	return m.addView(smallest, tolerated, decision)
 }
 
 // addView builds a view. If there are too many, it replaces the least recently used.
-func (m *modelIndex) addView(minMemory, decision uint64) *view {
-	v := newView(m.name, minMemory)
+func (m *modelIndex) addView(minMemory uint64, tolerated restrictionSet, decision uint64) *view {
+	v := newView(m.name, minMemory, tolerated)
 	v.lastUsed = decision
 	for _, id := range slices.Sorted(maps.Keys(m.boxes)) {
 		v.set(m.boxes[id])

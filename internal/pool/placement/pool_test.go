@@ -48,6 +48,7 @@ func drawGPU(t *rapid.T, slot uint32) GPU {
 		Domain: rapid.SampledFrom([]string{"", "d0", "d0", "d1"}).Draw(t, "domain"),
 		Switch: rapid.SampledFrom([]string{"", "s0", "s0", "s1", "s2"}).Draw(t, "switch"),
 		Usable: rapid.IntRange(0, 9).Draw(t, "usable") > 0, Free: rapid.IntRange(0, 3).Draw(t, "free") > 0,
+		Restriction: drawRestriction(t),
 	}
 }
 
@@ -92,7 +93,7 @@ func drawRequest(t *rapid.T) Request {
 		SameBox:   preference.Draw(t, "same"),
 		Exclude:   drawRefs(t, "exclude"),
 		Together:  drawRefs(t, "together"),
-		UseSpares: rapid.Bool().Draw(t, "use"),
+		UseSpares: rapid.Bool().Draw(t, "use"), Tolerations: drawTolerations(t),
 	}
 }
 

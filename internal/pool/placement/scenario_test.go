@@ -14,12 +14,14 @@ import (
 // each the GPUs or slots chosen and the reasons. The index must decide the same.
 // go test ./internal/pool/placement -run TestScenarios -rewrite writes them again.
 //
-//	pool             one box a line: ID KIND MODEL GPUS [rack=R] [proxy=N] [memory=GiB] [domains=N]
+//	pool             one box a line: ID KIND MODEL GPUS [rack=R] [proxy=N] [memory=GiB] [domains=N] [taint=TAINT]
 //	                 (a character for each GPU: '.' free, 'x' bound, '!' unusable)
-//	place            count= model= memory=GiB kind= nvlink= samebox= only=(GPU,...) exclude=(GPU,...) together=(GPU,...)
+//	place            count= model= memory=GiB kind= nvlink= samebox= only=(GPU,...) tolerate=(TAINT,...) exclude=(GPU,...) together=(GPU,...)
 //	                 spares=N or N% (held back), usespares
-//	hosts            one domain of a host a line: HOST DOMAIN SLOTS [unusable] [KEY=VALUE ...]
-//	placehost        count= host= domain= label=(KEY,VALUE)
+//	hosts            one domain of a host a line: HOST DOMAIN SLOTS [unusable] [taint=TAINT] [KEY=VALUE ...]
+//	placehost        count= host= domain= label=(KEY,VALUE) tolerate=(TAINT,...)
+//
+// A TAINT is KEY:VALUE:EFFECT, of which a toleration may leave out the end.
 func TestScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		if strings.Contains(path, "rapid") {
@@ -65,12 +67,16 @@ func (s *scenario) setPool(d *datadriven.TestData) string {
 		for _, option := range f[4:] {
 			name, value, _ := strings.Cut(option, "=")
 			n, err := strconv.Atoi(value)
-			if err != nil && name != "rack" {
+			if err != nil && name != "rack" && name != "taint" {
 				return err.Error()
 			}
 			switch name {
 			case "rack":
 				b.Rack = value
+			case "taint":
+				for i := range b.GPUs {
+					b.GPUs[i].Restriction = NewRestriction(parseTaint(value))
+				}
 			case "proxy":
 				b.ProxyGPUs = n
 			case "memory":
@@ -119,6 +125,8 @@ func (s *scenario) place(t *testing.T, d *datadriven.TestData) string {
 			req.Exclude = parseRefs(t, a.Vals)
 		case "together":
 			req.Together = parseRefs(t, a.Vals)
+		case "tolerate":
+			req.Tolerations = parseTolerations(a.Vals)
 		case "usespares":
 			req.UseSpares = true
 		case "spares":
@@ -157,7 +165,9 @@ func (s *scenario) setHosts(d *datadriven.TestData) string {
 			h.Slots = append(h.Slots, HostSlot{uint32(len(h.Slots)), f[1], c == '.'})
 		}
 		for _, option := range f[3:] {
-			if key, value, label := strings.Cut(option, "="); label {
+			if key, value, label := strings.Cut(option, "="); key == "taint" {
+				h.Restriction = NewRestriction(parseTaint(value))
+			} else if label {
 				h.Labels[key] = value
 			} else {
 				h.Usable = option != "unusable"
@@ -180,6 +190,8 @@ func (s *scenario) placeHost(t *testing.T, d *datadriven.TestData) string {
 			req.Host = a.Vals[0]
 		case "domain":
 			req.Domain = a.Vals[0]
+		case "tolerate":
+			req.Tolerations = parseTolerations(a.Vals)
 		case "label":
 			req.Labels[a.Vals[0]] = a.Vals[1]
 		default:

@@ -241,7 +241,7 @@ func (l *leasePlacer) decide() (Decision, HostDecision) {
 		}
 	}
 	if d.OK() {
-		h = decideHost(s.chosen, true, l.host)
+		h = decideHost(s.chosen, true, nil, l.host)
 		l.sayWhere(&d, h.Host, s.chosen.at.Rack)
 	}
 	return d, h

@@ -2,10 +2,11 @@ package placement
 
 import "k8s.io/utils/third_party/forked/golang/btree"
 
-// view is the index of the GPUs of one model with at least minMemory bytes.
+// view is the index of the GPUs of one model with at least minMemory bytes and some taints.
 type view struct {
 	model     string
 	minMemory uint64 // 0: all GPUs of the model
+	contains  restrictionSet
 	lastUsed  uint64 // Pool.decisions when a request last used the view
 	// byBox has the free GPUs of each box as one group. byDomain has those of the
 	// NVLink domains of NVLink boxes, noDomain those that are in no domain.
@@ -69,11 +70,16 @@ func (c classes) remove(g *group) {
 	}
 }
 
-func newView(model string, minMemory uint64) *view {
+func newView(model string, minMemory uint64, contains restrictionSet) *view {
 	return &view{
-		model: model, minMemory: minMemory, boxes: map[string]viewBox{}, counts: map[traits]counts{}, labels: map[label]*labelled{},
+		model: model, minMemory: minMemory, contains: contains, boxes: map[string]viewBox{}, counts: map[traits]counts{}, labels: map[label]*labelled{},
 		byBox: classes{}, byDomain: classes{}, noDomain: classes{},
 	}
+}
+
+// has reports whether a GPU is in the view, free or not.
+func (v *view) has(g *GPU) bool {
+	return g.Usable && g.Model == v.model && g.Memory >= v.minMemory && v.contains.has(g.Restriction)
 }
 
 // set adds a box, or replaces the one of that ID.
@@ -82,7 +88,7 @@ func (v *view) set(b *Box) {
 	in := viewBox{traits: traitsOf(b), labels: b.Labels}
 	for i := range b.GPUs {
 		g := &b.GPUs[i]
-		if !g.Usable || g.Model != v.model || g.Memory < v.minMemory {
+		if !v.has(g) {
 			continue
 		}
 		in.usable++
@@ -94,10 +100,10 @@ func (v *view) set(b *Box) {
 		return
 	}
 	if in.free > 0 {
-		in.groups = appendGroups(nil, b, &Request{MinMemory: v.minMemory}, v.model)
+		in.groups = appendGroups(nil, b, &Request{MinMemory: v.minMemory, contains: &v.contains}, v.model)
 	}
 	if in.free > 0 && b.Kind == NVLink {
-		in.domains = appendGroups(nil, b, &Request{MinMemory: v.minMemory, NVLink: Required}, v.model)
+		in.domains = appendGroups(nil, b, &Request{MinMemory: v.minMemory, contains: &v.contains, NVLink: Required}, v.model)
 	}
 	v.boxes[b.ID] = in
 	v.count(b.ID, &in, 1)

@@ -245,3 +245,14 @@ func useWord(g *dxpuv1.GPU) string {
 	}
 	return "unknown"
 }
+
+// taintText returns a taint as the command line has it, as in "team=ml:NoSchedule".
+func taintText(t *dxpuv1.Taint) string {
+	effect := map[dxpuv1.TaintEffect]string{
+		dxpuv1.TaintEffect_TAINT_EFFECT_NO_SCHEDULE: "NoSchedule", dxpuv1.TaintEffect_TAINT_EFFECT_NO_EXECUTE: "NoExecute",
+	}[t.Effect]
+	if t.Value == "" {
+		return t.Key + ":" + effect
+	}
+	return t.Key + "=" + t.Value + ":" + effect
+}

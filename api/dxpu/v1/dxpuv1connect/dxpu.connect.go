@@ -105,6 +105,8 @@ const (
 	PoolServiceUncordonProcedure = "/dxpu.v1.PoolService/Uncordon"
 	// PoolServiceDrainProcedure is the fully-qualified name of the PoolService's Drain RPC.
 	PoolServiceDrainProcedure = "/dxpu.v1.PoolService/Drain"
+	// PoolServiceSetTaintsProcedure is the fully-qualified name of the PoolService's SetTaints RPC.
+	PoolServiceSetTaintsProcedure = "/dxpu.v1.PoolService/SetTaints"
 	// PoolServiceClearGPUErrorsProcedure is the fully-qualified name of the PoolService's
 	// ClearGPUErrors RPC.
 	PoolServiceClearGPUErrorsProcedure = "/dxpu.v1.PoolService/ClearGPUErrors"
@@ -182,6 +184,8 @@ type PoolServiceClient interface {
 	Uncordon(context.Context, *connect.Request[v1.UncordonRequest]) (*connect.Response[v1.UncordonResponse], error)
 	// Drain cordons a target and moves its bindings to other GPUs.
 	Drain(context.Context, *connect.Request[v1.DrainRequest]) (*connect.Response[v1.DrainResponse], error)
+	// SetTaints adds and removes taints of a GPU, box or host.
+	SetTaints(context.Context, *connect.Request[v1.SetTaintsRequest]) (*connect.Response[v1.SetTaintsResponse], error)
 	// ClearGPUErrors clears a GPU's errors and returns it to service.
 	ClearGPUErrors(context.Context, *connect.Request[v1.ClearGPUErrorsRequest]) (*connect.Response[v1.ClearGPUErrorsResponse], error)
 	// DeleteNode removes a node: its credential and certificate are revoked, and its
@@ -357,6 +361,12 @@ func NewPoolServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(poolServiceMethods.ByName("Drain")),
 			connect.WithClientOptions(opts...),
 		),
+		setTaints: connect.NewClient[v1.SetTaintsRequest, v1.SetTaintsResponse](
+			httpClient,
+			baseURL+PoolServiceSetTaintsProcedure,
+			connect.WithSchema(poolServiceMethods.ByName("SetTaints")),
+			connect.WithClientOptions(opts...),
+		),
 		clearGPUErrors: connect.NewClient[v1.ClearGPUErrorsRequest, v1.ClearGPUErrorsResponse](
 			httpClient,
 			baseURL+PoolServiceClearGPUErrorsProcedure,
@@ -490,6 +500,7 @@ type poolServiceClient struct {
 	cordon          *connect.Client[v1.CordonRequest, v1.CordonResponse]
 	uncordon        *connect.Client[v1.UncordonRequest, v1.UncordonResponse]
 	drain           *connect.Client[v1.DrainRequest, v1.DrainResponse]
+	setTaints       *connect.Client[v1.SetTaintsRequest, v1.SetTaintsResponse]
 	clearGPUErrors  *connect.Client[v1.ClearGPUErrorsRequest, v1.ClearGPUErrorsResponse]
 	deleteNode      *connect.Client[v1.DeleteNodeRequest, v1.DeleteNodeResponse]
 	listTenants     *connect.Client[v1.ListTenantsRequest, v1.ListTenantsResponse]
@@ -602,6 +613,11 @@ func (c *poolServiceClient) Uncordon(ctx context.Context, req *connect.Request[v
 // Drain calls dxpu.v1.PoolService.Drain.
 func (c *poolServiceClient) Drain(ctx context.Context, req *connect.Request[v1.DrainRequest]) (*connect.Response[v1.DrainResponse], error) {
 	return c.drain.CallUnary(ctx, req)
+}
+
+// SetTaints calls dxpu.v1.PoolService.SetTaints.
+func (c *poolServiceClient) SetTaints(ctx context.Context, req *connect.Request[v1.SetTaintsRequest]) (*connect.Response[v1.SetTaintsResponse], error) {
+	return c.setTaints.CallUnary(ctx, req)
 }
 
 // ClearGPUErrors calls dxpu.v1.PoolService.ClearGPUErrors.
@@ -726,6 +742,8 @@ type PoolServiceHandler interface {
 	Uncordon(context.Context, *connect.Request[v1.UncordonRequest]) (*connect.Response[v1.UncordonResponse], error)
 	// Drain cordons a target and moves its bindings to other GPUs.
 	Drain(context.Context, *connect.Request[v1.DrainRequest]) (*connect.Response[v1.DrainResponse], error)
+	// SetTaints adds and removes taints of a GPU, box or host.
+	SetTaints(context.Context, *connect.Request[v1.SetTaintsRequest]) (*connect.Response[v1.SetTaintsResponse], error)
 	// ClearGPUErrors clears a GPU's errors and returns it to service.
 	ClearGPUErrors(context.Context, *connect.Request[v1.ClearGPUErrorsRequest]) (*connect.Response[v1.ClearGPUErrorsResponse], error)
 	// DeleteNode removes a node: its credential and certificate are revoked, and its
@@ -897,6 +915,12 @@ func NewPoolServiceHandler(svc PoolServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(poolServiceMethods.ByName("Drain")),
 		connect.WithHandlerOptions(opts...),
 	)
+	poolServiceSetTaintsHandler := connect.NewUnaryHandler(
+		PoolServiceSetTaintsProcedure,
+		svc.SetTaints,
+		connect.WithSchema(poolServiceMethods.ByName("SetTaints")),
+		connect.WithHandlerOptions(opts...),
+	)
 	poolServiceClearGPUErrorsHandler := connect.NewUnaryHandler(
 		PoolServiceClearGPUErrorsProcedure,
 		svc.ClearGPUErrors,
@@ -1046,6 +1070,8 @@ func NewPoolServiceHandler(svc PoolServiceHandler, opts ...connect.HandlerOption
 			poolServiceUncordonHandler.ServeHTTP(w, r)
 		case PoolServiceDrainProcedure:
 			poolServiceDrainHandler.ServeHTTP(w, r)
+		case PoolServiceSetTaintsProcedure:
+			poolServiceSetTaintsHandler.ServeHTTP(w, r)
 		case PoolServiceClearGPUErrorsProcedure:
 			poolServiceClearGPUErrorsHandler.ServeHTTP(w, r)
 		case PoolServiceDeleteNodeProcedure:
@@ -1163,6 +1189,10 @@ func (UnimplementedPoolServiceHandler) Uncordon(context.Context, *connect.Reques
 
 func (UnimplementedPoolServiceHandler) Drain(context.Context, *connect.Request[v1.DrainRequest]) (*connect.Response[v1.DrainResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.Drain is not implemented"))
+}
+
+func (UnimplementedPoolServiceHandler) SetTaints(context.Context, *connect.Request[v1.SetTaintsRequest]) (*connect.Response[v1.SetTaintsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.SetTaints is not implemented"))
 }
 
 func (UnimplementedPoolServiceHandler) ClearGPUErrors(context.Context, *connect.Request[v1.ClearGPUErrorsRequest]) (*connect.Response[v1.ClearGPUErrorsResponse], error) {

@@ -1,0 +1,246 @@
+package placement
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// A taint keeps requests away from a GPU or a host, except those that tolerate it, as in
+// Kubernetes. The taints of a GPU, with those of its box, are one comparable value, a
+// Restriction: there are few different ones in a pool, whatever its size. So the index
+// finds out once for each restriction whether a request tolerates it, and not for each GPU.
+
+// Effect is what a taint does to requests that do not tolerate it.
+type Effect uint8
+
+// Effects.
+const (
+	AnyEffect  Effect = iota // of a toleration only
+	NoSchedule               // they get no GPU there
+	NoExecute                // and leave those that they have
+)
+
+// String returns the name of the effect in Kubernetes.
+func (e Effect) String() string {
+	switch e {
+	case NoSchedule:
+		return "NoSchedule"
+	case NoExecute:
+		return "NoExecute"
+	default:
+		return ""
+	}
+}
+
+// Taint marks a GPU or a host. Its texts are free of ',', ':' and '='.
+type Taint struct {
+	Key, Value string
+	Effect     Effect
+}
+
+// String returns "KEY=VALUE:EFFECT", or "KEY:EFFECT".
+func (t Taint) String() string {
+	if t.Value == "" {
+		return fmt.Sprintf("%s:%s", t.Key, t.Effect)
+	}
+	return fmt.Sprintf("%s=%s:%s", t.Key, t.Value, t.Effect)
+}
+
+// Toleration lets a request use what has a taint.
+type Toleration struct {
+	Key      string // empty: any key, if AnyValue is set
+	Value    string
+	AnyValue bool
+	Effect   Effect // AnyEffect: all
+}
+
+// Tolerates reports whether the toleration is for a taint.
+func (o Toleration) Tolerates(t Taint) bool {
+	if o.Effect != AnyEffect && o.Effect != t.Effect || o.Key == "" && !o.AnyValue {
+		return false
+	}
+	return (o.Key == "" || o.Key == t.Key) && (o.AnyValue || o.Value == t.Value)
+}
+
+// Tolerated reports whether one of some tolerations is for a taint.
+func Tolerated(t Taint, by []Toleration) bool {
+	return slices.ContainsFunc(by, func(o Toleration) bool { return o.Tolerates(t) })
+}
+
+// Restriction is a set of taints in a form that can be compared: in order, as in
+// "a=b:NoSchedule, c:NoExecute". The empty one is no taint.
+type Restriction string
+
+// NewRestriction returns the restriction of some taints, whose order does not matter.
+func NewRestriction(taints ...Taint) Restriction {
+	words := make([]string, len(taints))
+	for i, t := range taints {
+		words[i] = t.String()
+	}
+	slices.Sort(words)
+	return Restriction(strings.Join(slices.Compact(words), ", "))
+}
+
+// taints returns the taints of the set.
+func (r Restriction) taints() []Taint {
+	var out []Taint
+	for word := range strings.SplitSeq(string(r), ", ") {
+		word, effect, _ := strings.Cut(word, ":")
+		t := Taint{Effect: NoSchedule}
+		if t.Key, t.Value, _ = strings.Cut(word, "="); effect == NoExecute.String() {
+			t.Effect = NoExecute
+		}
+		out = append(out, t)
+	}
+	return out
+}
+
+// toleratedBy reports whether a request with some tolerations may use what is restricted.
+func (r Restriction) toleratedBy(tolerations []Toleration) bool {
+	if r == "" {
+		return true
+	}
+	return len(tolerations) > 0 && !slices.ContainsFunc(r.taints(), func(t Taint) bool { return !Tolerated(t, tolerations) })
+}
+
+// tolerates reports whether a request may use a GPU with a restriction. A view asks with
+// the restrictions that it contains.
+func (r *Request) tolerates(x Restriction) bool {
+	if r.contains != nil {
+		return r.contains.has(x)
+	}
+	return x.toleratedBy(r.Tolerations)
+}
+
+// restrictionSet is the restrictions of the GPUs in a view, beside those without one.
+// All is every restriction, and key the name of the set.
+type restrictionSet struct {
+	all bool
+	of  map[Restriction]bool
+	key string
+}
+
+func (s *restrictionSet) has(x Restriction) bool { return s.all || x == "" || s.of[x] }
+
+// toleratedSet returns those of the restrictions of a model that a request tolerates.
+func (m *modelIndex) toleratedSet(req *Request) restrictionSet {
+	all := true
+	of := map[Restriction]bool{}
+	for r := range m.restrictions {
+		if r.toleratedBy(req.Tolerations) {
+			of[r] = true
+		} else {
+			all = false
+		}
+	}
+	if all {
+		return restrictionSet{all: true}
+	}
+	names := make([]string, 0, len(of))
+	for r := range of {
+		names = append(names, string(r))
+	}
+	slices.Sort(names)
+	return restrictionSet{of: of, key: "some\n" + strings.Join(names, "\n")}
+}
+
+// refused is how many free GPUs of a model have taints that a request does not tolerate.
+type refused map[Restriction]int
+
+// refusedBy returns the free GPUs of a model that a request does not tolerate.
+func (m *modelIndex) refusedBy(req *Request) refused {
+	var out refused
+	for r, c := range m.restrictions {
+		if c.free > 0 && !r.toleratedBy(req.Tolerations) {
+			out = out.add(r, c.free)
+		}
+	}
+	return out
+}
+
+func (f refused) add(r Restriction, n int) refused {
+	if f == nil {
+		f = refused{}
+	}
+	f[r] += n
+	return f
+}
+
+// say adds the sentence about the free GPUs that a request does not tolerate.
+func (f refused) say(d *Decision) {
+	n := 0
+	for _, of := range f {
+		n += of
+	}
+	if n > 0 {
+		d.say("%d of the free ones have taints that the request does not tolerate: %s.", n, taintList(maps.Keys(f)))
+	}
+}
+
+// maxNamedTaints bounds the sets of taints that a sentence names.
+const maxNamedTaints = 4
+
+// taintList returns sets of taints for a sentence.
+func taintList(of func(func(Restriction) bool)) string {
+	var names []string
+	for r := range of {
+		names = append(names, string(r))
+	}
+	slices.Sort(names)
+	names = slices.Compact(names)
+	if more := len(names) - maxNamedTaints; more > 0 {
+		names = append(names[:maxNamedTaints], fmt.Sprintf("and %d others", more))
+	}
+	return strings.Join(names, "; ")
+}
+
+// intolerable returns the sets of taints of usable GPUs that a request does not tolerate.
+func intolerable(boxes []Box, req *Request) refused {
+	var out refused
+	for i := range boxes {
+		for _, g := range boxes[i].GPUs {
+			if g.Usable && (req.Model == "" || g.Model == req.Model) && !req.tolerates(g.Restriction) {
+				out = out.add(g.Restriction, 1)
+			}
+		}
+	}
+	return out
+}
+
+// intolerable is the function intolerable for the index.
+func (p *Pool) intolerable(req *Request) refused {
+	var out refused
+	for name, m := range p.models {
+		if req.Model != "" && req.Model != name {
+			continue
+		}
+		for r, c := range m.restrictions {
+			if !r.toleratedBy(req.Tolerations) {
+				out = out.add(r, c.usable)
+			}
+		}
+	}
+	return out
+}
+
+// Restrictions returns the number of different sets of taints that usable GPUs have.
+func (p *Pool) Restrictions() int {
+	all := map[Restriction]bool{}
+	for _, m := range p.models {
+		for r := range m.restrictions {
+			all[r] = true
+		}
+	}
+	return len(all)
+}
+
+// Restrictions returns the number of different sets of taints that usable hosts have.
+func (h *Hosts) Restrictions() int {
+	n := len(h.restrictions)
+	if h.restrictions[""] > 0 {
+		n--
+	}
+	return n
+}
