@@ -2,9 +2,11 @@ package test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 
 	"connectrpc.com/connect"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 
@@ -23,6 +25,8 @@ func TestClaims(t *testing.T) {
 			t.Run("attach and release", func(t *testing.T) { e.on(t).attachAndRelease() })
 			t.Run("several GPUs of one model", func(t *testing.T) { e.on(t).several() })
 			t.Run("taken by others", func(t *testing.T) { e.on(t).takenByOthers() })
+			t.Run("host without free slots", func(t *testing.T) { e.on(t).hostFull() })
+			t.Run("extended resource", func(t *testing.T) { e.on(t).extended(v) })
 		})
 	}
 }
@@ -117,4 +121,73 @@ func (e *env) takenByOthers() {
 		}
 		return err == nil, err
 	})
+}
+
+// hostFull: the scheduler keeps away from a node whose host has no free slot, instead of
+// a lease that waits there.
+func (e *env) hostFull() {
+	e.createPod(podSpec{name: "fills", gpus: 4, node: nodeName(0)})
+	e.waitRunning("fills")
+	e.wait("the slices to leave the node out", func(ctx context.Context) (bool, error) {
+		all, err := e.slices(ctx)
+		for _, s := range all {
+			if len(s.Spec.NodeSelector.NodeSelectorTerms[0].MatchExpressions) != 2 {
+				return false, err
+			}
+		}
+		return err == nil, err
+	})
+	e.createPod(podSpec{name: "waits", node: nodeName(0)})
+	e.waitUnschedulable("waits")
+	e.createPod(podSpec{name: "elsewhere"})
+	if p := e.waitRunning("elsewhere"); p.Spec.NodeName == nodeName(0) {
+		e.t.Errorf("the pod runs on %s, which has no free slot", p.Spec.NodeName)
+	}
+	if all, err := e.leases(e.t.Context()); err != nil || len(all) != 5 {
+		e.t.Errorf("%d leases, %v; want five, none of which waits", len(all), err)
+	}
+	e.deletePod("fills")
+	e.waitRunning("waits")
+	e.deletePod("waits")
+	e.deletePod("elsewhere")
+	e.waitNoLease()
+}
+
+func (e *env) waitUnschedulable(name string) {
+	e.t.Helper()
+	e.wait("pod "+name+" to be unschedulable", func(ctx context.Context) (bool, error) {
+		p, err := e.pod(ctx, name)
+		if err != nil {
+			return false, err
+		}
+		for _, c := range p.Status.Conditions {
+			if c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonUnschedulable {
+				return true, nil
+			}
+		}
+		return false, fmt.Errorf("conditions %v", p.Status.Conditions)
+	})
+}
+
+// extended: a container asks for GPUs by a number, without a claim.
+func (e *env) extended(version string) {
+	if version != versions[0] {
+		e.t.Skip("the feature gate DRAExtendedResource is off by default before 1.36")
+	}
+	e.createPod(podSpec{name: "counted", extended: 2})
+	p := e.waitRunning("counted")
+	if s := p.Status.ExtendedResourceClaimStatus; s == nil || len(s.RequestMappings) != 1 {
+		e.t.Errorf("status of extended resources: %v", s)
+	}
+	all, err := e.leases(e.t.Context())
+	if err != nil || len(all) != 2 {
+		e.t.Fatalf("%d leases, %v; want two", len(all), err)
+	}
+	for _, l := range all {
+		if l.State != dxpuv1.LeaseState_LEASE_STATE_ACTIVE {
+			e.t.Errorf("lease %s is %v", l.Id, l.State)
+		}
+	}
+	e.deletePod("counted")
+	e.waitNoLease()
 }

@@ -266,7 +266,7 @@ func (c *Controller) renew() bool {
 		return false
 	}
 	ours, _ := c.watch.Ours()
-	inv := inventory.New(inventory.State{GPUs: s.GPUs, Spares: s.Spares, Ours: ours, Lost: c.lost()})
+	inv := inventory.New(inventory.State{GPUs: s.GPUs, Spares: s.Spares, Hosts: s.Hosts, Queued: c.watch.Queued(), Ours: ours, Lost: c.lost()})
 	inv.SetRacks(s.Racks)
 	c.cfg.Metrics.devices.Set(float64(len(inv.Devices)))
 	c.mu.Lock()

@@ -50,6 +50,10 @@ type State struct {
 	GPUs []*dxpuv1.GPU
 	// Spares of each model, as in the answer of GetPool.
 	Spares []*dxpuv1.SpareStatus
+	// Hosts of the pool, by ID.
+	Hosts map[string]*dxpuv1.Host
+	// Queued is the number of this cluster's leases that wait for a slot, by host.
+	Queued map[string]int
 	// Ours has the IDs of the leases that belong to this cluster.
 	Ours map[string]bool
 	// Lost has the names of the devices whose claim has lost its lease.
@@ -60,6 +64,7 @@ type State struct {
 type Inventory struct {
 	Devices []resourceapi.Device
 	gpus    map[string]string // device -> GPU
+	closed  []string          // hosts that take no GPU now, sorted
 }
 
 // GPU returns the ID of the GPU that a device stands for.
@@ -68,9 +73,9 @@ func (i *Inventory) GPU(device string) (string, bool) {
 	return id, ok
 }
 
-// Equal reports whether two inventories have the same devices.
+// Equal reports whether two inventories have the same devices for the same nodes.
 func (i *Inventory) Equal(o *Inventory) bool {
-	return equality.Semantic.DeepEqual(i.Devices, o.Devices) && maps.Equal(i.gpus, o.gpus)
+	return equality.Semantic.DeepEqual(i.Devices, o.Devices) && maps.Equal(i.gpus, o.gpus) && slices.Equal(i.closed, o.closed)
 }
 
 // New returns the devices for a state, ordered by name.
@@ -89,8 +94,30 @@ func New(s State) *Inventory {
 		inv.gpus[d.Name] = g.Id
 		inv.Devices = append(inv.Devices, d)
 	}
+	for id, h := range s.Hosts {
+		if closed(h, s.Queued[id]) {
+			inv.closed = append(inv.closed, id)
+		}
+	}
+	slices.Sort(inv.closed)
 	slices.SortFunc(inv.Devices, func(a, b resourceapi.Device) int { return cmp.Compare(a.Name, b.Name) })
 	return inv
+}
+
+// closed reports whether a host takes no further GPU: the scheduler keeps away from its node.
+// A pod that runs there keeps its GPUs.
+func closed(h *dxpuv1.Host, queued int) bool {
+	n := h.Node
+	if !n.Connected || n.Cordoned || n.Draining || n.Unstable {
+		return true
+	}
+	free := 0
+	for _, s := range h.Slots {
+		if s.BindingId == "" {
+			free++
+		}
+	}
+	return free <= queued
 }
 
 // devicesPerSlice is the API server's bound for devices with taints.
@@ -98,9 +125,11 @@ const devicesPerSlice = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 
 // Resources returns the devices in the form that package resourceslice publishes.
 func (i *Inventory) Resources() *resourceslice.DriverResources {
-	p := resourceslice.Pool{NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-		MatchExpressions: []corev1.NodeSelectorRequirement{{Key: HostLabel, Operator: corev1.NodeSelectorOpExists}},
-	}}}}
+	nodes := []corev1.NodeSelectorRequirement{{Key: HostLabel, Operator: corev1.NodeSelectorOpExists}}
+	if len(i.closed) > 0 {
+		nodes = append(nodes, corev1.NodeSelectorRequirement{Key: HostLabel, Operator: corev1.NodeSelectorOpNotIn, Values: i.closed})
+	}
+	p := resourceslice.Pool{NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: nodes}}}}
 	for part := range slices.Chunk(i.Devices, devicesPerSlice) {
 		p.Slices = append(p.Slices, resourceslice.Slice{Devices: part})
 	}

@@ -115,3 +115,31 @@ func TestDevices(t *testing.T) {
 		t.Error("a driver without devices publishes no slice")
 	}
 }
+
+func TestClosedHosts(t *testing.T) {
+	host := func(free int, change func(*dxpuv1.NodeInfo)) *dxpuv1.Host {
+		h := &dxpuv1.Host{Node: &dxpuv1.NodeInfo{Connected: true}, Slots: []*dxpuv1.HostSlot{{BindingId: "b-1"}}}
+		for range free {
+			h.Slots = append(h.Slots, &dxpuv1.HostSlot{})
+		}
+		if change != nil {
+			change(h.Node)
+		}
+		return h
+	}
+	inv := New(State{
+		Hosts: map[string]*dxpuv1.Host{
+			"free": host(1, nil), "full": host(0, nil), "queued": host(1, nil), "less-queued": host(2, nil),
+			"silent": host(1, func(n *dxpuv1.NodeInfo) { n.Connected = false }), "cordoned": host(1, func(n *dxpuv1.NodeInfo) { n.Cordoned = true }),
+			"draining": host(1, func(n *dxpuv1.NodeInfo) { n.Draining = true }), "unstable": host(1, func(n *dxpuv1.NodeInfo) { n.Unstable = true }),
+		},
+		Queued: map[string]int{"queued": 1, "less-queued": 1},
+	})
+	got := inv.Resources().Pools[Pool].NodeSelector.NodeSelectorTerms[0].MatchExpressions
+	if want := "[{dxpu.dev/host Exists []} {dxpu.dev/host NotIn [cordoned draining full queued silent unstable]}]"; fmt.Sprint(got) != want {
+		t.Errorf("nodes %v, want %s", got, want)
+	}
+	if inv.Equal(New(State{})) {
+		t.Error("inventories for other nodes are equal")
+	}
+}

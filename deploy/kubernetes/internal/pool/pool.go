@@ -118,6 +118,20 @@ func (w *Watcher) Ours() (leases map[string]bool, claimUIDs []string) {
 	return leases, claimUIDs
 }
 
+// Queued returns the number of the cluster's leases that wait in the queue of the pool, by
+// host.
+func (w *Watcher) Queued() map[string]int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	out := map[string]int{}
+	for _, l := range w.leases {
+		if l.State == dxpuv1.LeaseState_LEASE_STATE_PENDING {
+			out[l.GetSpec().GetHostId()]++
+		}
+	}
+	return out
+}
+
 // Put records a lease that a call has returned, which the watch may report later.
 func (w *Watcher) Put(l *dxpuv1.Lease) {
 	w.mu.Lock()
