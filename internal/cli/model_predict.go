@@ -31,6 +31,7 @@ type predictOptions struct {
 	steps    string
 	native   time.Duration
 	least    percentFlag
+	whatIf   []string
 	ranks    bool
 	remote   string
 	peerRate float64
@@ -66,6 +67,11 @@ have the longer round trip, and --peer-rate the rate between GPUs that is left,
 such as 0.74 across two proxies. --at-least finds the longest round trip for a
 performance.
 
+--what-if computes what a change of the program would give, natively and over the
+round trip: "graphs" (the launches between two waits become one CUDA graph),
+"pinned" (copies from pinned memory, for which the host does not wait), "batch=2"
+(operations take twice as long and do twice the work).
+
 The command drops and counts damaged events and reports them on standard error,
 with contradictions in the trace (overlapping operations on a stream, clocks that
 disagree, several processes in one trace); --strict makes them an error. It gives
@@ -73,7 +79,7 @@ no verdict on an incomplete trace: one that is truncated, lacks the operations o
 many launches, or has long training steps without GPU work.`,
 		Example: `  dxpu model predict resnet50.pt.trace.json.gz --rtt 6.8us
   dxpu model predict report.sqlite --rtt 4.9us --plot --svg sweep.svg --cdf cdf.svg
-  dxpu model predict resnet50.pt.trace.json.gz --at-least 95%
+  dxpu model predict resnet50.pt.trace.json.gz --at-least 95% --what-if graphs,batch=2
   dxpu model predict --ranks rank0.json rank1.json rank2.json --remote 1,2`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.run(cmd.OutOrStdout(), cmd.ErrOrStderr(), args)
@@ -96,6 +102,7 @@ many launches, or has long training steps without GPU work.`,
 	f.IntVar(&o.top, "top", 10, "kernels to list by name")
 	durationVar(f, &o.native, "native-step", 0, "measured time of a step (or of the whole) without the profiler")
 	f.Var(&o.least, "at-least", "performance for which to find the longest round trip, such as 95%")
+	f.StringSliceVar(&o.whatIf, "what-if", nil, "changes of the program to compute: graphs, pinned, batch=FACTOR")
 	f.BoolVar(&o.ranks, "ranks", false, "the traces are the ranks of one distributed run")
 	f.StringVar(&o.remote, "remote", "", "with --ranks: the ranks with the longer round trip, such as 0,4-7 (default all)")
 	f.Float64Var(&o.peerRate, "peer-rate", 1, "with --ranks: rate between GPUs relative to the recorded run, for collectives with a remote rank")
@@ -114,7 +121,8 @@ type analysis struct {
 	stats   predict.Stats
 	verdict predict.Verdict
 	limit   *limitJSON // or nil
-	notes   []string   // assumptions
+	whatIf  []whatIfJSON
+	notes   []string // assumptions
 }
 
 // memoryLimit makes the garbage collector run more often for a large trace, which
@@ -193,6 +201,9 @@ func (o *predictOptions) analyse(errOut io.Writer, file string, rtts []time.Dura
 	}); err != nil {
 		return nil, err
 	}
+	if a.whatIf, err = a.changes(o.whatIf); err != nil {
+		return nil, err
+	}
 	window := a.plan.InFlight(a.setting)
 	if window > o.setting.Requester.Window() {
 		a.notes = append(a.notes, fmt.Sprintf("the fastest copy to the device keeps %v in flight at the native round trip, more than %d tags x %v: Equation 1 uses this value; set --tags and --mrrs to those of this GPU",
@@ -232,12 +243,19 @@ func (o *predictOptions) prepare(files []string) ([]time.Duration, error) {
 		return nil, usagef("--native-step %v: want a time above zero", o.native)
 	case len(files) > 1 && (o.native > 0 || o.svg != "" || o.cdf != "" || o.plot):
 		return nil, usagef("--native-step, --svg, --cdf and --plot are for one trace: give them with one of the %d", len(files))
+	case o.ranks && len(o.whatIf) > 0:
+		return nil, usagef("--what-if is for one run's trace: leave out --ranks")
 	case o.ranks && len(files) < 2:
 		return nil, usagef("--ranks: want the traces of two or more ranks of a run")
 	case !o.ranks && (o.remote != "" || o.peerRate != 1):
 		return nil, usagef("--remote and --peer-rate are for the ranks of one run: add --ranks")
 	case !(o.peerRate > 0 && o.peerRate <= 1):
 		return nil, usagef("--peer-rate %v: want above 0 and at most 1", o.peerRate)
+	}
+	for _, name := range o.whatIf {
+		if _, err := parseChange(name); err != nil {
+			return nil, usage(err)
+		}
 	}
 	path := pathFlags{mrrs: o.mrrs}
 	path.path.Requester.Tags = o.setting.Requester.Tags

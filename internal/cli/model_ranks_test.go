@@ -95,6 +95,11 @@ func TestPredictSeveralTraces(t *testing.T) {
 		"too fast":            {append([]string{"--ranks", "--peer-rate", "2"}, files...), "--peer-rate 2", true},
 		"plot of several":     {append([]string{"--plot"}, files...), "for one trace", true},
 		"too good":            {append([]string{"--at-least", "120%"}, files...), "such as 95%", true},
+		"what if":             {[]string{"--what-if", "graphs,pinned,batch=2", files[0]}, "batch=2", false},
+		"what if of ranks":    {append([]string{"--ranks", "--what-if", "graphs"}, files...), "leave out --ranks", true},
+		"an unknown change":   {[]string{"--what-if", "magic", files[0]}, "want graphs, pinned or batch=FACTOR", true},
+		"a batch of zero":     {[]string{"--what-if", "batch=0", files[0]}, "such as batch=2", true},
+		"an absurd batch":     {[]string{"--what-if", "batch=1e9", files[0]}, "at most 1024", true},
 		"a missing file":      {append([]string{"absent.json"}, files...), "absent.json", true},
 	} {
 		t.Run(name, func(t *testing.T) {

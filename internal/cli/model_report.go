@@ -41,6 +41,7 @@ func (a *analysis) print(out io.Writer, top int, plot, colours bool) {
 	fmt.Fprintf(t, "paper's additive estimate\t%.2f %%\t%v of GPU time + %v, without absorption\n", 100*r.Additive.Relative, ms(r.Additive.GPUTime), ms(r.Additive.Added))
 	t.Flush()
 	a.limit.print(out)
+	a.printChanges(out)
 	a.printSteps(out)
 	a.printBreakdown(out, top)
 	a.printCDF(out)
@@ -214,7 +215,8 @@ type analysisJSON struct {
 	Range       predict.Range      `json:"range"` // of the prediction
 	Steps       []predict.StepTime `json:"steps"`
 	Sweep       []resultJSON       `json:"sweep"`
-	Limit       *limitJSON         `json:"limit,omitempty"` // for --at-least
+	Limit       *limitJSON         `json:"limit,omitempty"`   // for --at-least
+	WhatIf      []whatIfJSON       `json:"what_if,omitempty"` // for --what-if
 	MeanKernel  int64              `json:"mean_kernel_ns"`
 	ShortShare  float64            `json:"short_kernel_share"`
 	Utilisation float64            `json:"gpu_utilisation"`
@@ -243,7 +245,7 @@ func (a *analysis) json(top int) analysisJSON {
 		Operations: len(w.Ops), Calls: len(w.Calls), Costs: a.setting.Costs.Name, NativeRTT: a.setting.NativeRTT.Nanoseconds(), HostScale: a.setting.HostScale,
 		Prediction: resultOf(&a.result), Range: a.span, MeanKernel: s.MeanKernel().Nanoseconds(), ShortShare: s.ShortShare(), Utilisation: s.Utilisation(),
 		Summary: a.verdict.Summary, Doubt: a.verdict.Doubt, Advice: a.verdict.Advice,
-		Limit: a.limit, Drops: w.Report.Drops, Steps: a.result.Steps, CDF: s.Durations,
+		Limit: a.limit, WhatIf: a.whatIf, Drops: w.Report.Drops, Steps: a.result.Steps, CDF: s.Durations,
 	}
 	for i := range a.sweep {
 		out.Sweep = append(out.Sweep, resultOf(&a.sweep[i]))

@@ -3,6 +3,7 @@ package predict
 import (
 	"cmp"
 	"container/heap"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -117,6 +118,9 @@ func (j *Job) Run(s JobSetting) (JobResult, error) {
 	if err := s.Validate(); err != nil {
 		return JobResult{}, err
 	}
+	if s.Change != (Change{}) || s.HostScale != 0 {
+		return JobResult{}, errors.New("predict: a job is replayed as it was recorded: no change, no scale of the host's time")
+	}
 	if s.PeerRate < 0 || s.PeerRate > 1 {
 		return JobResult{}, fmt.Errorf("predict: rate between GPUs %v: want above 0 and at most 1", s.PeerRate)
 	}
@@ -230,7 +234,7 @@ const notYet time.Duration = math.MinInt64
 func (run *jobRun) arrive(rank, i int32) {
 	p, ok := run.j.place[rank][i]
 	if ok {
-		run.came[p.collective][p.member] = run.times[rank].opEnd[i] - run.j.plans[rank].w.Ops[i].Dur + run.j.shift[rank]
+		run.came[p.collective][p.member] = run.times[rank].opEnd[i] - run.costs[rank].duration(&run.j.plans[rank].w.Ops[i]) + run.j.shift[rank]
 	}
 }
 

@@ -71,6 +71,7 @@ func (l *linker) medianDurations() {
 	for k, d := range durs {
 		l.median[k] = quantile.Of(d, 0.5)
 	}
+	l.p.enqueue = l.median[workload.Launch]
 }
 
 func (l *linker) link() {

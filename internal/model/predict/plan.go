@@ -40,9 +40,11 @@ type Plan struct {
 	streamWaits map[int32]extraOps
 	extra       []int32
 	steps       []stepPlan
+	segments    []int32 // by call: the one that would launch it in a graph, or none
 
 	launchLag time.Duration // from launch call to start on an idle stream
 	streamLag time.Duration // from one operation to the next on a busy stream
+	enqueue   time.Duration // of a call that only enqueues work
 	window    float64       // rate of the fastest copy to the device, bytes/s
 }
 
@@ -110,6 +112,7 @@ func NewPlan(w *workload.Workload) *Plan {
 	p.estimate()
 	newLinker(p).link()
 	p.planSteps()
+	p.segments = p.planSegments()
 	p.fastestCopy()
 	return p
 }

@@ -17,6 +17,8 @@ type Setting struct {
 	// HostScale multiplies the time that host threads compute: a value below 1
 	// removes the time that a profiler added. 0 means 1.
 	HostScale float64
+	// Change is a change of the program; its zero value is the recorded program.
+	Change Change
 }
 
 // Validate returns an error for the first value that is out of range.
@@ -26,6 +28,9 @@ func (s Setting) Validate() error {
 	}
 	if s.HostScale < 0 || s.HostScale > 1 {
 		return fmt.Errorf("predict: host scale %v: want above 0 and at most 1", s.HostScale)
+	}
+	if err := s.Change.Validate(); err != nil {
+		return err
 	}
 	return s.Requester.Validate()
 }
@@ -39,6 +44,7 @@ type rttCosts struct {
 	byKind                    [9]time.Duration
 	copyRate                  float64 // bytes per second to the device; +Inf without a bound
 	hostScale                 float64
+	change                    Change
 }
 
 // host scales the time that a host thread computes.
@@ -62,7 +68,7 @@ func (p *Plan) InFlight(s Setting) perf.Bytes { return perf.Bytes(math.Round(p.i
 func (p *Plan) costsAt(s Setting) rttCosts {
 	d := s.Delta()
 	c := s.Costs
-	rc := rttCosts{launch: c.Launch.At(d), graphLaunch: c.GraphLaunch.At(d), sync: c.Sync.At(d), copyRate: math.Inf(1), hostScale: s.HostScale}
+	rc := rttCosts{launch: c.Launch.At(d), graphLaunch: c.GraphLaunch.At(d), sync: c.Sync.At(d), copyRate: math.Inf(1), hostScale: s.HostScale, change: s.Change}
 	if rc.hostScale == 0 {
 		rc.hostScale = 1
 	}
@@ -81,10 +87,14 @@ func (p *Plan) costsAt(s Setting) rttCosts {
 
 // added returns the time added to an operation.
 func (rc *rttCosts) added(op *workload.Op) time.Duration {
-	c := rc.byKind[op.Kind]
+	kind := op.Kind
+	if rc.change.Graphs && kind == workload.Kernel {
+		kind = workload.GraphKernel
+	}
+	c := rc.byKind[kind]
 	if op.Kind == workload.CopyHtoD && op.Bytes > 0 {
 		// Term ❷: the larger of the latency and the cost of the lower rate.
-		c = max(c, time.Duration(float64(op.Bytes)/rc.copyRate*1e9)-op.Dur)
+		c = max(c, time.Duration(float64(op.Bytes)*rc.change.scale()/rc.copyRate*1e9)-rc.duration(op))
 	}
 	return c
 }
@@ -123,6 +133,9 @@ func (p *Plan) step(t *times, rc *rttCosts, e event, i int32) {
 
 func (p *Plan) startOfCall(t *times, rc *rttCosts, i int32) time.Duration {
 	c, cp := &p.w.Calls[i], &p.calls[i]
+	if graph := p.graphOf(rc, i); graph != none && graph != i {
+		return t.callEnd[graph]
+	}
 	if cp.prev == none && cp.cross == none {
 		return c.Start
 	}
@@ -136,6 +149,12 @@ func (p *Plan) startOfCall(t *times, rc *rttCosts, i int32) time.Duration {
 }
 
 func (p *Plan) endOfCall(t *times, rc *rttCosts, i int32) time.Duration {
+	if graph := p.graphOf(rc, i); graph != none && graph != i {
+		return t.callEnd[graph]
+	}
+	if rc.change.Pinned && p.w.Calls[i].Kind == workload.CopyCall && p.calls[i].waited {
+		return t.callStart[i] + rc.host(min(p.calls[i].least, p.enqueue))
+	}
 	end := t.callStart[i] + rc.host(p.calls[i].least)
 	for op, lag := range p.Waits(i) {
 		end = max(end, t.opEnd[op]+lag+rc.sync)
@@ -149,12 +168,16 @@ func (p *Plan) endOfOp(t *times, rc *rttCosts, i int32) time.Duration {
 	if !d.Free {
 		at = math.MinInt64
 	}
+	graph := p.graphOf(rc, op.Call)
+	if graph != none {
+		d.PrevLag, d.LaunchLag = min(d.PrevLag, p.streamLag), min(d.LaunchLag, p.launchLag)
+	}
 	if d.Prev != none {
 		at = max(at, t.opEnd[d.Prev]+d.PrevLag)
 	}
 	if op.Call != none {
 		cost := rc.launch
-		if p.w.Calls[op.Call].Kind == workload.GraphLaunch {
+		if graph != none || p.w.Calls[op.Call].Kind == workload.GraphLaunch {
 			cost = rc.graphLaunch
 		}
 		at = max(at, t.callStart[op.Call]+d.LaunchLag+cost)
@@ -165,5 +188,5 @@ func (p *Plan) endOfOp(t *times, rc *rttCosts, i int32) time.Duration {
 	for on, lag := range p.StreamWaits(i) {
 		at = max(at, t.opEnd[on]+lag)
 	}
-	return at + rc.added(op) + op.Dur
+	return at + rc.added(op) + rc.duration(op)
 }

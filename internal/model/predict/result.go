@@ -58,7 +58,7 @@ func (p *Plan) Run(s Setting) (Result, error) {
 	r := p.measure(s)
 	if s.HostScale != 0 && s.HostScale != 1 {
 		native := s
-		native.RTT = s.NativeRTT
+		native.RTT, native.Change = s.NativeRTT, Change{}
 		r.replaceRecorded(p.measure(native))
 	}
 	r.conclude()

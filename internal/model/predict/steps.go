@@ -114,5 +114,10 @@ func (p *Plan) stepOf(op *workload.Op) int {
 	if op.Call != none {
 		at = p.w.Calls[op.Call].Start
 	}
+	return p.stepAt(at)
+}
+
+// stepAt returns the latest step that began by a time, or -1.
+func (p *Plan) stepAt(at time.Duration) int {
 	return sort.Search(len(p.w.Steps), func(i int) bool { return p.w.Steps[i].Start > at }) - 1
 }
