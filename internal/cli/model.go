@@ -23,7 +23,7 @@ func newModelCommand() *cobra.Command {
 The commands use the model of section 3.4 of the DxPU paper and a replay of
 recorded runs. docs/model.md has the equations and the fitted constants.`,
 		`  dxpu model predict resnet50.pt.trace.json.gz --rtt 6.8us`)
-	cmd.AddCommand(newModelThroughputCommand(), newModelExplainCommand(), newModelPredictCommand(), newModelPaperCommand())
+	cmd.AddCommand(newModelThroughputCommand(), newModelExplainCommand(), newModelPredictCommand(), newModelFitCommand(), newModelPaperCommand())
 	cmd.AddCommand(localModelCommands()...)
 	return cmd
 }

@@ -53,7 +53,8 @@ a CUDA graph costs), it prints a range and the reason.
 
 --costs selects the added costs: "hardware" is fitted to the paper's
 measurements; "paper" is its model, one added round trip per kernel, as the
-driver library injects it. "dxpu model explain" prints both.
+driver library injects it. "dxpu model explain" prints both. A file has those of
+your own GPU ("dxpu model fit").
 
 A profiler slows the host down, and a slow host hides latency. Given the time of
 a training step without the profiler, --native-step removes the profiler's share
@@ -91,7 +92,7 @@ many launches, or has long training steps without GPU work.`,
 	rttVar(f, &o.setting.NativeRTT, "native-rtt", "round trip of the recorded run")
 	f.IntVar(&o.setting.Requester.Tags, "tags", perf.V100.Tags, "number of requests that the GPU keeps in flight")
 	f.IntVar(&o.mrrs, "mrrs", int(perf.V100.MRRS), "Max_Read_Request_Size in bytes")
-	f.StringVar(&o.costs, "costs", "hardware", `added cost of each operation: "hardware" or "paper"`)
+	f.StringVar(&o.costs, "costs", "hardware", `added cost of each operation: "hardware", "paper", or a file of "dxpu model fit"`)
 	f.StringVar(&o.sweep, "sweep", "", "round trips to compare, such as 2us,4us,8us or 2us:20us:2us")
 	f.StringVar(&o.svg, "svg", "", "write performance against round trip to this SVG file")
 	f.StringVar(&o.cdf, "cdf", "", "write the distributions of kernel duration to this SVG file")
@@ -228,13 +229,9 @@ func warnOfTrace(errOut io.Writer, r *workload.Report) {
 
 // prepare checks the flags and returns the round trips of the sweep.
 func (o *predictOptions) prepare(files []string) ([]time.Duration, error) {
-	switch o.costs {
-	case "hardware":
-		o.setting.Costs = paper.HardwareCosts()
-	case "paper":
-		o.setting.Costs = perf.PaperCosts()
-	default:
-		return nil, usagef("--costs %q: want hardware or paper", o.costs)
+	var err error
+	if o.setting.Costs, err = costsOf(o.costs); err != nil {
+		return nil, err
 	}
 	switch {
 	case o.top < 0:

@@ -114,3 +114,38 @@ func TestPredictSeveralTraces(t *testing.T) {
 		})
 	}
 }
+
+// The costs that a fit writes are those with which a prediction meets the measurements.
+func TestFitWritesCosts(t *testing.T) {
+	trace, costs := rankTraces(t, false)[1], filepath.Join(t.TempDir(), "costs.json")
+	fitted, _, err := runModel("fit", trace, "--measured", "6.8us=322us,11.2us=337us", "--write", costs)
+	if err != nil || !strings.Contains(fitted, "A kernel costs") {
+		t.Fatal(err, fitted)
+	}
+	out, _, err := runModel("predict", trace, "--costs", costs, "--rtt", "11.2us", "--json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got analysisJSON
+	if err := json.Unmarshal([]byte(out), &got); err != nil {
+		t.Fatal(err)
+	}
+	if want := 300.0 / 337; got.Prediction.Relative < want-0.005 || got.Prediction.Relative > want+0.005 || got.Costs != "fitted" {
+		t.Errorf("%s: %v, want %v; %s", got.Costs, got.Prediction.Relative, want, fitted)
+	}
+	for text, want := range map[string]string{
+		`{"name":"x","kernel":{"slope":-1}}`: "kernel: slope -1", `{"name":"x","unknown":1}`: "unknown", `{}`: "is missing", `nonsense`: "costs",
+	} {
+		if err := os.WriteFile(costs, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := runModel("predict", trace, "--costs", costs); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	for _, bad := range [][]string{{"6.8us"}, {"x=1ms"}, {"6.8us=-1ms"}, {"1us=1ms"}} {
+		if _, _, err := runModel("fit", trace, "--measured", bad[0]); err == nil {
+			t.Errorf("%s is accepted", bad[0])
+		}
+	}
+}

@@ -63,7 +63,7 @@ func TestModelCommands(t *testing.T) {
 		{"native step", []string{"predict", nsysFile, "--native-step", "3ms"}, []string{"host's time is scaled by 0."}, false},
 		{"native step too short", []string{"predict", nsysFile, "--native-step", "1us"}, []string{"impossible"}, true},
 		{"negative native step", []string{"predict", nsysFile, "--native-step", "-1us"}, []string{"is negative"}, true},
-		{"no such costs", []string{"predict", kineto21, "--costs", "x"}, []string{"hardware or paper"}, true},
+		{"no such costs", []string{"predict", kineto21, "--costs", "x"}, []string{"hardware, paper, or a file"}, true},
 		{"bad sweep", []string{"predict", kineto21, "--sweep", "1us:2us"}, []string{"--sweep"}, true},
 		{"sweep below native", []string{"predict", kineto21, "--sweep", "1us"}, []string{"below the native"}, true},
 		{"endless sweep", []string{"predict", kineto21, "--sweep", "2us:1s:1ns"}, []string{"more than"}, true},

@@ -79,11 +79,6 @@ func (f Fit) kernel(fixed float64, rtt time.Duration) float64 {
 func HardwareCosts() perf.Costs {
 	f := Fitted()
 	kernel := perf.Term{Slope: f.Slope, Fixed: time.Duration(f.Synthetic * 1e3), Knee: knee}
-	one, half := perf.Term{Slope: 1}, perf.Term{Slope: 0.5}
-	return perf.Costs{
-		Name:   "hardware",
-		Source: "kernels: slope from Figure 4, fixed part from Table 9 (synthetic, training, XLA off, batch 32 and 128); copies: section 3.4.1; launch and sync: one posted crossing",
-		Kernel: kernel, Memset: kernel, OnDevice: kernel, HtoD: one, DtoH: half,
-		Launch: half, GraphLaunch: perf.Term{Slope: f.Slope + 0.5, Fixed: kernel.Fixed, Knee: knee}, Sync: half,
-	}
+	return perf.KernelCosts("hardware",
+		"kernels: slope from Figure 4, fixed part from Table 9 (synthetic, training, XLA off, batch 32 and 128); copies: section 3.4.1; launch and sync: one posted crossing", kernel)
 }
