@@ -80,7 +80,7 @@ func (w *World) send(from *uplink, to netip.AddrPort, datagram []byte) {
 func (n *Node) receive(path uint8, datagram []byte, from netip.AddrPort) {
 	u := n.uplinks[path]
 	u.sender = from
-	n.Drops.Add(engine.Dispatch(n.routes, &u.in, datagram, len(datagram), from))
+	n.Drops.Add(engine.Dispatch(n.routes, &u.in, engine.Batch{Bytes: datagram, Segment: len(datagram), From: from}, nil))
 }
 
 // Buffer implements engine.Output.

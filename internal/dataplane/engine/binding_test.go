@@ -367,6 +367,39 @@ func TestDispatch(t *testing.T) {
 	}
 }
 
+// Batches that follow each other are handled under one entry as long as they are those
+// of one group. The bytes of a batch are not looked at after the next one was asked for.
+func TestDispatchGathersBatches(t *testing.T) {
+	n := newNetwork(t, 1)
+	var a, b, c, d end
+	one, two := n.pairOfGroups(), n.pairOfGroups()
+	n.join(one, n.configs(1, link.CipherNone), &a, &b)
+	n.join(two, n.configs(2, link.CipherNone), &c, &d)
+	n.up(&a, &b, &c, &d)
+	buffer := make([]byte, 64) // of the socket's reader
+	ids := []uint32{1, 1, 9, 1, 2, 2, 1}
+	next := func() (Batch, bool) {
+		if len(ids) == 0 {
+			return Batch{}, false
+		}
+		clear(buffer)
+		buffer[0] = frame.Version2<<4 | byte(frame.TypeTraffic)
+		binary.BigEndian.PutUint32(buffer[4:], ids[0])
+		ids = ids[1:]
+		return Batch{Bytes: buffer, Segment: len(buffer), From: n.side[0].addrs[0]}, true
+	}
+	before := [2]int{one[1].entries, two[1].entries}
+	first, _ := next()
+	p := n.side[1]
+	got := Dispatch(p.bindings, &Input{Clock: func() time.Duration { return n.now }}, first, next)
+	if want := (Drops{Stray: 1}); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	if entries := [2]int{one[1].entries - before[0], two[1].entries - before[1]}; entries != [2]int{2, 1} || len(ids) > 0 {
+		t.Errorf("%v entries, %d batches left", entries, len(ids))
+	}
+}
+
 // A handler and a link are called at the time that they want to be woken at.
 func TestWake(t *testing.T) {
 	n := newNetwork(t, 1)

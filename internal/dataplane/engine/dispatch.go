@@ -93,39 +93,72 @@ func (d *Door) admit(in *Input, datagram []byte, from netip.AddrPort, drops *Dro
 	return false
 }
 
-// Dispatch hands each datagram of a batch, all from one address, to its binding.
-// routes finds the binding by its number. Datagrams of one group that arrived
-// together are handled under one entry, so that the answers leave together too.
-func Dispatch[G Gate](routes map[uint32]Route[G], in *Input, batch []byte, segment int, from netip.AddrPort) (d Drops) {
-	var none, entered G
-	var e Entry
-	for len(batch) > 0 {
-		n := min(segment, len(batch))
-		datagram := batch[:n:n]
-		batch = batch[n:]
+// Batch is what one read of a socket returns: datagrams of one sender that lie one
+// after another in Bytes, each of Segment bytes except the last, which may be shorter.
+type Batch struct {
+	Bytes   []byte
+	Segment int
+	From    netip.AddrPort
+}
+
+// Dispatch hands each datagram of a batch to its binding. routes finds the binding by
+// its number. Datagrams of one group that arrived together are handled under one entry,
+// so that the answers leave together too: those of the batch, and those of the batches
+// that next returns, until it returns false. The bytes of a batch are not used after the
+// call of next. next may be nil.
+func Dispatch[G Gate](routes map[uint32]Route[G], in *Input, b Batch, next func() (Batch, bool)) (d Drops) {
+	var at visit[G]
+	for more := true; more; {
+		at.dispatch(routes, in, b, &d)
+		more = false
+		if next != nil {
+			b, more = next()
+		}
+	}
+	at.leave()
+	return d
+}
+
+// visit is the entry that Dispatch is in.
+type visit[G Gate] struct {
+	gate  G // zero: none
+	entry Entry
+}
+
+func (v *visit[G]) enter(gate G) {
+	if v.gate != gate {
+		v.leave()
+		v.gate, v.entry = gate, gate.Enter()
+	}
+}
+
+func (v *visit[G]) leave() {
+	var none G
+	if v.gate != none {
+		v.gate.Leave(v.entry)
+		v.gate = none
+	}
+}
+
+func (v *visit[G]) dispatch(routes map[uint32]Route[G], in *Input, b Batch, d *Drops) {
+	for len(b.Bytes) > 0 {
+		n := min(b.Segment, len(b.Bytes))
+		datagram := b.Bytes[:n:n]
+		b.Bytes = b.Bytes[n:]
 		id, ok := frame.PeekBinding(datagram)
 		route, found := routes[id]
 		if !ok || !found {
 			d.Stray++
 			continue
 		}
-		if !route.Door.admit(in, datagram, from, &d) {
+		if !route.Door.admit(in, datagram, b.From, d) {
 			continue
 		}
-		if route.Gate != entered {
-			if entered != none {
-				entered.Leave(e)
-			}
-			entered, e = route.Gate, route.Gate.Enter()
-		}
-		if !e.receive(id, in.Path, datagram) {
+		v.enter(route.Gate)
+		if !v.entry.receive(id, in.Path, datagram) {
 			d.Stray++
 		}
 	}
-	if entered != none {
-		entered.Leave(e)
-	}
-	return d
 }
 
 // receive hands a datagram to a binding. It returns false if the group does not

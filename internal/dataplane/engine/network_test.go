@@ -120,7 +120,7 @@ func (p *proxy) receive(path uint8, batch []byte, segment int, from netip.AddrPo
 func (p *proxy) dispatch(path uint8, batch []byte, segment int, from netip.AddrPort) Drops {
 	in := &Input{Path: path, Clock: func() time.Duration { return p.net.now }}
 	in.Answer = func(datagram []byte) { p.send(p.net.now, path, from, datagram, len(datagram)) }
-	return Dispatch(p.bindings, in, batch, segment, from)
+	return Dispatch(p.bindings, in, Batch{batch, segment, from}, nil)
 }
 
 // run lets time pass until done, which it reports, or the deadline.

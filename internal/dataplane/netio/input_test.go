@@ -98,6 +98,96 @@ func TestSoonInATransfer(t *testing.T) {
 	})
 }
 
+// One entry takes the batches of a transfer that have arrived, some at most. It takes none
+// behind a short one, whose answer must not wait, and none where a fault plan counts
+// datagrams.
+func TestGathering(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		came []int // bytes of each datagram
+		plan fault.Plan
+		want []uint64 // datagrams taken by each call of Receive
+	}{
+		{"one", []int{1000}, fault.Plan{}, []uint64{1}},
+		{"a transfer", []int{1000, 1000, 1000, 1000, 1000, 1000}, fault.Plan{}, []uint64{maxGathered, 2}},
+		{"short ones", []int{100, 100, 100}, fault.Plan{}, []uint64{1, 1, 1}},
+		{"a short one in a transfer", []int{1000, 100, 1000}, fault.Plan{}, []uint64{2, 1}},
+		{"with faults", []int{1000, 1000}, fault.Plan{Delay: time.Hour}, []uint64{1, 1}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f, err := Open(Config{Paths: []PathConfig{{Listen: "127.0.0.1:0", Fault: c.plan}}, Logger: slog.New(slog.DiscardHandler)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.closeSockets()
+			peer, err := udp.Listen("127.0.0.1:0", udp.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer peer.Close()
+			in := newInput(f, f.paths[0], 0)
+			for _, n := range c.came {
+				if err := peer.NewWriter().Write(make([]byte, n), n, in.conn.LocalAddr()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for i, want := range c.want {
+				before := in.conn.Stats().RxDatagrams
+				if err := in.Receive(false); err != nil {
+					t.Fatal(err)
+				}
+				if got := in.conn.Stats().RxDatagrams - before; got != want {
+					t.Errorf("call %d took %d datagrams, want %d", i, got, want)
+				}
+			}
+			if stray := f.Stats().Stray; stray != uint64(len(c.came)) {
+				t.Errorf("%d datagrams were looked at, want %d", stray, len(c.came))
+			}
+		})
+	}
+}
+
+// A report that is found behind the batches of a transfer is not lost.
+func TestGatheringMeetsAReport(t *testing.T) {
+	f, err := Open(Config{Paths: []PathConfig{{Listen: "127.0.0.1:0"}}, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.closeSockets()
+	var peers [2]*udp.Conn
+	for i := range peers {
+		if peers[i], err = udp.Listen("127.0.0.1:0", udp.Options{}); err != nil {
+			t.Fatal(err)
+		}
+		defer peers[i].Close()
+	}
+	in := newInput(f, f.paths[0], 0)
+	gone := peers[1].LocalAddr()
+	if err := peers[1].Close(); err != nil {
+		t.Fatal(err)
+	}
+	for round := range 2 { // the first one's report comes before its data
+		if err := peers[0].NewWriter().Write(make([]byte, 1000), 1000, in.conn.LocalAddr()); err != nil {
+			t.Fatal(err)
+		}
+		_ = in.conn.NewWriter().Write(make([]byte, 100), 100, gone)
+		in.deafTo = 0
+		for limit := 4; in.deafTo == 0 && limit > 0; limit-- {
+			if err := in.Receive(false); err != nil && !errors.Is(err, reader.ErrNothing) {
+				t.Fatal(err)
+			}
+		}
+		if in.deafTo == 0 {
+			t.Errorf("round %d: no report", round)
+		}
+	}
+	for in.Receive(false) == nil {
+	}
+	if n := f.Stats().Stray; n != 2 {
+		t.Errorf("%d datagrams arrived, want 2", n)
+	}
+}
+
 // A reader that polls sends the datagrams that a fault plan has held back until now.
 // They count as sent from the beginning: the answer is awaited.
 func TestReaderSendsWhatIsDue(t *testing.T) {
