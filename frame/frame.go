@@ -24,8 +24,10 @@ const (
 	// and carry that number, so that ends of both understand each other; the hello
 	// packets tell which version an end speaks.
 	Version3 = 3
+	// Version4 adds runs of completions and of read requests, in the same way.
+	Version4 = 4
 	// Newest is the highest version of this package.
-	Newest = Version3
+	Newest = Version4
 
 	newestNumber = Version2 // in datagrams
 )

@@ -87,6 +87,16 @@ func runPacket(form frame.Form) []byte {
 	return append(p.Append(nil, form), payloads...)
 }
 
+// readRun returns a run of two memory reads of a page.
+func readRun(form frame.Form) []byte {
+	header, _ := hex.DecodeString("2000000001002aff0000000100001000")
+	p := frame.RunPacket{
+		Source: frame.Endpoint{Node: 0x01020304, Slot: 0x0506}, Destination: frame.Endpoint{Node: 0x0708090a, Slot: 0x0b0c},
+		Path: 1, Seq: 0x1122334455667798, Count: 2, TLP: header, HeaderCRC: frame.CRC(0, header),
+	}
+	return p.Append(nil, form)
+}
+
 func parseAck(form frame.Form) parser {
 	return func(b []byte) ([]byte, int, error) {
 		var a frame.Ack
@@ -183,6 +193,7 @@ func codecs() []codec {
 			codec{"header packet, write with digest" + suffix, headerPacket("60008001010000ff00000100000000001badcafe", true, 4).Append(nil, f), parseHeaderPacket(f)},
 			codec{"data packet" + suffix, data.Append(nil, f), parseData(f)},
 			codec{"run packet" + suffix, runPacket(f), parseRun(f)},
+			codec{"run packet, memory reads" + suffix, readRun(f), parseRun(f)},
 			codec{"acknowledgement" + suffix, ack.Append(nil, f), parseAck(f)},
 			codec{"ping" + suffix, frame.AppendPing(nil, f), parsePing(f)},
 			codec{"close" + suffix, frame.AppendClose(nil, 0x1234, f), parseClose(f)},
@@ -306,7 +317,10 @@ func TestRunPacketBounds(t *testing.T) {
 		{"one TLP", 16, 64, 1, 0, frame.ErrField},
 		{"no TLP", 16, 64, 0, 0, frame.ErrField},
 		{"too many", 16, 64, frame.MaxRun + 1, 0, frame.ErrField},
-		{"no payload", 16, 0, 2, 0, frame.ErrField},
+		{"no payload", 16, 0, 2, 0, nil},
+		{"many without payload", 12, 0, frame.MaxRun, 0, nil},
+		{"one without payload", 16, 0, 1, 0, frame.ErrField},
+		{"too many without payload", 16, 0, frame.MaxRun + 1, 0, frame.ErrField},
 		{"small payload", 16, 60, 2, 0, frame.ErrField},
 		{"large payload", 16, 4100, 2, 0, frame.ErrField},
 		{"payload not double words", 16, 66, 2, 0, frame.ErrField},

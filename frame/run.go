@@ -3,16 +3,17 @@ package frame
 import "encoding/binary"
 
 const (
-	// MinRunPayload is the smallest payload of a TLP in a run. With smaller ones the
-	// header packets take less than the TLPs' own work.
+	// MinRunPayload is the smallest payload of a TLP in a run that has payloads. With
+	// smaller ones the header packets take less than the TLPs' own work.
 	MinRunPayload = Unit
 	// MaxRun is the largest number of TLPs in a run, in the largest datagram.
 	MaxRun = MaxDatagram / MinRunPayload
 )
 
-// RunPacket carries a run: consecutive memory writes of equal size, with the header
-// of the first one. The others have the same header, except that each begins where
-// the one before ends. Their payloads follow one another.
+// RunPacket carries a run: consecutive memory writes, completions or read requests of
+// equal size, with the header of the first one. The others have the same header, except
+// that a request begins where the one before ends, and that a completion or a read has
+// the tag after that of the one before. Their payloads follow one another.
 //
 //	 0                   1                   2                   3
 //	 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1
@@ -44,13 +45,14 @@ type RunPacket struct {
 	Seq uint64
 	// Count is the number of TLPs, 2 to MaxRun.
 	Count int
-	// PayloadLen is the payload of each TLP in bytes, a multiple of 4 from
+	// PayloadLen is the payload of each TLP in bytes: 0, or a multiple of 4 from
 	// MinRunPayload to MaxPayload.
 	PayloadLen int
 	// TLP is the header of the first TLP. It aliases the buffer given to Parse, as
 	// CRCs and Payload do.
 	TLP []byte
-	// CRCs holds the CRC-32C of each payload, big-endian, and HeaderCRC is that of TLP.
+	// CRCs holds the CRC-32C of each payload, if there is one, big-endian, and HeaderCRC
+	// is that of TLP.
 	// Append needs them and Parse sets them, if the packet is Checked.
 	CRCs      []byte
 	HeaderCRC uint32
@@ -61,7 +63,11 @@ type RunPacket struct {
 // RunPacketSize returns the size of a run packet of count TLPs with headers of n bytes
 // and payloads of payload bytes.
 func RunPacketSize(n, count, payload int, form Form) int {
-	return headerFixed + n + form.crcSize() + count*(form.crcSize()+payload)
+	n += headerFixed + form.crcSize()
+	if payload > 0 {
+		n += count * (form.crcSize() + payload)
+	}
+	return n
 }
 
 // Append appends the packet without the payloads, which the caller appends.
@@ -94,7 +100,7 @@ func (p *RunPacket) Parse(b []byte, form Form) (n int, err error) {
 	hdr, count := int(b[1])*4, int(binary.BigEndian.Uint16(b[26:]))
 	payload := int(binary.BigEndian.Uint16(b[2:]))
 	if Kind(b[0]) != KindRun || hdr != minTLPHeader && hdr != minTLPHeader+4 ||
-		payload < MinRunPayload || payload > MaxPayload || payload%4 != 0 || count < 2 || count > MaxRun ||
+		payload != 0 && payload < MinRunPayload || payload > MaxPayload || payload%4 != 0 || count < 2 || count > MaxRun ||
 		b[24] >= MaxPaths || b[25] != 0 {
 		return 0, ErrField
 	}
@@ -103,16 +109,16 @@ func (p *RunPacket) Parse(b []byte, form Form) (n int, err error) {
 		return 0, ErrShort
 	}
 	crcs := headerFixed + hdr
-	end := crcs + count*form.crcSize()
 	data := b[n-count*payload : n : n]
+	end := n - len(data) - form.crcSize()
 	if form == Checked {
 		headerCRC := CRC(0, b[headerFixed:crcs])
 		if CRC(CRC(headerCRC, b[crcs:end]), b[:headerFixed]) != binary.BigEndian.Uint32(b[end:]) {
 			return 0, ErrCRC
 		}
 		p.HeaderCRC = headerCRC
-		for i := range count {
-			if CRC(0, data[i*payload:(i+1)*payload]) != binary.BigEndian.Uint32(b[crcs+i*CRCSize:]) {
+		for rest, want := data, b[crcs:end]; len(rest) > 0; rest, want = rest[payload:], want[CRCSize:] {
+			if CRC(0, rest[:payload]) != binary.BigEndian.Uint32(want) {
 				p.HeaderCRC = 0
 				return 0, ErrCRC
 			}

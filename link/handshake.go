@@ -405,9 +405,9 @@ func (l *Link) confirmed(h *frame.Header, hello *frame.Hello) (session, error) {
 // up opens the session with the datagram h of the peer.
 func (l *Link) up(now time.Duration, h *frame.Header, peer uint64, hello *frame.Hello) {
 	l.forget()
-	l.state, l.version = Up, h.Version
+	l.state, l.version, l.spoken = Up, h.Version, h.Version
 	if h.Version >= frame.Version2 {
-		l.runs = min(l.cfg.MaxVersion, hello.Highest) >= frame.Version3
+		l.spoken = min(l.cfg.MaxVersion, hello.Highest)
 		if l.cfg.Cipher != CipherNone {
 			l.form = frame.Bare
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/dxpu-project/dxpu/frame"
+	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
@@ -115,6 +116,12 @@ func forge(b []byte, form frame.Form) (body []byte) {
 		kind := take(1)[0]
 		if kind >= 0xf8 { // newer than the corpus
 			first := pageWrite(small()<<6, 64<<(kind&7%5))
+			switch kind & 7 {
+			case 5:
+				first = pageRead(small()<<12, pcie.Tag(small()), 4096)
+			case 6:
+				first = completion(pcie.Tag(small()), 64+4*int(small()%64))
+			}
 			p := frame.RunPacket{
 				Source: frame.Endpoint{Node: 1}, Destination: frame.Endpoint{Node: 2},
 				Seq: small(), Count: 2 + int(take(1)[0]%8), PayloadLen: len(first.Data), TLP: first.AppendHeader(nil),
@@ -124,7 +131,7 @@ func forge(b []byte, form frame.Form) (body []byte) {
 			}
 			p.HeaderCRC = frame.CRC(0, p.TLP)
 			zeros := make([]byte, p.Count*p.PayloadLen)
-			for range p.Count {
+			for range len(zeros) / max(p.PayloadLen, 1) {
 				p.CRCs = binary.BigEndian.AppendUint32(p.CRCs, frame.CRC(0, zeros[:p.PayloadLen]))
 			}
 			body = append(p.Append(body, form), zeros...)

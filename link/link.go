@@ -34,8 +34,8 @@ var (
 type Link struct {
 	cfg     Config
 	state   State
-	version uint8 // in the numbers of datagrams, when Up
-	runs    bool  // both ends speak version 3
+	version uint8 // in the headers of datagrams, when Up
+	spoken  uint8 // the highest version that both ends speak, when Up
 	form    frame.Form
 	reason  Reason
 	code    uint16 // of the close, ours or the peer's
@@ -51,14 +51,14 @@ type Link struct {
 	liveness liveness
 
 	// Scratch space that keeps the hot path free of allocations.
-	out    tlp.Packet
-	hp     frame.HeaderPacket
-	dp     frame.DataPacket
-	rp     frame.RunPacket
-	ack    frame.Ack
-	run    Run
-	header [tlp.Header4DW]byte
-	crcs   []byte
+	out   tlp.Packet
+	hp    frame.HeaderPacket
+	dp    frame.DataPacket
+	rp    frame.RunPacket
+	ack   frame.Ack
+	run   Run
+	crcs  []byte
+	reads int // in the runs of the present datagram
 }
 
 // New returns one end of a link. The initiator starts its handshake with the next
@@ -127,12 +127,7 @@ func (l *Link) State() State { return l.state }
 
 // Version returns the version of the protocol that the ends agreed on, 0 before the
 // link is Up.
-func (l *Link) Version() uint8 {
-	if l.runs {
-		return frame.Version3
-	}
-	return l.version
-}
+func (l *Link) Version() uint8 { return l.spoken }
 
 // Reason returns why the link is Closing or Down, and the code that was passed to
 // Close at the end that closed it. In other states it returns NotDown.

@@ -141,6 +141,7 @@ func (p *path) arrived(now time.Duration, number uint64, size int, eliciting boo
 // receiveBody processes the packets of a datagram. It reports whether they ask for
 // an acknowledgement.
 func (l *Link) receiveBody(now time.Duration, body []byte, to owner) (eliciting bool, err error) {
+	l.reads = 0
 	for len(body) > 0 {
 		var n int
 		switch frame.Kind(body[0]) {

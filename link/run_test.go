@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/dxpu-project/dxpu/frame"
+	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
@@ -22,6 +23,21 @@ func pageWrite(addr uint64, n int) tlp.Packet {
 		binary.LittleEndian.PutUint32(p.Data[i:], uint32(addr)+uint32(i))
 	}
 	return p
+}
+
+// pageRead is a memory read of n bytes.
+func pageRead(addr uint64, tag pcie.Tag, n int) tlp.Packet {
+	p := tlp.Packet{Type: tlp.MRd, Requester: 0x100, Tag: tag}
+	p.SetMemory(addr, n)
+	return p
+}
+
+// completion is the completion of a read of n bytes, which its content tells from others.
+func completion(tag pcie.Tag, n int) tlp.Packet {
+	data := pageWrite(uint64(tag)<<20, n)
+	return tlp.Packet{
+		Type: tlp.CplD, Requester: 0x100, Tag: tag, ByteCount: uint16(n), Length: data.Length, Data: data.Data,
+	}
 }
 
 // ready is when the tests go on, after the handshake.
@@ -78,13 +94,25 @@ func (a *arrivals) run(r *Run) {
 	}
 }
 
-// Conreadyutive writes of pages, or of their parts, arrive as runs. Every TLP arrives as
-// it was sent, whatever its neighbours are.
+// Consecutive writes of pages, or of their parts, reads and completions arrive as runs.
+// Every TLP arrives as it was sent, whatever its neighbours are.
 func TestRuns(t *testing.T) {
 	const big = 1 << 40
 	row := func(addr uint64, size, n int) (out []tlp.Packet) {
 		for i := range n {
 			out = append(out, pageWrite(addr+uint64(i*size), size))
+		}
+		return out
+	}
+	reads := func(addr uint64, tag pcie.Tag, size, n int) (out []tlp.Packet) {
+		for i := range n {
+			out = append(out, pageRead(addr+uint64(i*size), tag+pcie.Tag(i), size))
+		}
+		return out
+	}
+	completions := func(tag pcie.Tag, size, n int) (out []tlp.Packet) {
+		for i := range n {
+			out = append(out, completion(tag+pcie.Tag(i), size))
 		}
 		return out
 	}
@@ -136,6 +164,36 @@ func TestRuns(t *testing.T) {
 			changed(pageWrite(big+4096, 4096), func(p *tlp.Packet) { p.AT = tlp.ATTranslated }),
 			pageWrite(big+2*4096, 4096),
 		}, []int{2}},
+		{"reads", reads(big, 0, 4096, 100), []int{100}},
+		{"reads below 4 GiB", reads(0x1000, 7, 512, 10), []int{10}},
+		{"reads over 4 GiB", reads(1<<32-2*4096, 7, 4096, 4), []int{2, 2}},
+		{"reads over 256 tags", reads(big, 0xfe, 4096, 4), []int{2, 2}},
+		{"reads of the last tags", reads(big, 0x3fe, 4096, 2), []int{2}},
+		{"reads with a gap of tags", slices.Concat(reads(big, 0, 4096, 2), reads(big+2*4096, 3, 4096, 2)), []int{2, 2}},
+		{"reads with a gap", slices.Concat(reads(big, 0, 4096, 2), reads(big+3*4096, 2, 4096, 2)), []int{2, 2}},
+		{"reads not aligned", reads(big+64, 0, 128, 4), nil},
+		{"small reads", reads(big, 0, 32, 4), nil},
+		{"reads of some bytes", []tlp.Packet{
+			pageRead(big, 0, 4096), changed(pageRead(big+4096, 1, 4096), func(p *tlp.Packet) { p.FirstBE = 8 }), pageRead(big+2*4096, 2, 4096),
+		}, nil},
+		{"completions", completions(0, 4096, 10), []int{10}},
+		{"more than a datagram of them", completions(0, 4096, 20), []int{15, 5}},
+		{"completions of 192 bytes", completions(3, 192, 20), []int{20}},
+		{"small completions", completions(3, 60, 20), nil},
+		{"completions over 256 tags", completions(0xfe, 4096, 4), []int{2, 2}},
+		{"completions in another order", slices.Concat(completions(4, 4096, 2), completions(0, 4096, 2)), []int{2, 2}},
+		{"a completion twice", slices.Concat(completions(4, 4096, 2), completions(5, 4096, 1)), []int{2}},
+		{"completions of parts", []tlp.Packet{
+			completion(4, 4096), changed(completion(5, 512), func(p *tlp.Packet) { p.ByteCount = 1024 }),
+			changed(completion(5, 512), func(p *tlp.Packet) { p.LowerAddr = 64 }), completion(6, 512),
+		}, nil},
+		{"a failed one between", slices.Concat(completions(0, 4096, 2), []tlp.Packet{
+			{Type: tlp.Cpl, Requester: 0x100, Tag: 2, ByteCount: 4096, Status: pcie.UnsupportedRequest},
+		}, completions(3, 4096, 2)), []int{2, 2}},
+		{"a poisoned one between", slices.Concat(completions(0, 4096, 2), []tlp.Packet{
+			changed(completion(2, 4096), func(p *tlp.Packet) { p.EP = true }),
+		}, completions(3, 4096, 2)), []int{2, 2}},
+		{"all kinds", slices.Concat(row(big, 4096, 2), reads(big+2*4096, 0, 4096, 2), completions(2, 4096, 2), row(big, 4096, 2)), []int{2, 2, 2, 2}},
 	} {
 		for _, c := range []Cipher{CipherNone, CipherAES256GCM} {
 			for _, whole := range []bool{false, true} {
@@ -173,16 +231,22 @@ func TestRuns(t *testing.T) {
 	}
 }
 
-// An end that does not speak version 3 gets no run packet, and may not send one.
+// An end gets only the runs that its version has, and may send no other.
 func TestRunsNeedBothEnds(t *testing.T) {
-	for _, versions := range [][2]uint8{{1, 3}, {3, 1}, {2, 3}, {3, 2}, {3, 3}} {
+	for _, versions := range [][2]uint8{{1, 4}, {4, 1}, {2, 3}, {3, 2}, {3, 3}, {3, 4}, {4, 3}, {4, 4}} {
 		host, box := wide(t, versions, CipherNone)
 		want := min(versions[0], versions[1])
 		if host.Version() != want || box.Version() != want {
 			t.Errorf("%v: versions %d and %d", versions, host.Version(), box.Version())
 		}
-		for i := range 4 {
+		for i := range pcie.Tag(12) {
 			p := pageWrite(uint64(i)<<12, 4096)
+			switch i / 4 {
+			case 1:
+				p = pageRead(uint64(i)<<12, i, 4096)
+			case 2:
+				p = completion(i, 512)
+			}
 			if err := host.Send(ready, &p); err != nil {
 				t.Fatal(err)
 			}
@@ -190,93 +254,23 @@ func TestRunsNeedBothEnds(t *testing.T) {
 		var got arrivals
 		buf := make([]byte, frame.MaxDatagram)
 		n, _ := host.Transmit(ready, buf)
-		if err := box.ReceiveRuns(ready, 0, buf[:n], got.keep, got.run); err != nil || len(got.tlps) != 4 || (len(got.runs) > 0) != (want == 3) {
+		if err := box.ReceiveRuns(ready, 0, buf[:n], got.keep, got.run); err != nil || len(got.tlps) != 12 || len(got.runs) != [5]int{3: 1, 4: 3}[want] {
 			t.Errorf("%v: %d TLPs, runs %v, %v", versions, len(got.tlps), got.runs, err)
 		}
 		if want == 3 {
+			reads := runBody(host, func(p *frame.RunPacket) {
+				first := pageRead(1<<40, 0, 4096)
+				p.PayloadLen, p.TLP = 0, first.AppendHeader(nil)
+			}, 2, 4096)
+			if err := box.ReceiveRuns(ready, 0, sealed(host, 9, reads), got.keep, got.run); !errors.Is(err, ErrProtocol) || box.state == Up {
+				t.Errorf("%v: a run of reads: %v, %v", versions, err, box.state)
+			}
+		}
+		if want >= 3 {
 			continue
 		}
 		if err := box.Receive(ready, 0, sealed(host, 9, runBody(host, func(*frame.RunPacket) {}, 2, 4096)), got.keep); !errors.Is(err, ErrMalformed) || box.state != Up {
 			t.Errorf("%v: a run packet: %v, %v", versions, err, box.state)
-		}
-	}
-}
-
-// sealed returns a datagram of an end with a body of its owner's making.
-func sealed(from *Link, number uint64, body []byte) []byte {
-	h := frame.Header{Version: from.version, Type: frame.TypeTraffic, Binding: 1, Epoch: 1, Number: number}
-	d := append(h.Append(make([]byte, 0, frame.MaxDatagram+64)), body...)
-	return from.keys.send.cur.close(d, frame.HeaderSize, 0, number)
-}
-
-// runBody returns a run packet with valid CRCs after a change.
-func runBody(from *Link, change func(*frame.RunPacket), count, size int) []byte {
-	first := pageWrite(1<<40, size)
-	p := frame.RunPacket{
-		Source: from.cfg.Local, Destination: from.cfg.Remote, Seq: from.send.cursor, Count: count, PayloadLen: size, TLP: first.AppendHeader(nil),
-	}
-	change(&p)
-	payloads := make([]byte, p.Count*p.PayloadLen)
-	for i := range p.Count {
-		p.CRCs = binary.BigEndian.AppendUint32(p.CRCs, frame.CRC(0, payloads[i*p.PayloadLen:(i+1)*p.PayloadLen]))
-	}
-	p.HeaderCRC = frame.CRC(0, p.TLP)
-	return append(p.Append(nil, from.form), payloads...)
-}
-
-// A peer that sends a run whose TLPs no device could send ends the session.
-func TestHostileRuns(t *testing.T) {
-	header := func(f func(*tlp.Packet)) func(*frame.RunPacket) {
-		return func(p *frame.RunPacket) {
-			first := changed(pageWrite(1<<40, 4096), f)
-			p.TLP = first.AppendHeader(nil)
-		}
-	}
-	at := func(addr uint64) func(*frame.RunPacket) {
-		return header(func(p *tlp.Packet) { p.SetAddr(addr) })
-	}
-	for _, tc := range []struct {
-		name   string
-		change func(*frame.RunPacket)
-		want   error
-	}{
-		{"good", func(*frame.RunPacket) {}, nil},
-		{"crosses pages", at(1<<40 + 64), ErrProtocol},
-		{"passes the end", at(1<<64 - 4096), ErrProtocol},
-		{"passes 4 GiB", at(1<<32 - 4096), ErrProtocol},
-		{"another length", func(p *frame.RunPacket) { p.PayloadLen = 2048 }, ErrProtocol},
-		{"no power of two", func(p *frame.RunPacket) {
-			first := pageWrite(0, 192)
-			p.PayloadLen, p.TLP = 192, first.AppendHeader(nil)
-		}, ErrProtocol},
-		{"read", header(func(p *tlp.Packet) { p.Type, p.Data = tlp.MRd, nil }), ErrProtocol},
-		{"atomic", header(func(p *tlp.Packet) { p.Type = tlp.FetchAdd }), ErrProtocol},
-		{"no TLP", func(p *frame.RunPacket) { p.TLP = make([]byte, 16); p.TLP[0] = 0xff }, ErrProtocol},
-		{"a prefix", func(p *frame.RunPacket) { p.TLP = append([]byte{0x91, 0, 0, 1}, p.TLP[:12]...) }, ErrProtocol},
-		{"poisoned", header(func(p *tlp.Packet) { p.EP = true }), ErrProtocol},
-		{"digest", header(func(p *tlp.Packet) { p.HasDigest = true }), ErrProtocol},
-		{"processing hints", header(func(p *tlp.Packet) { p.TH = true }), ErrProtocol},
-		{"disabled bytes", header(func(p *tlp.Packet) { p.LastBE = 1 }), ErrProtocol},
-		{"of another slot", func(p *frame.RunPacket) { p.Source.Slot++ }, ErrRoute},
-		{"for another slot", func(p *frame.RunPacket) { p.Destination.Slot++ }, ErrRoute},
-		{"beyond the window", func(p *frame.RunPacket) { p.Seq += 1 << 40 }, ErrCredit},
-		{"the last numbers", func(p *frame.RunPacket) { p.Seq = 1<<64 - 1 }, ErrCredit},
-	} {
-		for _, c := range []Cipher{CipherNone, CipherAES256GCM} {
-			t.Run(tc.name+" "+c.String(), func(t *testing.T) {
-				host, box := wide(t, [2]uint8{}, c)
-				var got arrivals
-				err := box.ReceiveRuns(ready, 0, sealed(host, 9, runBody(host, tc.change, 2, 4096)), got.keep, got.run)
-				if !errors.Is(err, tc.want) || (len(got.tlps) == 2) != (tc.want == nil) || len(got.tlps)%2 != 0 {
-					t.Errorf("%v, %d TLPs; want %v", err, len(got.tlps), tc.want)
-				}
-				if (box.state != Up) != (tc.want == ErrProtocol) {
-					t.Errorf("the session is %v", box.state)
-				}
-				if box.recv.held != 0 {
-					t.Errorf("holds %d bytes", box.recv.held)
-				}
-			})
 		}
 	}
 }

@@ -39,9 +39,10 @@ type outgoing struct {
 	payloadCRC uint32
 	at         uint64 // payload: position in the ring of bytes
 	cost       uint64 // credit of all TLPs up to and including this one
-	// write is set for a memory write that a run may contain, follows for one that
-	// continues the TLP before.
-	write, follows bool
+	// kind is that of the run which may contain the TLP. follows is set if it continues
+	// a run with the TLP before.
+	kind    runKind
+	follows bool
 
 	// Fragments that the peer has, and lost fragments to retransmit. The header
 	// counts separately from the units of the payload.
@@ -85,7 +86,7 @@ type sendBuffer struct {
 	lostCount int    // TLPs with lost fragments
 	lostFrom  uint64 // no TLP below it has lost fragments
 
-	next uint64 // address behind the last TLP that a run may contain
+	next runHeader // of the TLP that would continue a run with the last one
 
 	data       []byte // ring of payloads, length 0 or a power of two
 	head, tail uint64 // positions, which grow without limit; the index is the position modulo length

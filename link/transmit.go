@@ -96,6 +96,7 @@ type datagram struct {
 	b     []byte // written so far
 	limit int    // of len(b), before the seal
 	rec   *record
+	reads int // in its runs
 }
 
 func (d *datagram) space() int { return d.limit - len(d.b) }

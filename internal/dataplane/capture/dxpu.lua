@@ -387,8 +387,8 @@ local function packet_size(s)
     if b(1) ~= 0 or size == 0 or payload > 4096 or payload % 4 ~= 0 or offset % 64 ~= 0 or offset + size > payload
       or size % 64 ~= 0 and offset + size ~= payload then return nil end
   elseif kind == 3 then
-    n = 32 + b(1) * 4 + be(26) * (4 + be(2))
-    if b(1) < 3 or b(1) > 4 or be(2) < 64 or be(2) > 4096 or be(2) % 4 ~= 0 or be(26) < 2 or b(24) > 7 or b(25) ~= 0 then return nil end
+    n = 32 + b(1) * 4 + (be(2) > 0 and be(26) * (4 + be(2)) or 0)
+    if b(1) < 3 or b(1) > 4 or be(2) > 0 and be(2) < 64 or be(2) > 4096 or be(2) % 4 ~= 0 or be(26) < 2 or b(24) > 7 or b(25) ~= 0 then return nil end
   elseif kind == 0x10 then
     n = 32 + b(2) * 8
     if b(1) > 7 or b(2) > 31 or b(3) ~= 0 then return nil end
@@ -480,7 +480,8 @@ end
 add_packet[3] = function(r, tree, pinfo)
   local s = r:raw()
   local payload, count, header = r(2, 2):uint(), r(26, 2):uint(), r(1, 1):uint() * 4
-  local crcs, data = 28 + header, 32 + header + 4 * count
+  local crcs = 28 + header
+  local data = crcs + 4 + (payload > 0 and 4 * count or 0)
   tree:add(F.header_len, r(1, 1))
   tree:add(F.payload_len, r(2, 2))
   add_seq(tree, r(4, 8), pinfo, "run")
@@ -491,12 +492,12 @@ add_packet[3] = function(r, tree, pinfo)
   tree:add(F.hp_path, r(24, 1))
   tree:add(F.run_count, r(26, 2))
   local t = dissect_tlp(r(28, header), tree, false, header)
-  for i = 0, count - 1 do
+  for i = 0, payload > 0 and count - 1 or -1 do
     local from = data + i * payload
     add_crc(tree, F.run_crc, F.run_crc_status, r(crcs + 4 * i, 4), function() return crc(castagnoli, 0, s:sub(from + 1, from + payload)) end)
   end
   add_crc(tree, F.crc, F.crc_status, r(data - 4, 4), function() return crc(castagnoli, crc(castagnoli, 0, s:sub(29, data - 4)), s:sub(1, 28)) end)
-  tree:add(F.run_payload, r(data))
+  if payload > 0 then tree:add(F.run_payload, r(data)) end
   return string.format("%d of %s", count, t and t.text or "run")
 end
 

@@ -56,11 +56,11 @@ type Binding struct {
 	peers   []netip.AddrPort // by path
 	door    *Door
 
-	link    *link.Link
-	state   link.State
-	runs    RunHandler        // the handler, if it is one
-	deliver func(*tlp.Packet) // method values, made once
-	// deliverRun is nil if the handler is no RunHandler.
+	link  *link.Link
+	state link.State
+	runs  RunHandler // the handler, if it is one
+	// Method values, made once.
+	deliver    func(*tlp.Packet)
 	deliverRun func(*link.Run)
 	wake       time.Duration
 	held       held
@@ -104,10 +104,8 @@ func (g *Group) Attach(e Entry, cfg BindingConfig) (*Binding, error) {
 		epoch: cfg.Link.Epoch, local: cfg.Link.Local, remote: cfg.Link.Remote,
 		link: l, state: l.State(), wake: machine.Never,
 	}
-	b.deliver = b.received
-	if runs, ok := cfg.Handler.(RunHandler); ok {
-		b.runs, b.deliverRun = runs, b.receivedRun
-	}
+	b.deliver, b.deliverRun = b.received, b.receivedRun
+	b.runs, _ = cfg.Handler.(RunHandler)
 	g.bindings = append(g.bindings, b)
 	b.touch()
 	return b, nil

@@ -46,7 +46,8 @@ type Handler interface {
 	LinkChanged(e Entry, s link.State)
 }
 
-// RunHandler is a Handler that can take a run of memory writes at once.
+// RunHandler is a Handler that can take a run of memory writes at once. Other runs are
+// split for every handler.
 type RunHandler interface {
 	Handler
 	// ReceiveRun takes the next TLPs from the link if all of them have the same

@@ -40,7 +40,8 @@ func (b *Binding) received(p *tlp.Packet) {
 // TLPs that are held, and while a watcher looks at each.
 func (b *Binding) receivedRun(r *link.Run) {
 	g := b.group
-	if w := g.cfg.Watcher; len(b.held.packets) == 0 && (w == nil || !w.Watching()) && b.runs.ReceiveRun(Entry{g}, r) {
+	w := g.cfg.Watcher
+	if r.Writes() && b.runs != nil && len(b.held.packets) == 0 && (w == nil || !w.Watching()) && b.runs.ReceiveRun(Entry{g}, r) {
 		return
 	}
 	for i := range r.Count {

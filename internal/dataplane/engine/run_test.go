@@ -1,11 +1,15 @@
 package engine
 
 import (
+	"bytes"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/dxpu-project/dxpu/link"
+	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
@@ -102,6 +106,50 @@ func TestRunsReachTheirHandler(t *testing.T) {
 				t.Errorf("the watcher saw %x, want %x", watcher.addrs, want)
 			}
 		})
+	}
+}
+
+// Runs of completions and of reads reach every handler as their TLPs, in order; a handler
+// of runs gets those of writes only.
+func TestOtherRunsReachTheirHandlerOneByOne(t *testing.T) {
+	for _, runs := range []bool{false, true} {
+		n := newNetwork(t, 1)
+		groups := n.pairOfGroups()
+		var from end
+		to := &runEnd{takes: func(*link.Run) bool { return true }}
+		var got []tlp.Packet
+		to.receive = func(_ Entry, p *tlp.Packet) bool {
+			q := *p
+			q.Data = slices.Clone(p.Data)
+			got = append(got, q)
+			return true
+		}
+		ends := n.configs(1, link.CipherNone)
+		n.attach(groups[0], ends[0], &from)
+		if runs {
+			n.attachHandler(groups[1], ends[1], &to.end, to)
+		} else {
+			n.attach(groups[1], ends[1], &to.end)
+		}
+		n.up(&from, &to.end)
+		var want []tlp.Packet
+		from.with(func(e Entry) {
+			for i := range pcie.Tag(20) {
+				p := tlp.Packet{Type: tlp.MRd, Tag: i}
+				p.SetMemory(1<<40+uint64(i)<<12, pcie.MaxPayload)
+				if i >= 10 {
+					p = tlp.Packet{Type: tlp.CplD, Tag: i, ByteCount: 512, Length: 128, Data: bytes.Repeat([]byte{byte(i)}, 512)}
+				}
+				want = append(want, p)
+				if err := from.binding.Send(e, &p); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+		n.run(n.now+time.Second, func() bool { return len(got) >= len(want) })
+		if diff := cmp.Diff(want, got); diff != "" || to.runs > 0 {
+			t.Errorf("%d runs; TLPs (-sent +arrived):\n%s", to.runs, diff)
+		}
 	}
 }
 
