@@ -96,7 +96,11 @@ func serve(library *cl.Library, device cl.Found, memory uint64) error {
 	if err != nil {
 		return fmt.Errorf("shared memory: %w", err)
 	}
-	return session.Run(session.Config{Library: library, Device: device, VRAM: vram, Memory: memory, Conn: socket{}})
+	out, err := captureOutput()
+	if err != nil {
+		return fmt.Errorf("output of kernels: %w", err)
+	}
+	return session.Run(session.Config{Library: library, Device: device, VRAM: vram, Memory: memory, Conn: socket{}, Output: out.take})
 }
 
 // socket is the connection to the box: a socket of type SOCK_SEQPACKET that blocks.

@@ -49,6 +49,31 @@ func TestScrubExchangesTheMemory(t *testing.T) {
 	}
 }
 
+// A process that sends more events than packets ends, and the count of packets in flight stays
+// true.
+func TestMoreEventsThanPackets(t *testing.T) {
+	e, err := newEngine("none", 0, 1<<20, 1<<20, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = e.close() })
+	p := &process{engine: e}
+	e.inFlight.Store(1)
+	two := reg.Event{Cookie: 2}.Append(reg.Event{Cookie: 1}.Append(nil))
+	if err := e.take(p, two, false); err == nil {
+		t.Error("an event without a packet")
+	}
+	if n := e.inFlight.Load(); n != 0 {
+		t.Errorf("%d packets in flight", n)
+	}
+	if ev, ok := e.Event(); !ok || ev.Cookie != 1 {
+		t.Errorf("%+v %v", ev, ok)
+	}
+	if _, ok := e.Event(); ok {
+		t.Error("a second event")
+	}
+}
+
 // The process of a tenant gains no rights, and has no better priority than others.
 func TestProcessIsConfined(t *testing.T) {
 	dir := t.TempDir()

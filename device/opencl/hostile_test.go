@@ -28,7 +28,6 @@ func TestWrongPackets(t *testing.T) {
 		body  []byte
 	}{
 		{op: 0},
-		{op: 15},
 		{op: 0xffff},
 		{op: reg.PacketRelease, body: fields(uint32(999), uint32(0))},
 		{op: reg.PacketRelease},
@@ -73,17 +72,95 @@ func TestWrongPackets(t *testing.T) {
 		{op: reg.PacketNDRange, queue: hQueue, body: ndrange(16, bufferArg(hA), bufferArg(hB), fields(u32(reg.ArgValue), uint32(8), uint64(0x4141414141414140)))},
 		{op: reg.PacketNDRange, queue: hQueue, body: fields(u32(hKernel), uint32(4), uint32(0), uint32(0))},
 		{op: reg.PacketMarker, queue: hQueue},
+		{op: reg.PacketImage, body: imageFields(100, 0, 0x10b5, 0x10da, 0x10f1, 0, 4, 0)},
+		{op: reg.PacketImage, body: imageFields(100, 0, 0x10b5, 0x10da, 0x10f1, 1<<40, 1<<40, 0)},
+		{op: reg.PacketImage, body: imageFields(100, 0, 0x10b5, 0x10da, 0x10f1, 8<<10, 8<<10, 0)},
+		{op: reg.PacketImage, body: imageFields(100, 0, 7, 0x10da, 0x10f1, 4, 4, 0)},
+		{op: reg.PacketImage, body: imageFields(100, 0, 0x10b5, 7, 0x10f1, 4, 4, 0)},
+		{op: reg.PacketImage, body: imageFields(100, 0, 0x10b5, 0x10da, 7, 4, 4, 0)},
+		{op: reg.PacketImage, body: imageFields(100, 0, 0x10b5, 0x10da, 0x10f1, 4, 4, 64)},
+		{op: reg.PacketImage, body: imageFields(100, hA, 0x10b5, 0x10da, 0x10f6, 17, 0, 0)},
+		{op: reg.PacketImage, body: imageFields(100, hA, 0x10b5, 0x10da, 0x10f1, 4, 2, all)},
+		{op: reg.PacketImage, body: imageFields(100, hQueue, 0x10b5, 0x10da, 0x10f6, 4, 0, 0)},
+		{op: reg.PacketSampler, body: fields(uint32(100), uint32(1), uint32(7), uint32(7))},
+		{op: reg.PacketCompile, body: fields(u32(hProgram), ^uint32(0), uint64(textAt), uint64(0))},
+		{op: reg.PacketCompile, body: fields(u32(hProgram), uint32(1), uint64(textAt), uint64(0), u32(hA), uint32(1), "a")},
+		{op: reg.PacketLink, body: fields(uint32(100), uint32(1), uint64(textAt), uint64(0), u32(hQueue), uint32(0))},
+		{op: reg.PacketLink, body: fields(uint32(100), uint32(3), uint64(textAt), uint64(0), u32(hProgram), u32(hProgram))},
+		{op: reg.PacketLink, body: fields(u32(hA), uint32(1), uint64(textAt), uint64(0), u32(hProgram), uint32(0))},
+		{op: reg.PacketFormats},
+		{op: reg.PacketReadImage, queue: hQueue, body: fields(u32(hA), uint32(0), make([]byte, 24), uint64(1), uint64(1), uint64(1), uint64(0), noWaits)},
+		{op: reg.PacketFillImage, queue: hQueue, body: fields(u32(hA), uint32(0), make([]byte, 64), noWaits)},
+		{op: reg.PacketNDRange, queue: hQueue, body: ndrange(16, bufferArg(hA), bufferArg(hB), fields(u32(reg.ArgImage), uint32(4), u32(hA), uint32(0)))},
+		{op: reg.PacketNDRange, queue: hQueue, body: ndrange(16, bufferArg(hA), bufferArg(hB), fields(u32(reg.ArgSampler), uint32(4), u32(hA), uint32(0)))},
 	} {
 		cookie := r.post(p.op, p.queue, p.flags, p.body)
 		e, _, ok := r.next()
 		if !ok {
 			t.Fatalf("packet %d ended the context: %v", i, reg.ComputeError(r.read32(reg.ComputeErrorReg)))
 		}
-		if e.Cookie != cookie || e.Status >= 0 && i != 10 { // flags of host memory are left out
+		if e.Cookie != cookie || e.Status >= 0 && i != 9 { // flags of host memory are left out
 			t.Errorf("packet %d: %+v", i, e)
 		}
 	}
 	r.do(0, reg.PacketMarker, hQueue, 0, noWaits)
+}
+
+// imageFields are those of PacketImage.
+func imageFields(handle, in, order, kind, shape int, width, height, row uint64) []byte {
+	return fields(u32(handle), u32(in), uint64(1), u32(order), u32(kind), u32(shape), uint32(0), width, height, make([]byte, 16), row)
+}
+
+// A box that is not in its image is refused, and the image goes on.
+func TestBoxesOutsideAnImage(t *testing.T) {
+	r := newTenant(t, opencl.Spec{Memory: 64 << 20})
+	r.do(0, reg.PacketQueue, 0, 0, fields(u32(hQueue), uint32(0)))
+	r.do(0, reg.PacketImage, 0, 0, imageFields(hA, 0, 0x10b5, 0x10da, 0x10f1, 8, 4, 0))
+	r.do(0, reg.PacketBuffer, 0, 0, fields(u32(hB), uint32(0), uint64(1), uint64(64)))
+	box := func(x, y, width, height uint64) []byte {
+		return fields(x, y, uint64(0), width, height, uint64(1))
+	}
+	color := make([]byte, 16)
+	color[0] = 9
+	r.do(0, reg.PacketFillImage, hQueue, 0, fields(u32(hA), uint32(0), box(0, 0, 8, 4), color, noWaits))
+	for i, b := range [][]byte{box(8, 0, 1, 1), box(0, 4, 1, 1), box(1, 0, 8, 1), box(0, 0, 0, 1), box(^uint64(0), 0, 2, 1), box(0, 0, 1, ^uint64(0))} {
+		r.do(-30, reg.PacketReadImage, hQueue, 0, fields(u32(hA), uint32(0), b, uint64(0), noWaits))
+		r.do(-30, reg.PacketWriteImage, hQueue, 0, fields(u32(hA), uint32(0), b, uint64(textAt), noWaits))
+		r.do(-30, reg.PacketFillImage, hQueue, 0, fields(u32(hA), uint32(0), b, color, noWaits))
+		if e := r.post(reg.PacketImageBuffer, hQueue, 0, fields(u32(hA), u32(hB), b, uint64(0), noWaits)); e == 0 {
+			t.Errorf("box %d", i)
+		}
+		if e, _, _ := r.next(); e.Status != -30 {
+			t.Errorf("box %d: %+v", i, e)
+		}
+	}
+	// The box is in the image, but not in the buffer.
+	r.do(-30, reg.PacketImageBuffer, hQueue, 0, fields(u32(hA), u32(hB), box(0, 0, 8, 4), uint64(0), noWaits))
+	r.do(-30, reg.PacketBufferImage, hQueue, 0, fields(u32(hA), u32(hB), box(0, 0, 4, 4), uint64(8), noWaits))
+	data, _ := r.do(0, reg.PacketReadImage, hQueue, 0, fields(u32(hA), uint32(0), box(6, 3, 2, 1), uint64(0), noWaits))
+	if !bytes.Equal(data, []byte{9, 0, 0, 0, 9, 0, 0, 0}) {
+		t.Errorf("pixels %x", data)
+	}
+}
+
+// A tenant that makes objects without end meets a bound, and the next one starts with none.
+func TestObjectsWithoutEnd(t *testing.T) {
+	r := newTenant(t, opencl.Spec{Memory: 64 << 20})
+	r.do(0, reg.PacketSampler, 0, 0, fields(uint32(1), uint32(0), uint32(0x1130), uint32(0x1140)))
+	made := 1
+	for status := int32(0); status == 0; made++ {
+		r.post(reg.PacketSampler, 0, 0, fields(u32(made+1), uint32(0), uint32(0x1130), uint32(0x1140)))
+		e, _, ok := r.next()
+		if !ok || made > reg.MaxObjects+1 {
+			t.Fatalf("%d objects", made)
+		}
+		status = e.Status
+	}
+	if made != reg.MaxObjects+1 {
+		t.Errorf("%d objects, want %d", made-1, reg.MaxObjects)
+	}
+	r.enable()
+	r.addVectors(10)
 }
 
 // A tenant's program ends its own context, and nothing else.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -195,9 +196,11 @@ func (r *tenant) post(op reg.PacketOp, queue uint32, flags uint16, body []byte) 
 		Size: uint32(reg.PacketHeaderSize + len(body)), Op: op, Flags: flags, Cookie: r.cookie,
 		Out: outAt, Room: room, Queue: queue,
 	}
-	for i, b := range append(h.Append(nil), body...) {
-		r.host.Write(r.bars[reg.BARVRAM]+ringAt+uint64(r.tail+uint32(i))%ringSize, []byte{b})
-	}
+	packet := append(h.Append(nil), body...)
+	from := r.tail % ringSize
+	n := min(uint32(len(packet)), ringSize-from)
+	r.vram(ringAt+uint64(from), packet[:n])
+	r.vram(ringAt, packet[n:])
 	r.tail += h.Size
 	r.write32(reg.ComputeTail, r.tail)
 	return r.cookie
@@ -382,4 +385,44 @@ func TestBuildFailureHasLogAndBinaryIsLoaded(t *testing.T) {
 	r.do(0, reg.PacketProgram, 0, 0, fields(u32(hProgram), u32(reg.ProgramBinary), uint64(textAt), uint64(len(binary)-8)))
 	r.do(0, reg.PacketBuild, 0, 0, fields(u32(hProgram), uint32(0), uint64(textAt), uint64(0)))
 	r.kernel("add")
+}
+
+// A command of an out-of-order queue that ends has its event, though a hundred before it wait.
+func TestEventsOfAnOutOfOrderQueueAreNotLate(t *testing.T) {
+	if runtime.NumCPU() < 2 {
+		t.Skip("the platform runs one command at a time on one processor")
+	}
+	r := newTenant(t, opencl.Spec{})
+	r.do(0, reg.PacketQueue, 0, 0, fields(u32(hQueue), u32(reg.QueueOutOfOrder)))
+	for _, h := range []int{hA, hB} {
+		r.do(0, reg.PacketBuffer, 0, 0, fields(u32(h), uint32(0), uint64(1), uint64(64)))
+	}
+	four := make([]byte, 8) // a pattern of four bytes, padded
+	fill := func(h int) []byte {
+		return fields(u32(h), uint32(4), uint64(0), uint64(64), four, noWaits)
+	}
+	r.do(0, reg.PacketFill, hQueue, 0, fill(hA))
+	r.build("__kernel void f(__global volatile int *a) { while (a[0] == 0) ; }")
+	r.kernel("f")
+	r.do(0, reg.PacketMarker, hQueue, reg.MarkerBarrier, noWaits)
+	first := r.post(reg.PacketNDRange, hQueue, 0, ndrange(1, bufferArg(hA)))
+	const waiting = 100
+	for range waiting {
+		r.post(reg.PacketMarker, hQueue, 0, fields(uint32(1), uint32(0), first))
+	}
+	r.do(0, reg.PacketFill, hQueue, 0, fill(hB)) // its event is the next one
+	four[0] = 1
+	last := r.post(reg.PacketFill, hQueue, 0, fill(hA))
+	got := map[uint64]bool{}
+	for len(got) < waiting+2 {
+		e, _, ok := r.next()
+		if !ok || e.Status != 0 {
+			t.Fatalf("%v %+v", ok, e)
+		}
+		got[e.Cookie] = true
+	}
+	if !got[first] || !got[last] {
+		t.Errorf("events %v", got)
+	}
+	r.do(0, reg.PacketRelease, 0, 0, fields(u32(hQueue), uint32(0)))
 }

@@ -182,6 +182,11 @@ func (e *engine) take(p *process, b []byte, hello bool) error {
 			b = nil
 		}
 		for len(b) > 0 {
+			// A process that a program has taken over sends what it likes.
+			if e.inFlight.Load() == 0 {
+				e.mu.Unlock()
+				return errors.New("the process sent more events than packets")
+			}
 			ev, n, _ := reg.ParseEvent(b) // whole events
 			e.events = append(e.events, ev)
 			e.inFlight.Add(-1)
@@ -189,11 +194,7 @@ func (e *engine) take(p *process, b []byte, hello bool) error {
 		}
 		e.last.Store(int64(time.Since(e.began)))
 	}
-	many := len(e.events) > reg.MaxPacketsInFlight
 	e.mu.Unlock()
-	if many {
-		return errors.New("the process sent more events than packets")
-	}
 	notify()
 	return nil
 }

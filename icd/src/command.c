@@ -150,7 +150,7 @@ cl_int post(struct part *part, const struct packet *p)
 	pthread_mutex_lock(&dxpu_lock);
 	e->parts++;
 	pthread_mutex_unlock(&dxpu_lock);
-	/* The event is complete when the last packet is: the queue is in order. */
+	/* The event is complete when the last packet is. */
 	uint64_t cookie = channel_post(channel_of(e->queue), p, part->read ? &part->staging : NULL, part_done, part);
 	if (!cookie) {
 		struct times none = {{0}};
@@ -160,6 +160,9 @@ cl_int post(struct part *part, const struct packet *p)
 	e->cookie = cookie;
 	return CL_SUCCESS;
 }
+
+/* MAX_WAITS is one less than what a packet takes: a part also waits for the one before. */
+enum { MAX_WAITS = 1023 };
 
 cl_int wait_list(cl_context c, cl_uint n, const cl_event *list)
 {
@@ -171,15 +174,21 @@ cl_int wait_list(cl_context c, cl_uint n, const cl_event *list)
 		if (list[i]->context != c)
 			return CL_INVALID_CONTEXT;
 	}
-	return n > 1024 ? CL_OUT_OF_RESOURCES : CL_SUCCESS;
+	return n > MAX_WAITS ? CL_OUT_OF_RESOURCES : CL_SUCCESS;
 }
 
-void add_waits(struct packet *p, cl_uint n, const cl_event *list)
+/* The parts of a command in an out-of-order queue wait for each other, so that all are complete
+ * when the last one is. */
+void add_waits(struct packet *p, const struct command *c)
 {
-	packet_u32(p, n);
+	uint64_t before = c->queue->properties & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE ? c->event->cookie : 0;
+
+	packet_u32(p, c->waits + (before != 0));
 	packet_u32(p, 0);
-	for (cl_uint i = 0; i < n; i++)
-		packet_u64(p, list[i]->cookie); /* 0, that of a user event, is complete */
+	for (cl_uint i = 0; i < c->waits; i++)
+		packet_u64(p, c->list[i]->cookie); /* 0, that of a user event, is complete */
+	if (before)
+		packet_u64(p, before);
 }
 
 cl_int begin(struct command *c)
@@ -242,7 +251,7 @@ static cl_int run_packet(struct command *c)
 {
 	struct part *part = part_new(c);
 
-	add_waits(c->packet, c->waits, c->list);
+	add_waits(c->packet, c);
 	return part ? post(part, c->packet) : CL_OUT_OF_HOST_MEMORY;
 }
 
@@ -256,6 +265,9 @@ cl_int command_run(struct command *c)
 		break;
 	case COMMAND_MOVE_BOX:
 		code = move_box(c);
+		break;
+	case COMMAND_MOVE_PIXELS:
+		code = move_pixels(c);
 		break;
 	default:
 		code = run_packet(c);
@@ -280,6 +292,7 @@ cl_int end(struct command *c, int blocking, cl_event *out)
 		channel_wait(ch, &e->status);
 	else if (blocking) {
 		channel_wait(ch, &e->status);
+		output_show(c->queue->context);
 		if (e->status > 0 || e->status == CL_DEVICE_NOT_AVAILABLE)
 			code = CL_DEVICE_NOT_AVAILABLE;
 		else if (e->status < 0)

@@ -20,6 +20,16 @@ struct box {
 	size_t origin[3], region[3], row, slice;
 };
 
+/* piece is a part of a box that one packet moves: some rows of a slice, or some slices. The
+ * first one is all zero. */
+struct piece {
+	size_t y, z, rows, slices;
+};
+
+/* piece_next finds the next piece of a region of bytes, rows and slices, of at most most bytes
+ * unless a row is longer. It returns 0 at the end. */
+int piece_next(struct piece *p, const size_t region[3], size_t most);
+
 /* part is a packet of a command. */
 struct part {
 	cl_event event;
@@ -39,7 +49,7 @@ struct command {
 	cl_uint waits;
 	const cl_event *list;
 	cl_event event;
-	enum { COMMAND_PACKET, COMMAND_MOVE, COMMAND_MOVE_BOX } kind;
+	enum { COMMAND_PACKET, COMMAND_MOVE, COMMAND_MOVE_BOX, COMMAND_MOVE_PIXELS } kind;
 	int ordered; /* waits for what is before it in its queue, or lets the rest wait */
 	struct packet *packet;
 	cl_mem mem;
@@ -47,6 +57,7 @@ struct command {
 	size_t offset, size;
 	void *host;
 	struct box in, out;  /* of the buffer, and of host memory */
+	struct pixels pixels;
 	struct mapping *map; /* to be released when the command has left */
 };
 
@@ -77,7 +88,7 @@ void callback_later(struct callback *b, cl_event e, cl_int status);
 /* post sends the packet of a part, which it takes over. */
 struct part *part_new(struct command *c);
 cl_int post(struct part *part, const struct packet *p);
-void add_waits(struct packet *p, cl_uint n, const cl_event *list);
+void add_waits(struct packet *p, const struct command *c);
 
 /* check_range checks that n bytes at an offset lie in a buffer of the queue's context. */
 cl_int check_range(cl_command_queue q, cl_mem m, size_t offset, size_t n);
@@ -85,6 +96,19 @@ cl_int check_range(cl_command_queue q, cl_mem m, size_t offset, size_t n);
 /* move and move_box send the packets of copies. */
 cl_int move(struct command *c);
 cl_int move_box(struct command *c);
+cl_int move_pixels(struct command *c);
+
+/* run_now runs a command in the driver's own queue, and waits. */
+cl_int run_now(cl_context c, struct command *cmd);
+
+/* part_boxed makes the part of a command that moves a box of host memory, packed in staging
+ * memory, and starts its packet. It returns NULL, and a code, if it cannot. */
+struct part *part_boxed(struct command *c, const struct box *b, uint16_t write, uint16_t read, struct packet *p, cl_int *code);
+
+/* Mappings (map.c). map_run sends the command of a new mapping, which it takes over. */
+struct mapping *mapping_new(cl_mem m, cl_map_flags flags, size_t offset, size_t n);
+cl_int map_check(cl_mem m, cl_map_flags flags);
+cl_int map_run(struct command *c, struct mapping *map, int blocking, cl_event *event);
 
 /* simple ends a command of one packet without data. */
 cl_int simple(struct command *c, struct packet *p, cl_event *event);

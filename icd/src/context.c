@@ -62,11 +62,17 @@ cl_context CL_API_CALL dxpu_CreateContext(const cl_context_properties *propertie
 		failure(CL_INVALID_DEVICE, error);
 		return NULL;
 	}
-	if (properties) {
-		while (properties[count])
-			count += 2;
-		count++;
+	for (; properties && properties[count]; count += 2) {
+		if (properties[count] == CL_CONTEXT_PLATFORM)
+			code = object_is((void *)properties[count + 1], KIND_PLATFORM) ? CL_SUCCESS : CL_INVALID_PLATFORM;
+		else
+			code = properties[count] == CL_CONTEXT_INTEROP_USER_SYNC ? CL_SUCCESS : CL_INVALID_PROPERTY;
+		if (code) {
+			failure(code, error);
+			return NULL;
+		}
 	}
+	count += properties != NULL;
 	c = object_new(KIND_CONTEXT, sizeof *c);
 	if (!c || (count && !(c->properties = malloc(count * sizeof *properties)))) {
 		free(c);
@@ -106,6 +112,7 @@ void context_release(cl_context c)
 {
 	if (!object_drop(c))
 		return;
+	output_show(c);
 	destructors_run(&c->destructors, c);
 	dxpu_release(c, c->queue);
 	free(c->properties);
@@ -179,15 +186,26 @@ cl_command_queue CL_API_CALL dxpu_CreateCommandQueueWithProperties(cl_context c,
 									  const cl_queue_properties *properties, cl_int *error)
 {
 	cl_command_queue_properties flags = 0;
+	cl_command_queue q;
+	size_t n = 0;
+	cl_int code = object_is(c, KIND_CONTEXT) ? CL_SUCCESS : CL_INVALID_CONTEXT;
 
-	for (; properties && properties[0]; properties += 2) {
-		if (properties[0] != CL_QUEUE_PROPERTIES) {
-			failure(CL_INVALID_QUEUE_PROPERTIES, error);
-			return NULL;
-		}
-		flags = properties[1];
+	for (; !code && properties && properties[n]; n += 2) {
+		/* Each property once; CL_QUEUE_SIZE is for queues of the device. */
+		if (properties[n] != CL_QUEUE_PROPERTIES || n > 0)
+			code = CL_INVALID_VALUE;
+		flags = properties[n + 1];
 	}
-	return dxpu_CreateCommandQueue(c, d, flags, error);
+	if (code) {
+		failure(code, error);
+		return NULL;
+	}
+	q = dxpu_CreateCommandQueue(c, d, flags, error);
+	if (q && properties) {
+		q->array_size = (n + 1) * sizeof *properties;
+		memcpy(q->array, properties, q->array_size);
+	}
+	return q;
 }
 
 void queue_release(cl_command_queue q)
@@ -220,6 +238,7 @@ cl_int CL_API_CALL dxpu_Finish(cl_command_queue q)
 	if (!object_is(q, KIND_QUEUE))
 		return CL_INVALID_COMMAND_QUEUE;
 	channel_wait(q->context->device->channel, &q->pending);
+	output_show(q->context);
 	return channel_failed(q->context->device->channel) ? CL_DEVICE_NOT_AVAILABLE : CL_SUCCESS;
 }
 
@@ -248,8 +267,10 @@ cl_int CL_API_CALL dxpu_GetCommandQueueInfo(cl_command_queue q, cl_command_queue
 		return GIVE(cl_command_queue_properties, q->properties);
 	case CL_QUEUE_DEVICE_DEFAULT:
 		return GIVE(cl_command_queue, NULL);
+	case CL_QUEUE_SIZE:
+		return CL_INVALID_COMMAND_QUEUE; /* of a queue of the device */
 	case CL_QUEUE_PROPERTIES_ARRAY:
-		return give(room, out, size, NULL, 0);
+		return give(room, out, size, q->array, q->array_size);
 	}
 	return CL_INVALID_VALUE;
 }

@@ -1,5 +1,5 @@
-/* The dispatch table: the driver's own calls, and refusals for images, samplers, pipes,
- * shared virtual memory, user events and other APIs. */
+/* The dispatch table: the driver's own calls, and refusals for pipes, shared virtual memory,
+ * sub-devices and other APIs. */
 #include <string.h>
 
 #include "calls.h"
@@ -18,7 +18,6 @@ static void *no_object(cl_int *error)
 }
 
 typedef uintptr_t word;
-static void *CL_API_CALL refuse2(word a, cl_int *e) { (void)a; return no_object(e); }
 static void *CL_API_CALL refuse3(word a, word b, cl_int *e) { (void)a; (void)b; return no_object(e); }
 static void *CL_API_CALL refuse4(word a, word b, word c, cl_int *e) { (void)a; (void)b; (void)c; return no_object(e); }
 static void *CL_API_CALL refuse5(word a, word b, word c, word d, cl_int *e) { (void)a; (void)b; (void)c; (void)d; return no_object(e); }
@@ -27,46 +26,7 @@ static void *CL_API_CALL refuse6(word a, word b, word c, word d, word f, cl_int 
 	(void)a; (void)b; (void)c; (void)d; (void)f;
 	return no_object(e);
 }
-static void *CL_API_CALL refuse7(word a, word b, word c, word d, word f, word g, cl_int *e)
-{
-	(void)a; (void)b; (void)c; (void)d; (void)f; (void)g;
-	return no_object(e);
-}
-static void *CL_API_CALL refuse8(word a, word b, word c, word d, word f, word g, word h, cl_int *e)
-{
-	(void)a; (void)b; (void)c; (void)d; (void)f; (void)g; (void)h;
-	return no_object(e);
-}
-static void *CL_API_CALL refuse9(word a, word b, word c, word d, word f, word g, word h, word i, cl_int *e)
-{
-	(void)a; (void)b; (void)c; (void)d; (void)f; (void)g; (void)h; (void)i;
-	return no_object(e);
-}
-static void *CL_API_CALL refuse10(word a, word b, word c, word d, word f, word g, word h, word i, word j, cl_int *e)
-{
-	(void)a; (void)b; (void)c; (void)d; (void)f; (void)g; (void)h; (void)i; (void)j;
-	return no_object(e);
-}
-static void *CL_API_CALL refuse12(word a, word b, word c, word d, word f, word g, word h, word i, word j, word k, word l, cl_int *e)
-{
-	(void)a; (void)b; (void)c; (void)d; (void)f; (void)g; (void)h; (void)i; (void)j; (void)k; (void)l;
-	return no_object(e);
-}
 static void *CL_API_CALL refuse_null(void) { return NULL; }
-
-static cl_int CL_API_CALL no_formats(cl_context c, cl_mem_flags flags, cl_mem_object_type type, cl_uint room, cl_image_format *out,
-				     cl_uint *n)
-{
-	(void)flags;
-	(void)type;
-	(void)room;
-	(void)out;
-	if (!object_is(c, KIND_CONTEXT))
-		return CL_INVALID_CONTEXT;
-	if (n)
-		*n = 0;
-	return CL_SUCCESS;
-}
 
 DXPU_EXPORT CL_API_ENTRY void *CL_API_CALL clGetExtensionFunctionAddress(const char *name);
 

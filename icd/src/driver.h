@@ -19,7 +19,7 @@
 extern struct _cl_icd_dispatch dxpu_dispatch;
 
 /* kind tells the objects apart, so that a handle of another kind is refused. */
-enum kind { KIND_PLATFORM = 0x4450, KIND_DEVICE, KIND_CONTEXT, KIND_QUEUE, KIND_MEM, KIND_PROGRAM, KIND_KERNEL, KIND_EVENT };
+enum kind { KIND_PLATFORM = 0x4450, KIND_DEVICE, KIND_CONTEXT, KIND_QUEUE, KIND_MEM, KIND_PROGRAM, KIND_KERNEL, KIND_EVENT, KIND_SAMPLER };
 
 /* object begins every object: the ICD loader reads the dispatch table. */
 struct object {
@@ -60,25 +60,44 @@ struct _cl_context {
 	size_t property_count;
 	cl_uint queue; /* handle of the engine's queue for copies of the driver itself */
 	struct destructor *destructors;
+	volatile int prints; /* a kernel that may call printf was enqueued */
 };
 
 struct _cl_command_queue {
 	struct object object;
 	cl_context context;
 	cl_command_queue_properties properties;
+	cl_queue_properties array[5]; /* as the program gave them */
+	size_t array_size;
 	cl_uint handle;
 	volatile int32_t pending; /* commands that are not complete */
 };
 
-/* mapping is a part of a buffer that the program sees. */
+/* pixels is a box of an image and its place in host memory: the strides are the bytes from one
+ * row, and from one slice, to the next. A layer of a 1D array is a row. */
+struct pixels {
+	size_t origin[3], region[3], stride[2];
+};
+
+/* mapping is a part of a memory object that the program sees. */
 struct mapping {
 	struct mapping *next;
 	void *pointer;
-	size_t offset, size;
+	size_t offset, size;  /* of a buffer */
+	struct pixels pixels; /* of an image */
 	cl_map_flags flags;
 	int owned; /* pointer was allocated for it */
 	int references; /* that of the buffer, and those of commands; under the driver's lock */
 	volatile int32_t pending; /* 1: the bytes are on their way */
+};
+
+/* image describes a memory object that is an image. */
+struct image {
+	cl_image_format format;
+	cl_image_desc desc;
+	size_t pixel;     /* bytes */
+	size_t extent[3]; /* pixels; the layers of an array come last */
+	size_t stride[2]; /* of host memory */
 };
 
 struct _cl_mem {
@@ -87,6 +106,7 @@ struct _cl_mem {
 	cl_mem parent;
 	cl_mem_flags flags;
 	size_t size, origin;
+	struct image *image; /* NULL: a buffer */
 	void *host; /* of CL_MEM_USE_HOST_PTR */
 	cl_uint handle, maps;
 	struct mapping *mappings; /* under the driver's lock */
@@ -100,6 +120,17 @@ struct destructor {
 	void *data;
 };
 
+struct _cl_sampler {
+	struct object object;
+	cl_context context;
+	cl_uint handle;
+	cl_bool normalized;
+	cl_addressing_mode addressing;
+	cl_filter_mode filter;
+	cl_sampler_properties properties[7];
+	size_t property_count;
+};
+
 struct _cl_program {
 	struct object object;
 	cl_context context;
@@ -107,15 +138,20 @@ struct _cl_program {
 	char *source;
 	char *options;
 	cl_build_status status;
+	cl_program_binary_type type; /* once the status is CL_BUILD_SUCCESS */
+	int prints;                  /* kernels may call printf */
 	int kernels; /* that exist */
 };
 
 struct argument {
-	int set, kind; /* kind: 0 value, 1 buffer, 2 local memory */
+	int set, kind; /* ARGUMENT_VALUE and others */
 	size_t size;
 	void *value;
-	cl_mem mem;
+	cl_uint handle; /* of a buffer, an image or a sampler */
 };
+
+/* Kinds of arguments. */
+enum { ARGUMENT_VALUE = 0, ARGUMENT_BUFFER = 1, ARGUMENT_LOCAL = 2, ARGUMENT_IMAGE = 3, ARGUMENT_SAMPLER = 4 };
 
 struct _cl_kernel {
 	struct object object;
@@ -182,7 +218,16 @@ int release_defer(cl_context c, cl_uint handle);
 /* dxpu_release releases an object of the engine, after the commands before it. */
 void dxpu_release(cl_context c, cl_uint handle);
 
-/* transfer copies between host memory and a buffer, and waits. */
+/* Flags of which a memory object has one at most. */
+#define ACCESS (CL_MEM_READ_WRITE | CL_MEM_WRITE_ONLY | CL_MEM_READ_ONLY)
+#define HOST_ACCESS (CL_MEM_HOST_WRITE_ONLY | CL_MEM_HOST_READ_ONLY | CL_MEM_HOST_NO_ACCESS)
+#define HOST_POINTER (CL_MEM_USE_HOST_PTR | CL_MEM_COPY_HOST_PTR)
+int flags_ok(cl_mem_flags flags);
+
+/* output_show writes what kernels have printed to the standard output, after a wait. */
+void output_show(cl_context c);
+
+/* transfer_now copies between host memory and a buffer, and waits. */
 cl_int transfer_now(cl_context c, cl_mem m, int write, size_t offset, size_t n, void *host);
 
 /* Command queues. */
@@ -190,7 +235,10 @@ cl_int wait_list(cl_context c, cl_uint n, const cl_event *list);
 cl_event event_new(cl_context c, cl_command_queue q, cl_command_type type);
 
 /* Selectors of program_text. */
-enum { INFO_LOG = 0, INFO_BINARY = 1, INFO_KERNELS = 2 };
+enum { INFO_LOG = 0, INFO_BINARY = 1, INFO_KERNELS = 2, INFO_TYPE = 3 };
+
+/* program_executable reports whether kernels can be made of a program. */
+int program_executable(cl_program g);
 
 /* program_text returns a log, a binary or names, which the caller frees. */
 cl_int program_text(cl_program g, cl_uint what, void **text, size_t *n);

@@ -11,6 +11,8 @@ cl_int check_range(cl_command_queue q, cl_mem m, size_t offset, size_t n)
 		return CL_INVALID_MEM_OBJECT;
 	if (m->context != q->context)
 		return CL_INVALID_CONTEXT;
+	if (m->image)
+		return CL_INVALID_MEM_OBJECT;
 	return n == 0 || n > m->size || offset > m->size - n ? CL_INVALID_VALUE : CL_SUCCESS;
 }
 
@@ -41,7 +43,7 @@ cl_int move(struct command *c)
 		packet_u64(&p, c->offset + done);
 		packet_u64(&p, part->size);
 		packet_u64(&p, c->write ? part->staging.at : 0);
-		add_waits(&p, c->waits, c->list);
+		add_waits(&p, c);
 		done += part->size;
 		code = post(part, &p);
 	}
@@ -50,18 +52,26 @@ cl_int move(struct command *c)
 
 cl_int transfer_now(cl_context c, cl_mem m, int write, size_t offset, size_t n, void *host)
 {
+	struct command cmd = {.kind = COMMAND_MOVE, .mem = m, .write = write, .offset = offset, .size = n, .host = host};
+
+	return run_now(c, &cmd);
+}
+
+cl_int run_now(cl_context c, struct command *cmd)
+{
 	/* The driver's own queue, as an object on the stack: its references stay. */
 	struct _cl_command_queue q = {.object = {&dxpu_dispatch, KIND_QUEUE, 2}, .context = c, .handle = c->queue};
-	struct command cmd = {.queue = &q, .kind = COMMAND_MOVE, .mem = m, .write = write, .offset = offset, .size = n, .host = host};
-	cl_int code = begin(&cmd);
+	cl_int code;
 
+	cmd->queue = &q;
+	code = begin(cmd);
 	if (code)
 		return code;
-	code = command_run(&cmd);
+	code = command_run(cmd);
 	channel_wait(c->device->channel, &q.pending);
-	if (!code && cmd.event->status < 0)
-		code = cmd.event->status;
-	event_release(cmd.event);
+	if (!code && cmd->event->status < 0)
+		code = cmd->event->status;
+	event_release(cmd->event);
 	return code;
 }
 
@@ -160,9 +170,9 @@ static cl_int add_arguments(struct packet *p, cl_kernel k)
 		if (!a->set)
 			code = CL_INVALID_KERNEL_ARGS;
 		packet_u32(p, (uint32_t)a->kind);
-		if (a->kind == 1) {
+		if (a->kind == ARGUMENT_BUFFER || a->kind == ARGUMENT_IMAGE || a->kind == ARGUMENT_SAMPLER) {
 			packet_u32(p, 4);
-			packet_u32(p, a->mem ? a->mem->handle : 0);
+			packet_u32(p, a->handle);
 			packet_u32(p, 0);
 		} else {
 			packet_u32(p, (uint32_t)a->size);
@@ -210,6 +220,8 @@ cl_int CL_API_CALL dxpu_EnqueueNDRangeKernel(cl_command_queue q, cl_kernel k, cl
 	code = add_arguments(&p, k);
 	if (!code)
 		code = begin(&c);
+	if (k->program->prints)
+		q->context->prints = 1;
 	return code ? code : simple(&c, &p, event);
 }
 

@@ -25,6 +25,7 @@ cl_int CL_API_CALL dxpu_WaitForEvents(cl_uint n, const cl_event *list)
 		else if (list[i]->status < 0)
 			code = CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST;
 	}
+	output_show(list[0]->context);
 	sweep();
 	return code;
 }

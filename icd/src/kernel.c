@@ -79,7 +79,7 @@ cl_kernel CL_API_CALL dxpu_CreateKernel(cl_program g, const char *name, cl_int *
 		code = CL_INVALID_PROGRAM;
 	else if (!name)
 		code = CL_INVALID_VALUE;
-	else if (g->status != CL_BUILD_SUCCESS)
+	else if (!program_executable(g))
 		code = CL_INVALID_PROGRAM_EXECUTABLE;
 	else
 		code = new_kernel(g, name, &k);
@@ -98,7 +98,7 @@ cl_int CL_API_CALL dxpu_CreateKernelsInProgram(cl_program g, cl_uint room, cl_ke
 
 	if (!object_is(g, KIND_PROGRAM))
 		return CL_INVALID_PROGRAM;
-	if (g->status != CL_BUILD_SUCCESS)
+	if (!program_executable(g))
 		return CL_INVALID_PROGRAM_EXECUTABLE;
 	code = program_text(g, INFO_KERNELS, &names, &length);
 	if (code)
@@ -141,22 +141,54 @@ cl_int CL_API_CALL dxpu_ReleaseKernel(cl_kernel k)
 	return CL_SUCCESS;
 }
 
-/* kind_of returns the kind of an argument by its address space. */
+/* kind_of returns the kind of an argument by its type and its address space. */
 static int kind_of(cl_kernel k, cl_uint i)
 {
 	struct property p;
 	cl_kernel_arg_address_qualifier space = CL_KERNEL_ARG_ADDRESS_PRIVATE;
 
+	if (properties_find(&k->properties, CL_KERNEL_ARG_TYPE_NAME, i, &p)) {
+		const char *name = p.value;
+		size_t n = strnlen(name, (size_t)p.size);
+		if (n == 9 && !memcmp(name, "sampler_t", n))
+			return ARGUMENT_SAMPLER;
+		if (n > 7 && !memcmp(name, "image", 5) && !memcmp(name + n - 2, "_t", 2))
+			return ARGUMENT_IMAGE;
+	}
 	if (properties_find(&k->properties, CL_KERNEL_ARG_ADDRESS_QUALIFIER, i, &p) && p.size == sizeof space)
 		memcpy(&space, p.value, sizeof space);
 	if (space == CL_KERNEL_ARG_ADDRESS_LOCAL)
-		return 2;
-	return space == CL_KERNEL_ARG_ADDRESS_GLOBAL || space == CL_KERNEL_ARG_ADDRESS_CONSTANT;
+		return ARGUMENT_LOCAL;
+	return space == CL_KERNEL_ARG_ADDRESS_GLOBAL || space == CL_KERNEL_ARG_ADDRESS_CONSTANT ? ARGUMENT_BUFFER : ARGUMENT_VALUE;
+}
+
+/* object_argument takes the handle of a buffer, an image or a sampler. */
+static cl_int object_argument(struct argument *a, size_t size, const void *value)
+{
+	void *object = NULL;
+
+	if (size != sizeof object)
+		return CL_INVALID_ARG_SIZE;
+	if (value)
+		memcpy(&object, value, sizeof object);
+	if (a->kind == ARGUMENT_SAMPLER) {
+		if (!object_is(object, KIND_SAMPLER))
+			return CL_INVALID_SAMPLER;
+		a->handle = ((cl_sampler)object)->handle;
+		return CL_SUCCESS;
+	}
+	if (!object)
+		return a->kind == ARGUMENT_IMAGE ? CL_INVALID_MEM_OBJECT : CL_SUCCESS;
+	if (!object_is(object, KIND_MEM) || !((cl_mem)object)->image != (a->kind == ARGUMENT_BUFFER))
+		return CL_INVALID_MEM_OBJECT;
+	a->handle = ((cl_mem)object)->handle;
+	return CL_SUCCESS;
 }
 
 cl_int CL_API_CALL dxpu_SetKernelArg(cl_kernel k, cl_uint i, size_t size, const void *value)
 {
 	struct argument a = {.set = 1, .size = size};
+	cl_int code = CL_SUCCESS;
 
 	if (!object_is(k, KIND_KERNEL))
 		return CL_INVALID_KERNEL;
@@ -164,7 +196,7 @@ cl_int CL_API_CALL dxpu_SetKernelArg(cl_kernel k, cl_uint i, size_t size, const 
 		return CL_INVALID_ARG_INDEX;
 	a.kind = kind_of(k, i);
 	switch (a.kind) {
-	case 0:
+	case ARGUMENT_VALUE:
 		if (!value)
 			return CL_INVALID_ARG_VALUE;
 		if (size == 0 || size > 4096)
@@ -174,25 +206,49 @@ cl_int CL_API_CALL dxpu_SetKernelArg(cl_kernel k, cl_uint i, size_t size, const 
 			return CL_OUT_OF_HOST_MEMORY;
 		memcpy(a.value, value, size);
 		break;
-	case 1:
-		if (size != sizeof(cl_mem))
-			return CL_INVALID_ARG_SIZE;
-		if (value)
-			memcpy(&a.mem, value, sizeof a.mem);
-		if (a.mem && !object_is(a.mem, KIND_MEM))
-			return CL_INVALID_MEM_OBJECT;
-		break;
-	default:
+	case ARGUMENT_LOCAL:
 		if (value)
 			return CL_INVALID_ARG_VALUE;
 		if (size == 0)
 			return CL_INVALID_ARG_SIZE;
+		break;
+	default:
+		code = object_argument(&a, size, value);
 	}
+	if (code)
+		return code;
 	pthread_mutex_lock(&dxpu_lock);
 	free(k->arguments[i].value);
 	k->arguments[i] = a;
 	pthread_mutex_unlock(&dxpu_lock);
 	return CL_SUCCESS;
+}
+
+/* A clone is another kernel with the same arguments. */
+cl_kernel CL_API_CALL dxpu_CloneKernel(cl_kernel k, cl_int *error)
+{
+	cl_kernel copy = NULL;
+	cl_int code = object_is(k, KIND_KERNEL) ? new_kernel(k->program, k->name, &copy) : CL_INVALID_KERNEL;
+
+	if (!code) {
+		pthread_mutex_lock(&dxpu_lock);
+		for (cl_uint i = 0; i < k->count && i < copy->count && !code; i++) {
+			struct argument a = k->arguments[i];
+			if (a.value && (a.value = malloc(a.size)))
+				memcpy(a.value, k->arguments[i].value, a.size);
+			else if (k->arguments[i].value)
+				code = CL_OUT_OF_HOST_MEMORY;
+			copy->arguments[i] = a;
+		}
+		pthread_mutex_unlock(&dxpu_lock);
+		if (code) {
+			dxpu_ReleaseKernel(copy);
+			copy = NULL;
+		}
+	}
+	if (error)
+		*error = code;
+	return copy;
 }
 
 static cl_int give_property(cl_kernel k, uint32_t param, uint32_t index, size_t room, void *out, size_t *size, cl_int missing)

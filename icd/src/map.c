@@ -16,8 +16,8 @@ void mapping_release(struct mapping *m)
 	free(m);
 }
 
-/* mapping_new makes a mapping of n bytes at an offset of a buffer. */
-static struct mapping *mapping_new(cl_mem m, cl_map_flags flags, size_t offset, size_t n)
+/* mapping_new makes a mapping of n bytes, which are at an offset of the program's own memory. */
+struct mapping *mapping_new(cl_mem m, cl_map_flags flags, size_t offset, size_t n)
 {
 	struct mapping *map = calloc(1, sizeof *map);
 
@@ -33,7 +33,19 @@ static struct mapping *mapping_new(cl_mem m, cl_map_flags flags, size_t offset, 
 	return map;
 }
 
-/* fill starts to fill a mapping, and adds it to its buffer. */
+cl_int map_check(cl_mem m, cl_map_flags flags)
+{
+	const cl_map_flags writes = CL_MAP_WRITE | CL_MAP_WRITE_INVALIDATE_REGION;
+
+	if (flags & ~(CL_MAP_READ | writes) || (flags & CL_MAP_WRITE_INVALIDATE_REGION && flags & (CL_MAP_READ | CL_MAP_WRITE)))
+		return CL_INVALID_VALUE;
+	if ((flags & CL_MAP_READ && m->flags & (CL_MEM_HOST_WRITE_ONLY | CL_MEM_HOST_NO_ACCESS)) ||
+	    (flags & writes && m->flags & (CL_MEM_HOST_READ_ONLY | CL_MEM_HOST_NO_ACCESS)))
+		return CL_INVALID_OPERATION;
+	return CL_SUCCESS;
+}
+
+/* fill starts to fill a mapping, and adds it to its memory object. */
 static cl_int fill(struct command *c, struct mapping *map, int blocking, cl_event *event)
 {
 	cl_mem m = c->mem;
@@ -73,6 +85,21 @@ static struct mapping *unlist(cl_mem m, const void *pointer)
 	return map;
 }
 
+cl_int map_run(struct command *c, struct mapping *map, int blocking, cl_event *event)
+{
+	cl_int code = begin(c);
+
+	if (code) {
+		mapping_release(map);
+		return code;
+	}
+	void *pointer = c->host = map->pointer;
+	code = fill(c, map, blocking, event);
+	if (code && unlist(c->mem, pointer))
+		mapping_release(map);
+	return code;
+}
+
 void *CL_API_CALL dxpu_EnqueueMapBuffer(cl_command_queue q, cl_mem m, cl_bool blocking, cl_map_flags flags, size_t offset, size_t n,
 					       cl_uint waits, const cl_event *list, cl_event *event, cl_int *error)
 {
@@ -80,28 +107,15 @@ void *CL_API_CALL dxpu_EnqueueMapBuffer(cl_command_queue q, cl_mem m, cl_bool bl
 		.queue = q, .type = CL_COMMAND_MAP_BUFFER, .waits = waits, .list = list, .kind = COMMAND_MOVE, .mem = m,
 		.offset = offset, .size = n,
 	};
-	const cl_map_flags writes = CL_MAP_WRITE | CL_MAP_WRITE_INVALIDATE_REGION;
 	struct mapping *map = NULL;
 	cl_int code = check_range(q, m, offset, n);
 
-	if (!code && (flags & ~(CL_MAP_READ | writes) || (flags & CL_MAP_WRITE_INVALIDATE_REGION && flags & (CL_MAP_READ | CL_MAP_WRITE))))
-		code = CL_INVALID_VALUE;
-	if (!code && ((flags & CL_MAP_READ && m->flags & (CL_MEM_HOST_WRITE_ONLY | CL_MEM_HOST_NO_ACCESS)) ||
-		      (flags & writes && m->flags & (CL_MEM_HOST_READ_ONLY | CL_MEM_HOST_NO_ACCESS))))
-		code = CL_INVALID_OPERATION;
+	if (!code)
+		code = map_check(m, flags);
 	if (!code && !(map = mapping_new(m, flags, offset, n)))
 		code = CL_MAP_FAILURE;
-	if (!code) {
-		code = begin(&c);
-		if (code)
-			mapping_release(map);
-	}
-	if (!code) {
-		void *pointer = c.host = map->pointer;
-		code = fill(&c, map, blocking, event);
-		if (code && unlist(m, pointer))
-			mapping_release(map);
-	}
+	if (!code)
+		code = map_run(&c, map, blocking, event);
 	if (error)
 		*error = code;
 	return code ? NULL : c.host;
@@ -113,10 +127,15 @@ cl_int CL_API_CALL dxpu_EnqueueUnmapMemObject(cl_command_queue q, cl_mem m, void
 	struct command c = {.queue = q, .type = CL_COMMAND_UNMAP_MEM_OBJECT, .waits = waits, .list = list, .kind = COMMAND_MOVE};
 	struct mapping *map;
 	struct packet p;
-	cl_int code = check_range(q, m, 0, 1);
+	cl_int code;
 
-	if (!code)
-		code = begin(&c);
+	if (!object_is(q, KIND_QUEUE))
+		return CL_INVALID_COMMAND_QUEUE;
+	if (!object_is(m, KIND_MEM))
+		return CL_INVALID_MEM_OBJECT;
+	if (m->context != q->context)
+		return CL_INVALID_CONTEXT;
+	code = begin(&c);
 	if (code)
 		return code;
 	map = unlist(m, pointer);
@@ -136,6 +155,9 @@ cl_int CL_API_CALL dxpu_EnqueueUnmapMemObject(cl_command_queue q, cl_mem m, void
 	c.write = 1;
 	c.offset = map->offset;
 	c.size = map->size;
+	c.pixels = map->pixels;
+	if (m->image)
+		c.kind = COMMAND_MOVE_PIXELS;
 	c.host = map->pointer;
 	return end(&c, 0, event);
 }

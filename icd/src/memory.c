@@ -11,14 +11,9 @@ static cl_mem fail(cl_int code, cl_int *error, cl_mem m)
 	return NULL;
 }
 
-/* Flags of which a buffer has one at most. */
-#define ACCESS (CL_MEM_READ_WRITE | CL_MEM_WRITE_ONLY | CL_MEM_READ_ONLY)
-#define HOST_ACCESS (CL_MEM_HOST_WRITE_ONLY | CL_MEM_HOST_READ_ONLY | CL_MEM_HOST_NO_ACCESS)
-#define HOST_POINTER (CL_MEM_USE_HOST_PTR | CL_MEM_COPY_HOST_PTR)
-
 static int one_at_most(cl_mem_flags flags) { return (flags & (flags - 1)) == 0; }
 
-static int flags_ok(cl_mem_flags flags)
+int flags_ok(cl_mem_flags flags)
 {
 	return one_at_most(flags & ACCESS) && one_at_most(flags & HOST_ACCESS) &&
 	       !(flags & CL_MEM_USE_HOST_PTR && flags & (CL_MEM_ALLOC_HOST_PTR | CL_MEM_COPY_HOST_PTR)) &&
@@ -84,7 +79,7 @@ cl_mem CL_API_CALL dxpu_CreateSubBuffer(cl_mem parent, cl_mem_flags flags, cl_bu
 	cl_mem m;
 	cl_int code;
 
-	if (!object_is(parent, KIND_MEM) || parent->parent)
+	if (!object_is(parent, KIND_MEM) || parent->parent || parent->image)
 		return fail(CL_INVALID_MEM_OBJECT, error, NULL);
 	if (type != CL_BUFFER_CREATE_TYPE_REGION || !r || !flags_ok(flags) || flags & (HOST_POINTER | CL_MEM_ALLOC_HOST_PTR))
 		return fail(CL_INVALID_VALUE, error, NULL);
@@ -132,6 +127,7 @@ void mem_release(cl_mem m)
 	if (m->parent)
 		mem_release(m->parent);
 	context_release(m->context);
+	free(m->image);
 	free(m);
 }
 
@@ -157,7 +153,7 @@ cl_int CL_API_CALL dxpu_GetMemObjectInfo(cl_mem m, cl_mem_info param, size_t roo
 		return CL_INVALID_MEM_OBJECT;
 	switch (param) {
 	case CL_MEM_TYPE:
-		return GIVE(cl_mem_object_type, CL_MEM_OBJECT_BUFFER);
+		return GIVE(cl_mem_object_type, m->image ? m->image->desc.image_type : CL_MEM_OBJECT_BUFFER);
 	case CL_MEM_FLAGS:
 		return GIVE(cl_mem_flags, m->flags);
 	case CL_MEM_SIZE:

@@ -161,7 +161,7 @@ cl_int CL_API_CALL dxpu_GetDeviceIDs(cl_platform_id p, cl_device_type type, cl_u
 static const char *const languages[] = {
 	"cl_khr_fp16", "cl_khr_fp64", "cl_khr_byte_addressable_store", "cl_khr_global_int32_base_atomics",
 	"cl_khr_global_int32_extended_atomics", "cl_khr_local_int32_base_atomics", "cl_khr_local_int32_extended_atomics",
-	"cl_khr_int64_base_atomics", "cl_khr_int64_extended_atomics",
+	"cl_khr_int64_base_atomics", "cl_khr_int64_extended_atomics", "cl_khr_3d_image_writes", "cl_khr_depth_images",
 };
 
 static int is_language(const char *name, size_t n)
@@ -222,6 +222,30 @@ static cl_int at_most(const struct property *p, uint64_t bound, size_t room, voi
 	return give(room, out, size, v < bound ? &v : &bound, sizeof v);
 }
 
+/* no_images answers for a device whose channel has no packets for images. */
+static int no_images(cl_device_info param, size_t room, void *out, size_t *size)
+{
+	switch (param) {
+	case CL_DEVICE_IMAGE_SUPPORT:
+	case CL_DEVICE_MAX_READ_IMAGE_ARGS:
+	case CL_DEVICE_MAX_WRITE_IMAGE_ARGS:
+	case CL_DEVICE_MAX_READ_WRITE_IMAGE_ARGS:
+	case CL_DEVICE_MAX_SAMPLERS:
+	case CL_DEVICE_IMAGE_PITCH_ALIGNMENT:
+	case CL_DEVICE_IMAGE_BASE_ADDRESS_ALIGNMENT:
+		return GIVE(cl_uint, 0) == CL_SUCCESS;
+	case CL_DEVICE_IMAGE2D_MAX_WIDTH:
+	case CL_DEVICE_IMAGE2D_MAX_HEIGHT:
+	case CL_DEVICE_IMAGE3D_MAX_WIDTH:
+	case CL_DEVICE_IMAGE3D_MAX_HEIGHT:
+	case CL_DEVICE_IMAGE3D_MAX_DEPTH:
+	case CL_DEVICE_IMAGE_MAX_BUFFER_SIZE:
+	case CL_DEVICE_IMAGE_MAX_ARRAY_SIZE:
+		return GIVE(size_t, 0) == CL_SUCCESS;
+	}
+	return 0;
+}
+
 cl_int CL_API_CALL dxpu_GetDeviceInfo(cl_device_id d, cl_device_info param, size_t room, void *out, size_t *size)
 {
 	struct property p;
@@ -238,14 +262,11 @@ cl_int CL_API_CALL dxpu_GetDeviceInfo(cl_device_id d, cl_device_info param, size
 		return GIVE(cl_uint, 1);
 	case CL_DEVICE_AVAILABLE:
 		return GIVE(cl_bool, !channel_failed(d->channel));
-	case CL_DEVICE_IMAGE_SUPPORT:
 	case CL_DEVICE_PIPE_SUPPORT:
 	case CL_DEVICE_HOST_UNIFIED_MEMORY:
 		return GIVE(cl_bool, CL_FALSE);
-	case CL_DEVICE_MAX_READ_IMAGE_ARGS:
-	case CL_DEVICE_MAX_WRITE_IMAGE_ARGS:
-	case CL_DEVICE_MAX_READ_WRITE_IMAGE_ARGS:
-	case CL_DEVICE_MAX_SAMPLERS:
+	case CL_DEVICE_EXECUTION_CAPABILITIES:
+		return GIVE(cl_device_exec_capabilities, CL_EXEC_KERNEL);
 	case CL_DEVICE_MAX_PIPE_ARGS:
 	case CL_DEVICE_PIPE_MAX_ACTIVE_RESERVATIONS:
 	case CL_DEVICE_PIPE_MAX_PACKET_SIZE:
@@ -254,17 +275,7 @@ cl_int CL_API_CALL dxpu_GetDeviceInfo(cl_device_id d, cl_device_info param, size
 	case CL_DEVICE_MAX_ON_DEVICE_EVENTS:
 	case CL_DEVICE_QUEUE_ON_DEVICE_MAX_SIZE:
 	case CL_DEVICE_QUEUE_ON_DEVICE_PREFERRED_SIZE:
-	case CL_DEVICE_IMAGE_PITCH_ALIGNMENT:
-	case CL_DEVICE_IMAGE_BASE_ADDRESS_ALIGNMENT:
 		return GIVE(cl_uint, 0);
-	case CL_DEVICE_IMAGE2D_MAX_WIDTH:
-	case CL_DEVICE_IMAGE2D_MAX_HEIGHT:
-	case CL_DEVICE_IMAGE3D_MAX_WIDTH:
-	case CL_DEVICE_IMAGE3D_MAX_HEIGHT:
-	case CL_DEVICE_IMAGE3D_MAX_DEPTH:
-	case CL_DEVICE_IMAGE_MAX_BUFFER_SIZE:
-	case CL_DEVICE_IMAGE_MAX_ARRAY_SIZE:
-		return GIVE(size_t, 0);
 	case CL_DEVICE_SVM_CAPABILITIES:
 	case CL_DEVICE_DEVICE_ENQUEUE_CAPABILITIES:
 	case CL_DEVICE_QUEUE_ON_DEVICE_PROPERTIES:
@@ -280,6 +291,8 @@ cl_int CL_API_CALL dxpu_GetDeviceInfo(cl_device_id d, cl_device_info param, size
 	case CL_DEVICE_BUILT_IN_KERNELS_WITH_VERSION:
 		return give(room, out, size, "", 0);
 	}
+	if (!(channel_features(d->channel) & FEATURE_IMAGES) && no_images(param, room, out, size))
+		return CL_SUCCESS;
 	if (!properties_find(&d->properties, param, NO_INDEX, &p))
 		return CL_INVALID_VALUE;
 	switch (param) {

@@ -13,8 +13,15 @@ static cl_program no_program(cl_int code, cl_int *error)
 	return NULL;
 }
 
-/* with_text sends a packet that names a text in VRAM, behind two words. */
-static cl_int with_text(cl_context c, uint16_t op, cl_uint a, cl_uint b, const void *text, size_t n)
+/* inputs are programs that a packet names, as headers by their names in #include. */
+struct inputs {
+	cl_uint count;
+	const cl_program *programs;
+	const char **names;
+};
+
+/* with_text sends a packet that names a text in VRAM, behind two words, and other programs. */
+static cl_int with_text(cl_context c, uint16_t op, cl_uint a, cl_uint b, const void *text, size_t n, const struct inputs *in)
 {
 	struct channel *ch = c->device->channel;
 	struct packet p;
@@ -30,6 +37,15 @@ static cl_int with_text(cl_context c, uint16_t op, cl_uint a, cl_uint b, const v
 	packet_u32(&p, b);
 	packet_u64(&p, s.at);
 	packet_u64(&p, n);
+	for (cl_uint i = 0; in && i < in->count; i++) {
+		packet_u32(&p, in->programs[i]->handle);
+		if (!in->names)
+			continue;
+		packet_u32(&p, (uint32_t)strlen(in->names[i]));
+		packet_bytes(&p, in->names[i], strlen(in->names[i]));
+	}
+	if (in && !in->names && in->count % 2)
+		packet_u32(&p, 0);
 	code = channel_upload(ch, &s, text, n, &p) ? CL_DEVICE_NOT_AVAILABLE : channel_call(ch, &p, NULL, NULL);
 	channel_free(ch, &s);
 	return code;
@@ -43,7 +59,8 @@ static cl_program new_program(cl_context c, cl_uint kind, const void *text, size
 	if (g) {
 		g->handle = channel_handle(c->device->channel);
 		g->status = CL_BUILD_NONE;
-		code = with_text(c, PACKET_PROGRAM, g->handle, kind, text, n);
+		code = with_text(c, PACKET_PROGRAM, g->handle, kind, text, n, NULL);
+		g->prints = memmem(text, n, "printf", 6) != NULL;
 	}
 	if (code) {
 		free(g);
@@ -146,33 +163,121 @@ cl_int CL_API_CALL dxpu_ReleaseProgram(cl_program g)
 	return CL_SUCCESS;
 }
 
-cl_int CL_API_CALL dxpu_BuildProgram(cl_program g, cl_uint n, const cl_device_id *list, const char *options,
-					    void(CL_CALLBACK *notify)(cl_program, void *), void *data)
+int program_executable(cl_program g) { return g->status == CL_BUILD_SUCCESS && g->type == CL_PROGRAM_BINARY_TYPE_EXECUTABLE; }
+
+/* check_devices checks the devices and the callback of a build. */
+static cl_int check_devices(cl_context c, cl_uint n, const cl_device_id *list, int notified, const void *data)
 {
-	char *copy;
+	if ((n == 0) != (list == NULL) || (!notified && data))
+		return CL_INVALID_VALUE;
+	return list && (n != 1 || list[0] != c->device) ? CL_INVALID_DEVICE : CL_SUCCESS;
+}
+
+/* compile sends the packet of a build, and keeps its options and outcome. */
+static cl_int compile(cl_program g, uint16_t op, const char *options, const struct inputs *in, cl_program_binary_type type)
+{
+	char *copy = strdup(options ? options : "");
 	cl_int code;
 
-	if (!object_is(g, KIND_PROGRAM))
-		return CL_INVALID_PROGRAM;
-	if ((n == 0) != (list == NULL) || (!notify && data))
-		return CL_INVALID_VALUE;
-	if (list && (n != 1 || list[0] != g->context->device))
-		return CL_INVALID_DEVICE;
-	if (g->kernels > 0)
-		return CL_INVALID_OPERATION;
-	copy = strdup(options ? options : "");
 	if (!copy)
 		return CL_OUT_OF_HOST_MEMORY;
 	free(g->options);
 	g->options = copy;
 	g->status = CL_BUILD_IN_PROGRESS;
-	code = with_text(g->context, PACKET_BUILD, g->handle, 0, copy, strlen(copy));
+	g->type = type;
+	code = with_text(g->context, op, g->handle, in ? in->count : 0, copy, strlen(copy), in);
 	g->status = code ? CL_BUILD_ERROR : CL_BUILD_SUCCESS;
+	for (cl_uint i = 0; in && i < in->count; i++)
+		g->prints |= in->programs[i]->prints;
+	return code;
+}
+
+cl_int CL_API_CALL dxpu_BuildProgram(cl_program g, cl_uint n, const cl_device_id *list, const char *options,
+					    void(CL_CALLBACK *notify)(cl_program, void *), void *data)
+{
+	cl_int code;
+
+	if (!object_is(g, KIND_PROGRAM))
+		return CL_INVALID_PROGRAM;
+	code = check_devices(g->context, n, list, notify != NULL, data);
+	if (!code && g->kernels > 0)
+		code = CL_INVALID_OPERATION;
+	if (code)
+		return code;
+	code = compile(g, PACKET_BUILD, options, NULL, CL_PROGRAM_BINARY_TYPE_EXECUTABLE);
 	if (notify) {
 		notify(g, data);
 		return CL_SUCCESS;
 	}
 	return code;
+}
+
+cl_int CL_API_CALL dxpu_CompileProgram(cl_program g, cl_uint n, const cl_device_id *list, const char *options, cl_uint headers,
+				       const cl_program *programs, const char **names, void(CL_CALLBACK *notify)(cl_program, void *),
+				       void *data)
+{
+	const struct inputs in = {headers, programs, names};
+	cl_int code;
+
+	if (!object_is(g, KIND_PROGRAM))
+		return CL_INVALID_PROGRAM;
+	code = check_devices(g->context, n, list, notify != NULL, data);
+	if (!code && (headers == 0) != (!programs && !names))
+		code = CL_INVALID_VALUE;
+	if (!code && headers && (!programs || !names))
+		code = CL_INVALID_VALUE;
+	if (!code && (!g->source || g->kernels > 0))
+		code = CL_INVALID_OPERATION;
+	for (cl_uint i = 0; i < headers && !code; i++)
+		code = !object_is(programs[i], KIND_PROGRAM) ? CL_INVALID_PROGRAM : !names[i] ? CL_INVALID_VALUE : CL_SUCCESS;
+	if (code)
+		return code;
+	code = compile(g, PACKET_COMPILE, options, &in, CL_PROGRAM_BINARY_TYPE_COMPILED_OBJECT);
+	if (notify) {
+		notify(g, data);
+		return CL_SUCCESS;
+	}
+	return code;
+}
+
+cl_program CL_API_CALL dxpu_LinkProgram(cl_context c, cl_uint n, const cl_device_id *list, const char *options, cl_uint count,
+					const cl_program *programs, void(CL_CALLBACK *notify)(cl_program, void *), void *data,
+					cl_int *error)
+{
+	const struct inputs in = {count, programs, NULL};
+	int library = options && strstr(options, "-create-library");
+	cl_program g;
+	cl_int code;
+
+	if (!object_is(c, KIND_CONTEXT))
+		return no_program(CL_INVALID_CONTEXT, error);
+	code = check_devices(c, n, list, notify != NULL, data);
+	if (!code && (count == 0 || !programs))
+		code = CL_INVALID_VALUE;
+	for (cl_uint i = 0; i < count && !code; i++)
+		if (!object_is(programs[i], KIND_PROGRAM))
+			code = CL_INVALID_PROGRAM;
+		else if (programs[i]->context != c || programs[i]->status == CL_BUILD_ERROR || (programs[i]->source && programs[i]->status))
+			code = CL_INVALID_OPERATION; /* not compiled */
+	if (code)
+		return no_program(code, error);
+	g = object_new(KIND_PROGRAM, sizeof *g);
+	if (!g)
+		return no_program(CL_OUT_OF_HOST_MEMORY, error);
+	g->context = c;
+	g->handle = channel_handle(c->device->channel);
+	object_retain(c);
+	code = compile(g, PACKET_LINK, options, &in, library ? CL_PROGRAM_BINARY_TYPE_LIBRARY : CL_PROGRAM_BINARY_TYPE_EXECUTABLE);
+	/* After an error of the linker, the program has its messages. */
+	if (code && code != CL_LINK_PROGRAM_FAILURE) {
+		program_release(g);
+		return no_program(code, error);
+	}
+	if (notify)
+		notify(g, data);
+	if (error)
+		*error = notify ? CL_SUCCESS : code;
+	return g;
 }
 
 cl_int program_text(cl_program g, cl_uint what, void **text, size_t *n)
@@ -224,7 +329,7 @@ static cl_int give_text(cl_program g, cl_uint what, size_t room, void *out, size
 	if (code)
 		return code;
 	/* Texts have a zero at the end. */
-	if (what != INFO_BINARY && (n == 0 || ((char *)text)[n - 1]))
+	if (what != INFO_BINARY && what != INFO_TYPE && (n == 0 || ((char *)text)[n - 1]))
 		n++;
 	code = give(room, out, size, text, n);
 	free(text);
@@ -246,8 +351,9 @@ cl_int CL_API_CALL dxpu_GetProgramBuildInfo(cl_program g, cl_device_id d, cl_pro
 	case CL_PROGRAM_BUILD_LOG:
 		return give_text(g, INFO_LOG, room, out, size);
 	case CL_PROGRAM_BINARY_TYPE:
-		return GIVE(cl_program_binary_type, g->status == CL_BUILD_SUCCESS ? CL_PROGRAM_BINARY_TYPE_EXECUTABLE
-										   : CL_PROGRAM_BINARY_TYPE_NONE);
+		if (g->status == CL_BUILD_NONE && !g->source)
+			return give_text(g, INFO_TYPE, room, out, size);
+		return GIVE(cl_program_binary_type, g->status == CL_BUILD_SUCCESS ? g->type : CL_PROGRAM_BINARY_TYPE_NONE);
 	case CL_PROGRAM_BUILD_GLOBAL_VARIABLE_TOTAL_SIZE:
 		return GIVE(size_t, 0);
 	}
@@ -289,7 +395,7 @@ cl_int CL_API_CALL dxpu_GetProgramInfo(cl_program g, cl_program_info param, size
 		return GIVE(cl_bool, CL_FALSE);
 	case CL_PROGRAM_KERNEL_NAMES:
 	case CL_PROGRAM_NUM_KERNELS:
-		if (g->status != CL_BUILD_SUCCESS)
+		if (!program_executable(g))
 			return CL_INVALID_PROGRAM_EXECUTABLE;
 		if (param == CL_PROGRAM_KERNEL_NAMES)
 			return give_text(g, INFO_KERNELS, room, out, size);

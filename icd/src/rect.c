@@ -45,38 +45,86 @@ static void add_region(struct packet *p, const struct box *b)
 		packet_u64(p, b->region[i]);
 }
 
-cl_int move_box(struct command *c)
+int piece_next(struct piece *p, const size_t region[3], size_t most)
+{
+	size_t y = p->y + p->rows, z = p->z, rows = most / region[0];
+
+	if (p->rows == region[1] || y == region[1]) {
+		y = 0;
+		z += p->slices;
+	}
+	if (z == region[2])
+		return 0;
+	if (rows == 0)
+		rows = 1;
+	p->y = y;
+	p->z = z;
+	p->slices = 1;
+	if (rows < region[1]) {
+		p->rows = rows < region[1] - y ? rows : region[1] - y;
+		return 1;
+	}
+	p->rows = region[1];
+	p->slices = rows / region[1];
+	if (p->slices > region[2] - z)
+		p->slices = region[2] - z;
+	return 1;
+}
+
+struct part *part_boxed(struct command *c, const struct box *b, uint16_t write, uint16_t read, struct packet *p, cl_int *code)
 {
 	struct channel *ch = channel_of(c->queue);
 	struct part *part = part_new(c);
-	struct packet p;
 
+	*code = CL_OUT_OF_HOST_MEMORY;
 	if (!part)
-		return CL_OUT_OF_HOST_MEMORY;
-	const struct box *in = &c->in;
-	part->size = in->region[0] * in->region[1] * in->region[2];
+		return NULL;
+	part->size = b->region[0] * b->region[1] * b->region[2];
 	part->read = !c->write;
 	part->host = c->host;
 	part->boxed = 1;
-	part->box = c->out;
-	/* A box is one packet: a larger one does not fit staging memory. */
+	part->box = *b;
 	if (part->size > channel_block(ch) * 2 || channel_reserve(ch, part->size, &part->staging)) {
+		*code = CL_OUT_OF_RESOURCES; /* a row that does not fit staging memory */
 		free(part);
-		return CL_OUT_OF_RESOURCES;
+		return NULL;
 	}
 	part->staged = 1;
-	packet_start(&p, c->write ? PACKET_WRITE_RECT : PACKET_READ_RECT, c->queue->handle);
+	packet_start(p, c->write ? write : read, c->queue->handle);
 	if (c->write) {
-		box_gather(&c->out, c->host, part->staging.mirror);
-		(void)channel_upload(ch, &part->staging, part->staging.mirror, part->size, &p);
+		box_gather(b, c->host, part->staging.mirror);
+		(void)channel_upload(ch, &part->staging, part->staging.mirror, part->size, p);
 	}
-	packet_u32(&p, c->mem->handle);
-	packet_u32(&p, 0);
-	add_box(&p, in);
-	add_region(&p, in);
-	packet_u64(&p, c->write ? part->staging.at : 0);
-	add_waits(&p, c->waits, c->list);
-	return post(part, &p);
+	return part;
+}
+
+cl_int move_box(struct command *c)
+{
+	size_t most = (size_t)channel_block(channel_of(c->queue)) / 4;
+	struct piece piece = {0};
+	cl_int code = CL_SUCCESS;
+
+	while (!code && piece_next(&piece, c->in.region, most)) {
+		struct box in = c->in, out = c->out;
+		struct packet p;
+		in.origin[1] += piece.y;
+		in.origin[2] += piece.z;
+		out.origin[1] += piece.y;
+		out.origin[2] += piece.z;
+		in.region[1] = out.region[1] = piece.rows;
+		in.region[2] = out.region[2] = piece.slices;
+		struct part *part = part_boxed(c, &out, PACKET_WRITE_RECT, PACKET_READ_RECT, &p, &code);
+		if (!part)
+			return code;
+		packet_u32(&p, c->mem->handle);
+		packet_u32(&p, 0);
+		add_box(&p, &in);
+		add_region(&p, &in);
+		packet_u64(&p, c->write ? part->staging.at : 0);
+		add_waits(&p, c);
+		code = post(part, &p);
+	}
+	return code;
 }
 
 static cl_int transfer_box(cl_command_queue q, cl_mem m, cl_bool blocking, int write, struct box in, struct box out, void *host,

@@ -61,6 +61,7 @@ func buildOpenCL(ts *testscript.TestScript, _ bool, args []string) {
 		program("fault"),
 		program("fork"),
 		program("hostile"),
+		program("images"),
 	} {
 		c.Dir = root
 		c.Env = append(os.Environ(), "CGO_ENABLED=0")

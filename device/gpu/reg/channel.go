@@ -31,9 +31,10 @@ const (
 	FeatureArm    = 1 << 0 // ComputeArmed and ComputeArm
 	FeatureFetch  = 1 << 1 // PacketFetch
 	FeatureQueues = 1 << 2 // the flags of PacketQueue
+	FeatureImages = 1 << 3 // PacketImage to PacketOutput, and the packets from PacketWriteImage on; since minor 4
 
 	// Features are those of this version.
-	Features = FeatureArm | FeatureFetch | FeatureQueues
+	Features = FeatureArm | FeatureFetch | FeatureQueues | FeatureImages
 )
 
 // Bounds of the compute channel.

@@ -16,6 +16,12 @@ const (
 	PacketBuild        PacketOp = 7  // build a program
 	PacketProgramInfo  PacketOp = 8  // log, binary or names of the kernels of a program
 	PacketKernel       PacketOp = 9  // make a kernel
+	PacketImage        PacketOp = 10 // make an image
+	PacketSampler      PacketOp = 11 // make a sampler
+	PacketCompile      PacketOp = 12 // compile a program without linking it
+	PacketLink         PacketOp = 13 // make a program of compiled programs
+	PacketFormats      PacketOp = 14 // the formats of images
+	PacketOutput       PacketOp = 15 // what kernels have printed
 	PacketWrite        PacketOp = 16 // VRAM to buffer
 	PacketRead         PacketOp = 17 // buffer to VRAM
 	PacketCopy         PacketOp = 18 // buffer to buffer
@@ -25,6 +31,12 @@ const (
 	PacketCopyRect     PacketOp = 22 // box to box
 	PacketNDRange      PacketOp = 23 // a kernel with its arguments
 	PacketMarker       PacketOp = 24 // complete after the packets that it waits for
+	PacketWriteImage   PacketOp = 25 // packed pixels in VRAM to a box of an image
+	PacketReadImage    PacketOp = 26 // box of an image to packed pixels in VRAM
+	PacketCopyImage    PacketOp = 27 // image to image
+	PacketFillImage    PacketOp = 28 // a color to a box of an image
+	PacketImageBuffer  PacketOp = 29 // box of an image to a buffer, packed
+	PacketBufferImage  PacketOp = 30 // packed pixels of a buffer to a box of an image
 	FirstEnqueuePacket          = PacketWrite
 )
 
@@ -50,13 +62,16 @@ const (
 	ProgramLog     = 0
 	ProgramBytes   = 1 // the binary
 	ProgramKernels = 2 // names, separated by semicolons
+	ProgramType    = 3 // whether it is compiled, a library or executable (CL_PROGRAM_BINARY_TYPE)
 )
 
 // Kinds of the arguments of PacketNDRange.
 const (
-	ArgValue  = 0 // the bytes of the argument
-	ArgBuffer = 1 // the handle of a buffer, 0 for a null pointer
-	ArgLocal  = 2 // bytes of local memory
+	ArgValue   = 0 // the bytes of the argument
+	ArgBuffer  = 1 // the handle of a buffer, 0 for a null pointer
+	ArgLocal   = 2 // bytes of local memory
+	ArgImage   = 3 // the handle of an image
+	ArgSampler = 4 // the handle of a sampler
 )
 
 // Bounds of the engine.
@@ -67,4 +82,6 @@ const (
 	MaxArgs        = 1024     // arguments of a kernel
 	MaxPattern     = 128      // bytes of the pattern of a fill
 	MaxWaits       = 1024     // packets that one packet waits for
+	MaxOutput      = 8 << 20  // bytes of kernels' output until it is read
+	MaxHeaders     = 1024     // programs that one packet names
 )

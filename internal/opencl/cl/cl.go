@@ -35,12 +35,17 @@ const (
 	InvalidArgSize         Status = -51
 	InvalidWorkDimension   Status = -53
 	InvalidOperation       Status = -59
+	ImageFormatMismatch    Status = -9
+	InvalidSampler         Status = -41
+	InvalidImageSize       Status = -40
+	InvalidImageFormat     Status = -39
 	InvalidBufferSize      Status = -61
 	FailedWait             Status = -14
 	deviceNotFound         Status = -1
 	platformNotFound       Status = -1001
 	deviceTypeAll                 = 0xffffffff
 	programBuildLog               = 0x1183
+	programBinaryType             = 0x1184
 	programBinarySizes            = 0x1165
 	programBinaries               = 0x1166
 	programKernelNames            = 0x1168
@@ -58,6 +63,7 @@ type (
 	Context  uintptr
 	Queue    uintptr
 	Mem      uintptr
+	Sampler  uintptr
 	Program  uintptr
 	Kernel   uintptr
 	Event    uintptr
@@ -78,10 +84,17 @@ const (
 	createBuffer
 	createSubBuffer
 	releaseMemObject
+	createImage
+	createSampler
+	releaseSampler
+	getMemObjectInfo
+	getSupportedImageFormats
 	createProgramWithSource
 	createProgramWithBinary
 	createProgramWithIL
 	buildProgram
+	compileProgram
+	linkProgram
 	getProgramInfo
 	getProgramBuildInfo
 	releaseProgram
@@ -101,8 +114,15 @@ const (
 	enqueueCopyBufferRect
 	enqueueMarkerWithWaitList
 	enqueueBarrierWithWaitList
+	enqueueReadImage
+	enqueueWriteImage
+	enqueueCopyImage
+	enqueueFillImage
+	enqueueCopyImageToBuffer
+	enqueueCopyBufferToImage
 	flush
 	waitForEvents
+	setEventCallback
 	getEventInfo
 	getEventProfilingInfo
 	releaseEvent
@@ -112,11 +132,13 @@ const (
 var names = [functions]string{
 	"clGetPlatformIDs", "clGetPlatformInfo", "clGetDeviceIDs", "clGetDeviceInfo", "clCreateContext", "clReleaseContext",
 	"clCreateCommandQueue", "clReleaseCommandQueue", "clCreateBuffer", "clCreateSubBuffer", "clReleaseMemObject",
-	"clCreateProgramWithSource", "clCreateProgramWithBinary", "clCreateProgramWithIL", "clBuildProgram", "clGetProgramInfo",
+	"clCreateImage", "clCreateSampler", "clReleaseSampler", "clGetMemObjectInfo", "clGetSupportedImageFormats",
+	"clCreateProgramWithSource", "clCreateProgramWithBinary", "clCreateProgramWithIL", "clBuildProgram", "clCompileProgram", "clLinkProgram", "clGetProgramInfo",
 	"clGetProgramBuildInfo", "clReleaseProgram", "clCreateKernel", "clReleaseKernel", "clGetKernelInfo", "clGetKernelArgInfo",
 	"clGetKernelWorkGroupInfo", "clSetKernelArg", "clEnqueueNDRangeKernel", "clEnqueueReadBuffer", "clEnqueueWriteBuffer",
 	"clEnqueueCopyBuffer", "clEnqueueFillBuffer", "clEnqueueReadBufferRect", "clEnqueueWriteBufferRect",
-	"clEnqueueCopyBufferRect", "clEnqueueMarkerWithWaitList", "clEnqueueBarrierWithWaitList", "clFlush", "clWaitForEvents", "clGetEventInfo",
+	"clEnqueueCopyBufferRect", "clEnqueueMarkerWithWaitList", "clEnqueueBarrierWithWaitList", "clEnqueueReadImage", "clEnqueueWriteImage", "clEnqueueCopyImage",
+	"clEnqueueFillImage", "clEnqueueCopyImageToBuffer", "clEnqueueCopyBufferToImage", "clFlush", "clWaitForEvents", "clSetEventCallback", "clGetEventInfo",
 	"clGetEventProfilingInfo", "clReleaseEvent",
 }
 

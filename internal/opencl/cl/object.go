@@ -2,7 +2,10 @@ package cl
 
 import (
 	"runtime"
+	"strings"
 	"unsafe"
+
+	"github.com/ebitengine/purego"
 )
 
 // NewContext makes a context with one device.
@@ -84,6 +87,48 @@ func (l *Library) Build(p Program, f Found, options string) error {
 	return err
 }
 
+// Compile compiles a program without linking it. names are those by which its source
+// includes the headers.
+func (l *Library) Compile(p Program, f Found, options string, headers []Program, names []string) error {
+	devices, text := []Device{f.device}, append([]byte(options), 0)
+	texts, places := make([][]byte, len(names)), make([]uintptr, len(names))
+	for i, name := range names {
+		texts[i] = append([]byte(name), 0)
+		places[i] = data(texts[i])
+	}
+	err := l.call(compileProgram, uintptr(p), 1, data(devices), data(text), uintptr(len(headers)), data(headers), data(places), 0, 0)
+	runtime.KeepAlive(devices)
+	runtime.KeepAlive(text)
+	runtime.KeepAlive(headers)
+	runtime.KeepAlive(texts)
+	runtime.KeepAlive(places)
+	return err
+}
+
+// Link makes a program of compiled programs. There may be a program beside an error: it
+// has the linker's messages.
+func (l *Library) Link(c Context, f Found, options string, programs []Program) (Program, error) {
+	devices, text := []Device{f.device}, append([]byte(options), 0)
+	status := new(Status)
+	r, _, _ := purego.SyscallN(l.fn[linkProgram], uintptr(c), 1, data(devices), data(text), uintptr(len(programs)), data(programs), 0, 0, pointer(status))
+	runtime.KeepAlive(devices)
+	runtime.KeepAlive(text)
+	runtime.KeepAlive(programs)
+	switch {
+	case *status != 0:
+		return Program(r), *status
+	case r == 0:
+		return 0, OutOfHostMemory
+	}
+	return Program(r), nil
+}
+
+// BinaryType returns whether a program is compiled, a library or executable.
+func (l *Library) BinaryType(p Program, f Found) []byte {
+	v, _ := l.info(getProgramBuildInfo, uintptr(p), uintptr(f.device), programBinaryType)
+	return v
+}
+
 // BuildLog returns the compiler's messages.
 func (l *Library) BuildLog(p Program, f Found) []byte {
 	v, _ := l.info(getProgramBuildInfo, uintptr(p), uintptr(f.device), programBuildLog)
@@ -149,6 +194,8 @@ const (
 	ArgPlain                   // bytes
 	ArgMemory                  // a handle of a memory object
 	ArgLocal                   // a size of local memory
+	ArgImage                   // a handle of an image
+	ArgSampler                 // a handle of a sampler
 	ArgHandle                  // a handle of another kind
 )
 
@@ -157,17 +204,30 @@ var addressSpaces = map[uint64]ArgClass{0x119b: ArgMemory, 0x119c: ArgLocal, 0x1
 
 // handleTypes are types of the kernel language whose arguments are handles, though
 // their address space is private.
-var handleTypes = map[string]bool{"sampler_t": true, "queue_t": true, "clk_event_t": true, "event_t": true, "reserve_id_t": true}
+var handleTypes = map[string]ArgClass{
+	"sampler_t": ArgSampler, "queue_t": ArgHandle, "clk_event_t": ArgHandle, "event_t": ArgHandle, "reserve_id_t": ArgHandle,
+}
+
+// handleClass returns the class of a type whose arguments are handles.
+func handleClass(name string) (ArgClass, bool) {
+	if strings.HasPrefix(name, "image") && strings.HasSuffix(name, "_t") {
+		return ArgImage, true
+	}
+	class, ok := handleTypes[name]
+	return class, ok
+}
 
 // ClassOf returns the class of an argument with these properties.
 func ClassOf(properties []Property) ArgClass {
 	class := ArgUnknown
 	for _, p := range properties {
-		switch {
-		case p.Param == argAddress && class != ArgHandle:
+		switch p.Param {
+		case argAddress:
 			class = addressSpaces[word(p.Value)]
-		case p.Param == argTypeName && handleTypes[cString(p.Value)]:
-			class = ArgHandle
+		case argTypeName: // behind the address space
+			if handle, ok := handleClass(cString(p.Value)); ok {
+				return handle
+			}
 		}
 	}
 	return class
@@ -215,6 +275,8 @@ func (l *Library) Release(object any) error {
 		return l.call(releaseCommandQueue, uintptr(o))
 	case Mem:
 		return l.call(releaseMemObject, uintptr(o))
+	case Sampler:
+		return l.call(releaseSampler, uintptr(o))
 	case Program:
 		return l.call(releaseProgram, uintptr(o))
 	case Kernel:

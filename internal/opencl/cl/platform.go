@@ -144,7 +144,8 @@ func (f Found) Properties(l *Library) []Property {
 		if p == devicePlatform || p == deviceParentDevice {
 			continue
 		}
-		if v := l.deviceInfo(f.device, p); len(v) > 0 {
+		// An empty list is a value, too.
+		if v, err := l.info(getDeviceInfo, uintptr(f.device), uintptr(p)); err == nil {
 			out = append(out, Property{p, v})
 		}
 	}

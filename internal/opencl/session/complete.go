@@ -8,7 +8,8 @@ import (
 	"github.com/dxpu-project/dxpu/internal/opencl/cl"
 )
 
-// queue is a command queue. Its commands are in the order of their packets.
+// queue is a command queue. The commands of an ordered one are in the order of their packets;
+// those of the others are in loose.go.
 //
 // The goroutine of Run looks for the end of commands while it polls for packets. When it
 // goes to sleep, the queue's own goroutine waits for the commands instead, so that no
@@ -19,7 +20,8 @@ type queue struct {
 	ordered bool // commands end in their order
 
 	// Guarded by the session's mutex:
-	commands []command
+	commands []command // of an ordered queue
+	loose    int       // commands of an out-of-order queue
 	waiting  bool      // the queue's goroutine waits for the first command
 	released bool      // no further command comes
 	work     sync.Cond // the queue's goroutine may have to wait for a command
@@ -52,6 +54,9 @@ func (s *Session) newQueue(c *cursor) error {
 	q.queue, q.work.L = h, &s.mu
 	s.queues++
 	s.objects[handle] = q
+	if !q.ordered {
+		return nil
+	}
 	s.busy = append(s.busy, q)
 	s.tasks.Go(func() { s.complete(q) })
 	return nil
@@ -62,14 +67,11 @@ func (s *Session) releaseQueue(q *queue) {
 	s.queues--
 	q.released = true
 	q.work.Signal()
+	s.retire(q)
 }
 
 // maxBatch bounds the events of one message.
 const maxBatch = 64
-
-// maxUnordered bounds the commands of an out-of-order queue at whose state one look
-// at the queue asks.
-const maxUnordered = 64
 
 // complete waits for the commands of a queue while the goroutine of Run sleeps, until
 // the queue is released.
@@ -90,7 +92,7 @@ func (s *Session) complete(q *queue) {
 		s.mu.Lock()
 		q.waiting = false
 		events := []reg.Event{s.end(q, first, err)}
-		q.remove(0)
+		q.remove()
 		if s.sendEnded(q, events) != nil {
 			return // without the connection, Run ends as well
 		}
@@ -117,23 +119,20 @@ func (s *Session) collect() (any bool, err error) {
 			q.work.Signal()
 		}
 	}
-	return any, nil
+	ended, err := s.endLoose()
+	return any || ended, err
 }
 
 // sendEnded sends some events and those of the queue's commands that have ended.
 func (s *Session) sendEnded(q *queue, events []reg.Event) error {
-	for i, looked := 0, 0; i < len(q.commands) && (q.ordered || looked < maxUnordered); looked++ {
-		c := q.commands[i]
+	for len(q.commands) > 0 {
+		c := q.commands[0]
 		ended, err := s.Library.Ended(c.event)
-		switch {
-		case ended:
-			events = append(events, s.end(q, c, err))
-			q.remove(i)
-		case q.ordered:
-			i = len(q.commands)
-		default:
-			i++
+		if !ended {
+			break
 		}
+		events = append(events, s.end(q, c, err))
+		q.remove()
 		if len(events) == maxBatch {
 			if err := s.send(events...); err != nil {
 				return err
@@ -147,14 +146,8 @@ func (s *Session) sendEnded(q *queue, events []reg.Event) error {
 	return s.send(events...)
 }
 
-// remove forgets a command, usually the first one of thousands.
-func (q *queue) remove(i int) {
-	if i == 0 {
-		q.commands = q.commands[1:]
-		return
-	}
-	q.commands = slices.Delete(q.commands, i, i+1)
-}
+// remove forgets the first command, of thousands.
+func (q *queue) remove() { q.commands = q.commands[1:] }
 
 // end returns the event of a command that has ended, and forgets the command.
 func (s *Session) end(q *queue, c command, err error) reg.Event {
@@ -185,6 +178,10 @@ func (s *Session) enqueue(h reg.PacketHeader, c *cursor) error {
 		return err
 	}
 	s.pending[h.Cookie] = out.event
-	q.commands = append(q.commands, out)
+	if q.ordered {
+		q.commands = append(q.commands, out)
+	} else if err := s.addLoose(q, out); err != nil {
+		return err
+	}
 	return s.Library.Flush(q.queue)
 }

@@ -18,6 +18,7 @@ type buffer struct {
 
 type program struct {
 	program cl.Program
+	linked  bool // made by a linker
 	busy    bool // a build is under way
 }
 
@@ -62,6 +63,15 @@ func (s *Session) release(c *cursor) error {
 			return err
 		}
 		s.drop(o)
+	case *image:
+		if err := s.Library.Release(o.mem); err != nil {
+			return err
+		}
+		s.drop(o.buffer)
+	case *sampler:
+		if err := s.Library.Release(o.sampler); err != nil {
+			return err
+		}
 	case *program:
 		if o.busy {
 			return cl.InvalidOperation
@@ -80,7 +90,7 @@ func (s *Session) release(c *cursor) error {
 	return nil
 }
 
-// drop ends a use of a buffer.
+// drop ends a use of a buffer or of an image's memory.
 func (s *Session) drop(b *buffer) {
 	if b.users--; b.users > 0 {
 		return
@@ -181,46 +191,6 @@ func (s *Session) newProgram(c *cursor) error {
 	return nil
 }
 
-// build builds a program beside the other packets: a compiler takes seconds. Its
-// event follows when the build has ended.
-func (s *Session) build(h reg.PacketHeader, c *cursor) error {
-	handle := c.u32()
-	c.u32()
-	at, n := c.u64(), c.u64()
-	p, err := object[*program](s, handle, cl.InvalidProgram)
-	var options []byte
-	if err == nil {
-		options, err = s.text(at, n)
-	}
-	switch {
-	case err != nil:
-	case c.bad:
-		err = cl.InvalidValue
-	case p.busy:
-		err = cl.InvalidOperation
-	}
-	if err != nil {
-		return s.send(reg.Event{Cookie: h.Cookie, Status: status(err)})
-	}
-	select {
-	case s.builds <- struct{}{}:
-	default:
-		return s.send(reg.Event{Cookie: h.Cookie, Status: int32(cl.OutOfResources)})
-	}
-	p.busy = true
-	s.tasks.Go(func() {
-		// The driver needs to know which arguments are buffers.
-		err := s.Library.Build(p.program, s.Device, "-cl-kernel-arg-info "+string(options))
-		s.mu.Lock()
-		p.busy = false
-		s.mu.Unlock()
-		<-s.builds
-		// Without the connection, Run ends as well.
-		_ = s.send(reg.Event{Cookie: h.Cookie, Status: status(err)})
-	})
-	return nil
-}
-
 // programInfo returns the size of a text or binary (8), and as much of it as there is
 // room for.
 func (s *Session) programInfo(h reg.PacketHeader, c *cursor) result {
@@ -240,6 +210,8 @@ func (s *Session) programInfo(h reg.PacketHeader, c *cursor) result {
 		text, err = s.Library.KernelNames(p.program)
 	case reg.ProgramBytes:
 		text, err = s.Library.Binary(p.program, uint64(len(s.VRAM)))
+	case reg.ProgramType:
+		text = s.Library.BinaryType(p.program, s.Device)
 	default:
 		err = cl.InvalidValue
 	}
@@ -272,13 +244,15 @@ func (s *Session) newKernel(c *cursor) result {
 		_ = s.Library.Release(k)
 		return result{err: cl.OutOfResources}
 	}
+	described, done := s.described(p, k, name)
+	defer done()
 	out := binary.LittleEndian.AppendUint64(nil, uint64(args))
 	for _, p := range s.Library.KernelProperties(k, s.Device) {
 		out = appendProperty(out, noIndex, p)
 	}
 	class := make([]cl.ArgClass, args)
 	for i := range args {
-		properties := s.Library.ArgProperties(k, i)
+		properties := s.Library.ArgProperties(described, i)
 		class[i] = cl.ClassOf(properties)
 		for _, p := range properties {
 			out = appendProperty(out, uint32(i), p)
@@ -286,4 +260,35 @@ func (s *Session) newKernel(c *cursor) result {
 	}
 	s.objects[handle] = &kernel{kernel: k, args: make([][]byte, args), class: class}
 	return result{data: out}
+}
+
+// described returns a kernel whose arguments the platform describes, and what releases it. PoCL
+// describes those of a linked program only after its binary was loaded again.
+func (s *Session) described(p *program, k cl.Kernel, name string) (cl.Kernel, func()) {
+	same := func() {}
+	if !p.linked || len(s.Library.ArgProperties(k, 0)) > 0 {
+		return k, same
+	}
+	text, err := s.Library.Binary(p.program, reg.MaxProgramText)
+	if err != nil {
+		return k, same
+	}
+	again, err := s.Library.NewProgramBinary(s.context, s.Device, text)
+	if err != nil {
+		return k, same
+	}
+	options, _ := s.options(0, 0)
+	err = s.Library.Build(again, s.Device, options)
+	var twin cl.Kernel
+	if err == nil {
+		twin, err = s.Library.NewKernel(again, name)
+	}
+	if err != nil {
+		_ = s.Library.Release(again)
+		return k, same
+	}
+	return twin, func() {
+		_ = s.Library.Release(twin)
+		_ = s.Library.Release(again)
+	}
 }

@@ -33,7 +33,7 @@ func (s *Session) start(q *queue, h reg.PacketHeader, c *cursor, out *command) (
 		}
 		return s.Library.Marker(q.queue, wait)
 	}
-	return 0, cl.InvalidOperation
+	return s.startImage(q, h, c, out)
 }
 
 // waits reads the list of packets to wait for, and finishes reading. A packet that is
@@ -259,8 +259,41 @@ func fits(class cl.ArgClass, a argument) bool {
 		return a.kind == reg.ArgBuffer
 	case cl.ArgLocal:
 		return a.kind == reg.ArgLocal
+	case cl.ArgImage:
+		return a.kind == reg.ArgImage
+	case cl.ArgSampler:
+		return a.kind == reg.ArgSampler
+	case cl.ArgHandle:
 	}
 	return false
+}
+
+// argHandle returns the handle of the platform for that of an argument, and the serial number
+// of the object: 0 for a null pointer.
+func (s *Session) argHandle(a argument) (h uintptr, serial uint64, err error) {
+	if len(a.value) != 4 {
+		return 0, 0, cl.InvalidArgSize
+	}
+	handle := binary.LittleEndian.Uint32(a.value)
+	switch o := s.objects[handle].(type) {
+	case *buffer:
+		if a.kind == reg.ArgBuffer {
+			return uintptr(o.mem), o.serial, nil
+		}
+	case *image:
+		if a.kind == reg.ArgImage {
+			return uintptr(o.mem), o.serial, nil
+		}
+	case *sampler:
+		if a.kind == reg.ArgSampler {
+			return uintptr(o.sampler), o.serial, nil
+		}
+	case nil:
+		if handle == 0 && a.kind == reg.ArgBuffer {
+			return 0, 0, nil
+		}
+	}
+	return 0, 0, cl.InvalidArgValue
 }
 
 // setArg sets an argument if it differs from the last value.
@@ -271,19 +304,13 @@ func (s *Session) setArg(k *kernel, i int, a argument) error {
 	}
 	switch a.kind {
 	case reg.ArgValue:
-	case reg.ArgBuffer:
-		if len(a.value) != 4 {
-			return cl.InvalidArgSize
+	case reg.ArgBuffer, reg.ArgImage, reg.ArgSampler:
+		h, number, err := s.argHandle(a)
+		if err != nil {
+			return err
 		}
-		var m cl.Mem
-		if handle := binary.LittleEndian.Uint32(a.value); handle != 0 {
-			b, err := object[*buffer](s, handle, cl.InvalidArgValue)
-			if err != nil {
-				return err
-			}
-			m, serial = b.mem, b.serial
-		}
-		value, size = binary.LittleEndian.AppendUint64(nil, uint64(m)), handleSize
+		serial = number
+		value, size = binary.LittleEndian.AppendUint64(nil, uint64(h)), handleSize
 	case reg.ArgLocal:
 		if size == 0 || size > maxLocal {
 			return cl.InvalidArgSize

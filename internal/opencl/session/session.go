@@ -30,6 +30,8 @@ type Config struct {
 	VRAM    []byte // shared with the GPU; its other users may change it at any time
 	Memory  uint64 // bytes of buffers; 0: as much as the device has
 	Conn    Conn
+	// Output returns up to n bytes that kernels have printed, which it forgets.
+	Output func(n int) []byte
 }
 
 // Session is one context with its objects. The goroutine of Run handles the packets and
@@ -44,15 +46,19 @@ type Session struct {
 	packet  []byte        // being handled
 	handled int           // packets since the last collect
 
+	ends ends          // of commands of out-of-order queues
+	wake chan struct{} // holds one: ends has changed
+
 	mu      sync.Mutex // guards the fields below, and the calls that use them
 	objects map[uint32]any
 	busy    []*queue // also those that are released and have commands
 	asleep  bool     // the goroutine of Run does not look for the end of commands
 	queues  int
-	used    uint64              // bytes of buffers
-	serial  uint64              // of the last buffer
-	pending map[uint64]cl.Event // by cookie: enqueued and not complete
-	scratch []byte              // of arguments
+	used    uint64                  // bytes of buffers
+	serial  uint64                  // of the last buffer
+	pending map[uint64]cl.Event     // by cookie: enqueued and not complete
+	scratch []byte                  // of arguments
+	loose   map[uint64]looseCommand // by cookie: of out-of-order queues, not complete
 }
 
 // maxBuilds bounds the compilations at one time.
@@ -70,7 +76,12 @@ func Run(c Config) error {
 	s := &Session{
 		Config: c, context: context, builds: make(chan struct{}, maxBuilds),
 		objects: map[uint32]any{}, pending: map[uint64]cl.Event{},
+		loose: map[uint64]looseCommand{}, wake: make(chan struct{}, 1),
 	}
+	cl.OnEnd(s.noteEnd)
+	defer close(s.wake)
+	defer cl.OnEnd(nil)
+	s.tasks.Go(s.sendLoose)
 	// Nothing is released at the end: the process ends, and a command that never ends
 	// would hold up a release.
 	return s.serve()
@@ -146,6 +157,9 @@ func (s *Session) sleep(on bool) {
 			q.work.Signal()
 		}
 	}
+	if on && len(s.loose) > 0 {
+		s.poke() // for an end that came after the last look
+	}
 }
 
 // send sends events.
@@ -178,8 +192,8 @@ func (s *Session) handle(p []byte) error {
 			return s.send(reg.Event{Cookie: h.Cookie, Status: status(err)})
 		}
 		return nil
-	case h.Op == reg.PacketBuild:
-		return s.build(h, c)
+	case h.Op == reg.PacketBuild, h.Op == reg.PacketCompile, h.Op == reg.PacketLink:
+		return s.compile(h, c)
 	}
 	return s.finish(h, s.control(h, c))
 }
@@ -242,6 +256,14 @@ func (s *Session) control(h reg.PacketHeader, c *cursor) result {
 		return s.programInfo(h, c)
 	case reg.PacketKernel:
 		return s.newKernel(c)
+	case reg.PacketImage:
+		return result{err: s.newImage(c)}
+	case reg.PacketSampler:
+		return result{err: s.newSampler(c)}
+	case reg.PacketFormats:
+		return s.formats(c)
+	case reg.PacketOutput:
+		return result{data: s.Output(int(min(h.Room, reg.MaxOutput)))}
 	}
 	return result{err: cl.InvalidOperation}
 }
