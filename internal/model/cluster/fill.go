@@ -62,10 +62,9 @@ func (f *Fill) arrivals(rng *rand.Rand) []*Pod {
 	}
 	slices.SortStableFunc(out, func(a, b *Pod) int { return cmp.Compare(a.Name, b.Name) })
 	rng.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
-	for float64(sum) > most && len(out) > 0 {
-		i := rng.IntN(len(out))
-		sum -= out[i].Demand()
-		out = slices.Delete(out, i, i+1)
+	for float64(sum) > most && len(out) > 0 { // the order is random, so the last is as good as any
+		sum -= out[len(out)-1].Demand()
+		out = out[:len(out)-1]
 	}
 	for {
 		p := &f.Pods[rng.IntN(len(f.Pods))]
@@ -129,6 +128,18 @@ func (f *Fill) run(name string, pl placer, arrivals []*Pod) FillResult {
 // rngOf returns the random numbers of a seed; each use has a stream of its own.
 func rngOf(seed, stream uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, stream)) }
 
+// orderOf returns the servers in the order that decides between equal scores. The FGD
+// authors' simulator draws another one for each run: it puts a random number before the name
+// of each server and takes the first name. First-fit is about the order of the list.
+func orderOf(policy string, nodes []Node, rng *rand.Rand) []Node {
+	if policy == "first-fit" {
+		return nodes
+	}
+	nodes = slices.Clone(nodes)
+	rng.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
+	return nodes
+}
+
 // Run fills the servers under a policy.
 func (f *Fill) Run(policy string) (FillResult, error) {
 	if err := checkNodes(f.Nodes); err != nil {
@@ -138,11 +149,12 @@ func (f *Fill) Run(policy string) (FillResult, error) {
 		return FillResult{}, err
 	}
 	arrivals := f.arrivals(rngOf(f.Seed, 1))
-	s, err := policyOf(policy, f.Nodes, typicalPods(f.Pods))
+	nodes := orderOf(policy, f.Nodes, rngOf(f.Seed, 3))
+	s, err := policyOf(policy, nodes, typicalPods(f.Pods))
 	if err != nil {
 		return FillResult{}, err
 	}
-	return f.run(policy, newScheduler(f.Nodes, s, rngOf(f.Seed, 2)), arrivals), nil
+	return f.run(policy, newScheduler(nodes, s, rngOf(f.Seed, 2)), arrivals), nil
 }
 
 // RunPool fills the hosts and the pool.

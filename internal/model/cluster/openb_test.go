@@ -1,12 +1,15 @@
 package cluster
 
 import (
+	"maps"
+	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 )
 
-// Published: the means of ten runs of the FGD authors' simulator, GPU allocation in per
+// published are the means of ten runs of the FGD authors' simulator, GPU allocation in per
 // cent at a demand of 100 % (their repository's results for ATC 2023, Figures 7, 11 to 14).
 var published = map[string]map[string]float64{
 	"default":     {"random": 86.30, "dot-product": 90.62, "gpu-clustering": 91.65, "gpu-packing": 91.78, "best-fit": 92.86, "fgd": 95.23},
@@ -14,6 +17,18 @@ var published = map[string]map[string]float64{
 	"gpushare100": {"random": 78.90, "dot-product": 81.98, "gpu-clustering": 82.22, "gpu-packing": 82.13, "best-fit": 84.62, "fgd": 86.64},
 	"multigpu50":  {"random": 81.28, "dot-product": 94.73, "gpu-clustering": 95.69, "gpu-packing": 96.06, "best-fit": 95.62, "fgd": 97.09},
 	"gpuspec33":   {"random": 83.87, "dot-product": 79.82, "gpu-clustering": 81.09, "gpu-packing": 82.22, "best-fit": 80.39, "fgd": 87.84},
+	"cpu050":      {"best-fit": 93.56, "fgd": 95.00},
+	"cpu100":      {"best-fit": 93.26, "fgd": 95.21},
+	"cpu200":      {"best-fit": 92.15, "fgd": 94.82},
+	"gpushare40":  {"best-fit": 91.44, "fgd": 93.96},
+	"gpushare60":  {"best-fit": 89.06, "fgd": 91.25},
+	"gpushare80":  {"best-fit": 86.66, "fgd": 89.08},
+	"gpuspec10":   {"best-fit": 93.10, "fgd": 94.66},
+	"gpuspec20":   {"best-fit": 88.46, "fgd": 94.66},
+	"gpuspec25":   {"best-fit": 85.67, "fgd": 93.91},
+	"multigpu20":  {"best-fit": 93.73, "fgd": 95.53},
+	"multigpu30":  {"best-fit": 94.57, "fgd": 96.36},
+	"multigpu40":  {"best-fit": 95.10, "fgd": 96.91},
 }
 
 func openb(t *testing.T, list string) ([]Node, []Pod) {
@@ -32,7 +47,7 @@ func openb(t *testing.T, list string) ([]Node, []Pod) {
 	}
 	g, err := os.Open(filepath.Join(dir, "openb_pod_list_"+list+".csv"))
 	if err != nil {
-		t.Fatal(err)
+		t.Skip(err)
 	}
 	defer g.Close()
 	pods, err := ReadPods(g)
@@ -42,39 +57,40 @@ func openb(t *testing.T, list string) ([]Node, []Pod) {
 	return withGPUs(nodes), pods
 }
 
-// tolerance is how far our mean may be from the authors', in points. GPU packing,
-// GPU clustering and, with many pods without GPUs (cpu250), FGD give many servers the
-// same score. Which of them a pod takes then decides up to 2 points, and the order in
-// which the authors' servers stood is not published; here it is that of the list.
-func tolerance(list, policy string) float64 {
-	switch {
-	case list == "cpu250" && (policy == "fgd" || policy == "gpu-packing" || policy == "gpu-clustering"):
-		return 2.3
-	case policy == "gpu-packing" || policy == "gpu-clustering":
-		return 0.9
+// tolerance is how far our mean may be from the authors', in points. Single runs of
+// policies with many equal scores have a standard deviation of up to 0.45 points
+// (dot-product on cpu250), so that means of ten runs of two simulators differ by up to 0.4.
+func tolerance(policy string) float64 {
+	if policy == "best-fit" || policy == "fgd" {
+		return 0.3
 	}
-	return 0.3
+	return 0.5
 }
 
 func TestPublished(t *testing.T) {
+	for _, list := range slices.Sorted(maps.Keys(published)) {
+		t.Run(list, func(t *testing.T) {
+			nodes, pods := openb(t, list)
+			for _, policy := range slices.Sorted(maps.Keys(published[list])) {
+				comparePublished(t, &Fill{Nodes: nodes, Pods: pods, Demand: 1.3}, policy, published[list][policy])
+			}
+		})
+	}
+}
+
+func comparePublished(t *testing.T, f *Fill, policy string, want float64) {
 	const seeds = 10
-	for list, want := range published {
-		nodes, pods := openb(t, list)
-		for policy, w := range want {
-			var sum float64
-			for seed := range uint64(seeds) {
-				f := Fill{Nodes: nodes, Pods: pods, Demand: 1.3, Seed: seed}
-				r, err := f.Run(policy)
-				if err != nil {
-					t.Fatal(err)
-				}
-				sum += r.Points[2].GPU
-			}
-			if d := sum/seeds - w; d > tolerance(list, policy) || d < -tolerance(list, policy) {
-				t.Errorf("%s, %s: %.2f %%, published %.2f", list, policy, sum/seeds, w)
-			} else {
-				t.Logf("%s, %s: %.2f %%, published %.2f (%+.2f)", list, policy, sum/seeds, w, d)
-			}
+	var sum float64
+	for f.Seed = range uint64(seeds) {
+		r, err := f.Run(policy)
+		if err != nil {
+			t.Fatal(err)
 		}
+		sum += r.Points[2].GPU
+	}
+	got := sum / seeds
+	t.Logf("%s: %.2f %%, published %.2f (%+.2f)", policy, got, want, got-want)
+	if math.Abs(got-want) > tolerance(policy) {
+		t.Errorf("%s: more than %v points beside the published mean", policy, tolerance(policy))
 	}
 }
