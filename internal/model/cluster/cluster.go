@@ -180,6 +180,7 @@ func (s *server) give(p *Pod, at placed) {
 type placed struct {
 	node int
 	gpus uint32 // bit mask
+	use  int32  // number of a pool's record of it
 }
 
 // checkNodes returns an error for the first node that cannot be simulated.

@@ -69,9 +69,13 @@ func TestServersGiveWhatTheyHave(t *testing.T) {
 			for i := range c.servers {
 				fits = fits || c.servers[i].fits(p)
 			}
+			first := firstOfBest(c, p)
 			at, ok := c.place(p)
 			if ok != fits {
 				t.Fatalf("%s: %+v is placed: %v, fits: %v", name, p, ok, fits)
+			}
+			if ok && at.node != first && name != "random" {
+				t.Fatalf("%s: %+v is on server %d, the first of the best is %d", name, p, at.node, first)
 			}
 			if ok {
 				if !p.accepts(nodes[at.node].Model) && p.GPUs > 0 {
@@ -95,6 +99,19 @@ func TestServersGiveWhatTheyHave(t *testing.T) {
 	})
 }
 
+// firstOfBest is where a scheduler places a pod, by a look at each server.
+func firstOfBest(c *scheduler, p *Pod) int {
+	best, score := -1, int64(0)
+	for i := range c.servers {
+		if v := &c.servers[i]; v.fits(p) {
+			if s, _ := c.policy.score(v, p); best < 0 || s > score {
+				best, score = i, s
+			}
+		}
+	}
+	return best
+}
+
 func checkServer(t *rapid.T, s *server) {
 	var sum int64
 	for _, f := range s.free {
@@ -114,6 +131,7 @@ func TestPoolGivesWhatItHas(t *testing.T) {
 		nodes, pods := drawNodes(t), drawPods(t)
 		opt := PoolOptions{
 			BoxSize: rapid.IntRange(1, 10).Draw(t, "box"), MaxPerHost: rapid.IntRange(0, 9).Draw(t, "most"), WholeGPUs: rapid.Bool().Draw(t, "whole"),
+			PartsAnywhere: rapid.Bool().Draw(t, "anywhere"), WorstFit: rapid.Bool().Draw(t, "worst"), BlindToModels: rapid.Bool().Draw(t, "blind"),
 			OneBox: rapid.SampledFrom([]placement.Preference{placement.Indifferent, placement.Required, placement.Avoided}).Draw(t, "one box"),
 		}
 		c := newPool(nodes, opt)
@@ -135,15 +153,23 @@ func TestPoolGivesWhatItHas(t *testing.T) {
 				}
 			}
 			bound := 0
-			for i := range c.hosts {
-				h := &c.hosts[i]
+			for i := range c.hosts.hosts {
+				h := &c.hosts.hosts[i]
 				bound += h.gpus
 				if h.cpu < 0 || h.memory < 0 || h.gpus < 0 || opt.MaxPerHost > 0 && h.gpus > opt.MaxPerHost {
 					t.Fatalf("host %d: %+v", i, h)
 				}
-				for _, g := range h.shared {
-					if g.left < 0 || g.left >= Milli {
-						t.Fatalf("a shared GPU has %d thousandths left", g.left)
+				if want := firstBest(c.hosts.hosts, &pods[0], opt.MaxPerHost); c.hosts.best(&pods[0], opt.MaxPerHost) != want {
+					t.Fatalf("the index finds another host than %d", want)
+				}
+			}
+			for left, step := range c.parts {
+				for _, g := range step {
+					if g.left != int64(left) || g.left >= Milli || g.pods < 1 {
+						t.Fatalf("a shared GPU: %+v", g)
+					}
+					if g.host < 0 {
+						bound -= g.pods - 1 // one slot for each part
 					}
 				}
 			}
@@ -158,12 +184,23 @@ func TestPoolGivesWhatItHas(t *testing.T) {
 		for _, r := range runs {
 			c.remove(r.pod, r.at)
 		}
-		for i := range c.hosts {
-			if h := &c.hosts[i]; h.cpu != nodes[i].MilliCPU || h.memory != nodes[i].MemoryMiB || h.gpus != 0 || len(h.shared) != 0 {
+		for i := range c.hosts.hosts {
+			if h := &c.hosts.hosts[i]; h.cpu != nodes[i].MilliCPU || h.memory != nodes[i].MemoryMiB || h.gpus != 0 {
 				t.Fatalf("host %d after all have ended: %+v", i, h)
 			}
 		}
 	})
+}
+
+// firstBest is what hostIndex.best finds, by a look at each host.
+func firstBest(hosts []host, p *Pod, most int) int {
+	best := -1
+	for i := range hosts {
+		if hosts[i].fits(p, most) && (best < 0 || hosts[i].cpu < hosts[best].cpu) {
+			best = i
+		}
+	}
+	return best
 }
 
 // The fragmentation of a server is the sum over typical pods of what each of them

@@ -16,70 +16,70 @@ type PoolOptions struct {
 	// OneBox keeps the GPUs of a pod in one box: preferred as the manager does by
 	// itself, required, or avoided (spread).
 	OneBox placement.Preference
+	// WorstFit takes the boxes with the most free GPUs, instead of the manager's best fit.
+	WorstFit bool
+	// BlindToModels takes the box that fits best, whatever the model of its GPUs, for
+	// pods that accept any. The manager takes the model with the most free GPUs.
+	BlindToModels bool
 	// MaxPerHost bounds the GPUs of one host; 0: no bound.
 	MaxPerHost int
-	// WholeGPUs gives a whole GPU to a pod that asks for a fraction. Otherwise pods on
-	// one host share the host's GPUs.
-	WholeGPUs bool
-}
-
-// host is a node without its GPUs.
-type host struct {
-	cpu, memory int64
-	gpus        int
-	shared      []*poolGPU // GPUs that fractions use
-}
-
-// poolGPU is a GPU that pods of one host share.
-type poolGPU struct {
-	ref   placement.Ref
-	model string
-	left  int64
+	// WholeGPUs gives a whole GPU to a pod that asks for a fraction. Otherwise pods
+	// share GPUs: those of one host, or with PartsAnywhere of all hosts.
+	WholeGPUs, PartsAnywhere bool
 }
 
 // pool places pods: hosts by best fit of processors, GPUs by the manager's package
 // placement.
 type pool struct {
-	opt   PoolOptions
-	hosts []host
-	boxes *placement.Pool
-	free  map[string]int // GPUs by model
-	gpus  map[placement.Ref]placement.GPU
-	used  map[*Pod][]poolUse
+	opt    PoolOptions
+	hosts  *hostIndex
+	boxes  *placement.Pool
+	free   map[string]int // GPUs by model
+	models []string       // sorted
+	state  map[string]*boxState
+	parts  partIndex
+	uses   []poolUse // of running pods, and unused ones
+	unused []int32
 }
 
-// poolUse is what one running pod has. A pod of the trace may run several times.
+// boxState is a box and which of its GPUs are free.
+type boxState struct {
+	model string
+	free  uint64 // bit mask
+	size  int
+	nfree int
+}
+
+// poolUse is what one running pod has.
 type poolUse struct {
 	at    placed
 	refs  []placement.Ref
 	share *poolGPU
 }
 
+// maxBoxSize is the number of bits of boxState.free.
+const maxBoxSize = 64
+
 func newPool(nodes []Node, opt PoolOptions) *pool {
 	if opt.BoxSize == 0 {
 		opt.BoxSize = 8
 	}
-	p := &pool{
-		opt: opt, hosts: make([]host, len(nodes)), boxes: placement.NewPool(), free: map[string]int{},
-		gpus: map[placement.Ref]placement.GPU{}, used: map[*Pod][]poolUse{},
-	}
+	p := &pool{opt: opt, hosts: newHostIndex(nodes), boxes: placement.NewPool(), free: map[string]int{}, state: map[string]*boxState{}}
 	for i := range nodes {
-		p.hosts[i] = host{cpu: nodes[i].MilliCPU, memory: nodes[i].MemoryMiB}
-		p.free[nodes[i].Model] += nodes[i].GPUs
+		p.free[cmp.Or(nodes[i].Model, unnamed)] += nodes[i].GPUs
 	}
-	delete(p.free, "")
-	if n := countUnnamed(nodes); n > 0 {
-		p.free[unnamed] += n
-	}
+	p.models = sortedKeys(p.free)
 	box := 0
-	for _, model := range sortedKeys(p.free) {
+	for _, model := range p.models {
 		for n := p.free[model]; n > 0; n -= opt.BoxSize {
-			b := placement.Box{ID: fmt.Sprintf("box%05d", box), Kind: placement.PCIeSwitch}
-			for slot := range min(n, opt.BoxSize) {
-				g := placement.GPU{Slot: uint32(slot), Model: model, Usable: true, Free: true}
-				b.GPUs = append(b.GPUs, g)
-				p.gpus[placement.Ref{Box: b.ID, Slot: g.Slot}] = g
+			b := placement.Box{ID: fmt.Sprintf("box%06d", box), Kind: placement.PCIeSwitch}
+			s := &boxState{model: model, size: min(n, opt.BoxSize)}
+			for slot := range s.size {
+				b.GPUs = append(b.GPUs, placement.GPU{Slot: uint32(slot), Model: model, Usable: true, Free: true})
+				s.free |= 1 << slot
+				s.nfree++
 			}
+			p.state[b.ID] = s
 			p.boxes.SetBox(b)
 			box++
 		}
@@ -89,16 +89,6 @@ func newPool(nodes []Node, opt PoolOptions) *pool {
 
 // unnamed is the model of GPUs whose model the trace does not tell.
 const unnamed = "GPU"
-
-func countUnnamed(nodes []Node) int {
-	n := 0
-	for i := range nodes {
-		if nodes[i].Model == "" {
-			n += nodes[i].GPUs
-		}
-	}
-	return n
-}
 
 func sortedKeys(m map[string]int) []string {
 	out := make([]string, 0, len(m))
@@ -115,32 +105,49 @@ func (c *pool) place(p *Pod) (placed, bool) {
 	if !ok {
 		return placed{}, false
 	}
-	h := &c.hosts[use.at.node]
-	h.cpu -= p.MilliCPU
-	h.memory -= p.MemoryMiB
-	h.gpus += len(use.refs)
-	for _, r := range use.refs {
-		c.set(r, false)
-	}
-	if use.share != nil {
-		if len(use.refs) > 0 {
-			h.shared = append(h.shared, use.share)
+	gpus := len(use.refs)
+	c.set(use.refs, false)
+	if g := use.share; g != nil {
+		if gpus == 0 {
+			c.parts.remove(g)
 		}
-		use.share.left -= p.MilliGPU
+		g.left -= p.MilliGPU
+		g.pods++
+		c.parts.add(g)
 		use.refs = nil
+		if g.host < 0 {
+			gpus = 1 // each part has a slot of its own in its host
+		}
 	}
-	c.used[p] = append(c.used[p], use)
+	c.hosts.change(use.at.node, -p.MilliCPU, -p.MemoryMiB, gpus)
+	use.at.use = c.keep(use)
 	return use.at, true
+}
+
+// keep stores the use and returns its number.
+func (c *pool) keep(u poolUse) int32 {
+	if n := len(c.unused); n > 0 {
+		i := c.unused[n-1]
+		c.unused = c.unused[:n-1]
+		c.uses[i] = u
+		return i
+	}
+	c.uses = append(c.uses, u)
+	return int32(len(c.uses) - 1)
 }
 
 // find decides without changing anything.
 func (c *pool) find(p *Pod) (poolUse, bool) {
-	if p.shared() && !c.opt.WholeGPUs {
-		if use, ok := c.findShared(p); ok {
-			return use, true
+	parts := p.shared() && !c.opt.WholeGPUs
+	if parts {
+		if g := c.parts.best(p, c.hosts.hosts); g != nil && g.host >= 0 {
+			return poolUse{at: placed{node: g.host}, share: g}, true
+		} else if g != nil {
+			node := c.hosts.best(p, c.opt.MaxPerHost)
+			return poolUse{at: placed{node: node}, share: g}, node >= 0
 		}
 	}
-	node := c.bestHost(p)
+	node := c.hosts.best(p, c.opt.MaxPerHost)
 	if node < 0 {
 		return poolUse{}, false
 	}
@@ -148,101 +155,133 @@ func (c *pool) find(p *Pod) (poolUse, bool) {
 	if p.GPUs == 0 {
 		return use, true
 	}
-	for _, model := range c.models(p) {
-		d := c.boxes.Place(placement.Reserve{}, placement.Request{Count: p.GPUs, Model: model, SameBox: c.opt.OneBox})
-		if d.OK() {
-			use.refs = d.Picks
-			if p.shared() && !c.opt.WholeGPUs {
-				r := d.Picks[0]
-				use.share = &poolGPU{ref: r, model: c.gpus[r].Model, left: Milli}
-			}
-			return use, true
+	use.refs = c.choose(p)
+	if len(use.refs) > 0 && parts {
+		r := use.refs[0]
+		use.share = &poolGPU{ref: r, model: c.state[r.Box].model, host: node, left: Milli}
+		if c.opt.PartsAnywhere {
+			use.share.host = -1
 		}
 	}
-	return poolUse{}, false
+	return use, len(use.refs) > 0
 }
 
-// models returns the models to ask for, in turn: "" lets the manager choose; of several
-// names the one with the most free GPUs comes first, as the manager does.
-func (c *pool) models(p *Pod) []string {
-	if strings.Trim(p.Models, "|") == "" {
-		return []string{""}
+// choose returns free GPUs for a pod, nil if there are not enough.
+func (c *pool) choose(p *Pod) []placement.Ref {
+	if c.opt.BlindToModels && accepted(p) == nil {
+		return c.chooseBlind(p)
 	}
-	var out []string
-	for m := range strings.SplitSeq(p.Models, "|") {
-		if m != "" {
-			out = append(out, m)
+	for _, model := range c.modelsFor(p) {
+		if refs := c.chooseOf(p, model); len(refs) > 0 {
+			return refs
 		}
 	}
-	slices.SortFunc(out, func(a, b string) int { return cmp.Or(cmp.Compare(c.free[b], c.free[a]), cmp.Compare(a, b)) })
+	return nil
+}
+
+// chooseOf asks for GPUs of a model; "" lets the manager choose.
+func (c *pool) chooseOf(p *Pod, model string) []placement.Ref {
+	req := placement.Request{Count: p.GPUs, Model: model, SameBox: c.opt.OneBox}
+	if c.opt.WorstFit {
+		if p.GPUs > 1 && c.opt.OneBox != placement.Avoided {
+			return c.emptiest(p.GPUs, model)
+		}
+		req.SameBox = placement.Avoided // which takes the emptiest box first
+	}
+	d := c.boxes.Place(placement.Reserve{}, req)
+	return d.Picks
+}
+
+// emptiest returns n GPUs of the box with the most free ones.
+func (c *pool) emptiest(n int, model string) []placement.Ref {
+	var best string
+	for id, s := range c.state {
+		if s.nfree < n || model != "" && s.model != model {
+			continue
+		}
+		if best == "" || s.nfree > c.state[best].nfree || s.nfree == c.state[best].nfree && id < best {
+			best = id
+		}
+	}
+	if best == "" {
+		return nil
+	}
+	var out []placement.Ref
+	for slot := 0; len(out) < n; slot++ {
+		if c.state[best].free&(1<<slot) != 0 {
+			out = append(out, placement.Ref{Box: best, Slot: uint32(slot)})
+		}
+	}
 	return out
 }
 
-// bestHost returns the host with the fewest processors left that suffice, or -1.
-func (c *pool) bestHost(p *Pod) int {
-	best := -1
-	for i := range c.hosts {
-		h := &c.hosts[i]
-		if h.cpu < p.MilliCPU || h.memory < p.MemoryMiB || c.opt.MaxPerHost > 0 && p.GPUs > 0 && h.gpus+p.GPUs > c.opt.MaxPerHost {
-			continue
-		}
-		if best < 0 || h.cpu < c.hosts[best].cpu {
-			best = i
+// chooseBlind returns the GPUs of the model whose box fits best.
+func (c *pool) chooseBlind(p *Pod) (best []placement.Ref) {
+	for _, model := range c.models {
+		refs := c.chooseOf(p, model)
+		if len(refs) > 0 && (best == nil || c.state[refs[0].Box].nfree < c.state[best[0].Box].nfree) {
+			best = refs
 		}
 	}
 	return best
 }
 
-// findShared looks for room on a GPU that a host has already: the one with the least
-// room that suffices, of these the host with the fewest processors left.
-func (c *pool) findShared(p *Pod) (poolUse, bool) {
-	var best poolUse
-	for i := range c.hosts {
-		h := &c.hosts[i]
-		if h.cpu < p.MilliCPU || h.memory < p.MemoryMiB {
-			continue
-		}
-		for _, g := range h.shared {
-			if g.left < p.MilliGPU || !p.accepts(g.model) {
-				continue
-			}
-			if best.share == nil || g.left < best.share.left || g.left == best.share.left && h.cpu < c.hosts[best.at.node].cpu {
-				best = poolUse{at: placed{node: i}, share: g}
-			}
+// accepted returns the models that a pod accepts, nil for any.
+func accepted(p *Pod) (out []string) {
+	for m := range strings.SplitSeq(p.Models, "|") {
+		if m != "" {
+			out = append(out, m)
 		}
 	}
-	return best, best.share != nil
+	return out
 }
 
-// set marks a GPU as free or bound.
-func (c *pool) set(r placement.Ref, free bool) {
-	g := c.gpus[r]
-	g.Free = free
-	c.boxes.SetGPU(r.Box, g)
-	if free {
-		c.free[g.Model]++
-	} else {
-		c.free[g.Model]--
+// modelsFor returns the models to ask for, in turn: "" lets the manager choose; of several
+// names the one with the most free GPUs comes first, as the manager does.
+func (c *pool) modelsFor(p *Pod) []string {
+	out := accepted(p)
+	if out == nil {
+		return anyModel
+	}
+	slices.SortFunc(out, func(a, b string) int { return cmp.Or(cmp.Compare(c.free[b], c.free[a]), cmp.Compare(a, b)) })
+	return out
+}
+
+var anyModel = []string{""}
+
+// set marks GPUs as free or bound.
+func (c *pool) set(refs []placement.Ref, free bool) {
+	for _, r := range refs {
+		s := c.state[r.Box]
+		if s.free ^= 1 << r.Slot; free {
+			c.free[s.model]++
+			s.nfree++
+		} else {
+			c.free[s.model]--
+			s.nfree--
+		}
+		c.boxes.SetGPU(r.Box, placement.GPU{Slot: r.Slot, Model: s.model, Usable: true, Free: free})
 	}
 }
 
 // remove ends one run of a pod.
 func (c *pool) remove(p *Pod, at placed) {
-	runs := c.used[p]
-	i := slices.IndexFunc(runs, func(u poolUse) bool { return u.at == at })
-	use := runs[i]
-	c.used[p] = slices.Delete(runs, i, i+1)
-	h := &c.hosts[at.node]
-	h.cpu += p.MilliCPU
-	h.memory += p.MemoryMiB
+	use := c.uses[at.use]
+	c.uses[at.use] = poolUse{}
+	c.unused = append(c.unused, at.use)
 	if g := use.share; g != nil {
-		if g.left += p.MilliGPU; g.left == Milli {
-			h.shared = slices.DeleteFunc(h.shared, func(o *poolGPU) bool { return o == g })
+		c.parts.remove(g)
+		g.left += p.MilliGPU
+		if g.pods--; g.pods == 0 {
 			use.refs = []placement.Ref{g.ref}
+		} else {
+			c.parts.add(g)
 		}
 	}
-	h.gpus -= len(use.refs)
-	for _, r := range use.refs {
-		c.set(r, true)
+	gpus := len(use.refs)
+	if use.share != nil && use.share.host < 0 {
+		gpus = 1
 	}
+	c.hosts.change(at.node, p.MilliCPU, p.MemoryMiB, -gpus)
+	c.set(use.refs, true)
 }
