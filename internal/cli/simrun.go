@@ -3,6 +3,8 @@
 package cli
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -14,105 +16,149 @@ import (
 	"github.com/dxpu-project/dxpu/internal/model/cluster"
 )
 
-// simOutcome is what sim run prints.
-type simOutcome struct {
-	Description string            `json:"description,omitempty"`
-	Nodes       int               `json:"nodes"`
-	GPUs        int               `json:"gpus"`
-	Seeds       int               `json:"seeds"`
-	Outcomes    []cluster.Outcome `json:"outcomes"`
+// simFiles are the flags of the commands that run scenarios.
+type simFiles struct {
+	data, report, csv string
+	seeds             int
+}
+
+func (s *simFiles) register(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&s.data, "data", "", "folder of the node and pod lists (default: that of the scenario)")
+	f.IntVar(&s.seeds, "seeds", 0, "number of runs of each policy (default: that of the scenario)")
+	f.StringVar(&s.report, "report", "", "write tables and plots to this `file`.html, which needs no other file")
+	f.StringVar(&s.csv, "csv", "", "write all tables to this `file`.csv, one line for each cell")
+}
+
+// write writes the files that the flags name.
+func (s *simFiles) write(r *cluster.Report) error {
+	if s.report != "" {
+		if err := writeSimReport(s.report, r); err != nil {
+			return err
+		}
+	}
+	if s.csv == "" {
+		return nil
+	}
+	f, err := os.Create(s.csv)
+	if err != nil {
+		return err
+	}
+	return errors.Join(r.WriteCSV(f), f.Close())
+}
+
+// run runs one scenario.
+func (s *simFiles) run(ctx context.Context, file string, report func(format string, args ...any)) (*cluster.Report, error) {
+	dir, name := filepath.Split(file)
+	if dir == "" {
+		dir = "."
+	}
+	data := s.data
+	if data == "" {
+		data = dir
+	}
+	e, err := cluster.Load(os.DirFS(dir), name, os.DirFS(data))
+	if err != nil {
+		return nil, err
+	}
+	if s.seeds != 0 {
+		if err := e.SetSeeds(s.seeds); err != nil {
+			return nil, usagef("--seeds: %v", err)
+		}
+	}
+	return e.Run(ctx, func(n, of int) { report("%s: %d of %d runs", e.Name, n, of) })
 }
 
 func newSimRunCommand() *cobra.Command {
-	var data string
+	var files simFiles
 	cmd := valueCommand(&cobra.Command{
-		Use: "run SCENARIO", Short: "Fill a cluster with jobs, as servers and as a pool", Args: cobra.ExactArgs(1),
-		Long: `Fill a cluster with jobs until their demand exceeds its GPUs, and compare how much of
-the GPUs they get: with servers that own their GPUs, under the policies of schedulers,
-and with a pool that gives GPUs of boxes to any host. The manager's own placement
-chooses the pool's GPUs.
+		Use: "run SCENARIO", Short: "Run jobs on a cluster, as servers and as a pool", Args: cobra.ExactArgs(1),
+		Long: `Run the jobs of a scenario on a cluster, and compare what they get: with servers that
+own their GPUs, under the policies of schedulers, and with a pool that gives GPUs of
+boxes to any host. The manager's own placement chooses the pool's GPUs.
 
-SCENARIO is a YAML file; scenarios/README.md describes the fields. It names node and
-pod lists as CSV (those of Alibaba's openb trace, or your own), which are in the folder
---data, or describes servers and requests itself. The jobs come in random order and
-stay. Each line is the mean of all seeds; equal files give equal results.`,
+SCENARIO is a YAML file; scenarios/README.md describes the fields. Its experiment is
+one of these:
+  fill      jobs arrive and stay, until they ask for more than all GPUs
+  churn     jobs come and go at random, with a set load
+  replay    jobs come and go at the times of the list
+
+It names node and job lists as CSV, which are in the folder --data, or describes
+servers and requests itself. Each line is the mean of all seeds. Equal files give equal
+results, byte by byte.`,
 		Example: `  dxpu sim run scenarios/uniform.yaml
-  dxpu sim run scenarios/openb-default.yaml --data ~/openb -o json`,
-	}, func(cmd *cobra.Command, args []string) (simOutcome, error) {
-		dir, name := filepath.Split(args[0])
-		if dir == "" {
-			dir = "."
+  dxpu sim run scenarios/openb-default.yaml --data ~/openb --report openb.html
+  dxpu sim run scenarios/churn.yaml -o json`,
+	}, func(cmd *cobra.Command, args []string) (*cluster.Report, error) {
+		r, err := files.run(cmd.Context(), args[0], progress(cmd.ErrOrStderr()))
+		if err == nil {
+			err = files.write(r)
 		}
-		if data == "" {
-			data = dir
-		}
-		s, f, err := cluster.Load(os.DirFS(dir), name, os.DirFS(data))
 		if err != nil {
-			return simOutcome{}, fmt.Errorf("sim run: %w", err)
-		}
-		report := progress(cmd.ErrOrStderr())
-		out, err := s.Run(cmd.Context(), f, func(n, of int) { report("%d of %d runs", n, of) })
-		if err != nil {
-			return simOutcome{}, fmt.Errorf("sim run: %w", err)
-		}
-		r := simOutcome{Description: s.Description, Nodes: len(f.Nodes), Seeds: s.Seeds, Outcomes: out}
-		for i := range f.Nodes {
-			r.GPUs += f.Nodes[i].GPUs
+			return nil, fmt.Errorf("sim run: %w", err)
 		}
 		return r, nil
 	}, printSimRun)
-	cmd.Flags().StringVar(&data, "data", "", "folder of the node and pod lists (default: that of the scenario)")
+	files.register(cmd)
 	return cmd
 }
 
-func printSimRun(out io.Writer, r simOutcome) {
+func newSimCompareCommand() *cobra.Command {
+	var files simFiles
+	cmd := valueCommand(&cobra.Command{
+		Use: "compare SCENARIO SCENARIO", Short: "Run two scenarios and show them side by side", Args: cobra.ExactArgs(2),
+		Long: `Run two scenarios, A and B, and show the figures that both have: for A, for B, and the
+difference. They have a figure in common if table, line and column have the same name.`,
+		Example: `  dxpu sim compare scenarios/uniform.yaml my-servers.yaml
+  dxpu sim compare scenarios/churn.yaml my-churn.yaml --report both.html`,
+	}, func(cmd *cobra.Command, args []string) (*cluster.Report, error) {
+		report := progress(cmd.ErrOrStderr())
+		var both [2]*cluster.Report
+		for i, file := range args {
+			var err error
+			if both[i], err = files.run(cmd.Context(), file, report); err != nil {
+				return nil, fmt.Errorf("sim compare: %w", err)
+			}
+		}
+		r := cluster.Compare(both[0], both[1])
+		if len(r.Tables) == 0 {
+			return nil, fmt.Errorf("sim compare: %s and %s have no figure in common: give both the same experiment, and some policies or pools of the same name", args[0], args[1])
+		}
+		if err := files.write(r); err != nil {
+			return nil, fmt.Errorf("sim compare: %w", err)
+		}
+		return r, nil
+	}, printSimRun)
+	files.register(cmd)
+	return cmd
+}
+
+func printSimRun(out io.Writer, r *cluster.Report) {
 	if r.Description != "" {
 		fmt.Fprintf(out, "%s\n", printable(r.Description))
 	}
-	fmt.Fprintf(out, "%d servers, %d GPUs; mean of %d runs\n\n", r.Nodes, r.GPUs, r.Seeds)
-	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprint(w, "GPU allocated, %, at a demand of\t")
-	for _, p := range r.Outcomes[0].Points {
-		fmt.Fprintf(w, "%.0f %%\t", p.Demand)
+	for _, f := range r.Facts {
+		fmt.Fprintf(out, "%s\n", printable(f))
 	}
-	fmt.Fprint(w, "1 % refused at\t")
-	sizes := r.Outcomes[0].BySize
-	for _, s := range sizes {
-		fmt.Fprintf(w, "%s\t", sizeName(s.GPUs))
-	}
-	fmt.Fprintln(w)
-	for _, o := range r.Outcomes {
-		fmt.Fprintf(w, "%s\t", printable(o.Name))
-		for _, p := range o.Points {
-			fmt.Fprintf(w, "%.2f\t", p.GPU)
-		}
-		if o.Refused1 > 0 {
-			fmt.Fprintf(w, "%.0f %%\t", o.Refused1)
-		} else {
-			fmt.Fprint(w, "never\t")
-		}
-		for _, s := range sizes {
-			fmt.Fprintf(w, "%s\t", accepted(o.BySize, s.GPUs))
+	for i := range r.Tables {
+		t := &r.Tables[i]
+		fmt.Fprintf(out, "\n%s\n", t.Title)
+		w := tabwriter.NewWriter(out, 0, 4, 2, ' ', tabwriter.AlignRight)
+		fmt.Fprintf(w, "%s\t", t.First)
+		for _, c := range t.Columns {
+			fmt.Fprintf(w, "%s\t", c.Title)
 		}
 		fmt.Fprintln(w)
-	}
-	w.Flush()
-	fmt.Fprint(out, "\nThe last columns are the shares of jobs that were accepted, by their number of GPUs.\n")
-}
-
-// sizeName names a number of GPUs.
-func sizeName(gpus float64) string {
-	if gpus == 0.5 {
-		return "part"
-	}
-	return fmt.Sprintf("%.0f", gpus)
-}
-
-func accepted(all []cluster.SizeShare, gpus float64) string {
-	for _, s := range all {
-		if s.GPUs == gpus && s.Pods > 0 {
-			return fmt.Sprintf("%.1f %%", 100*float64(s.Accepted)/float64(s.Pods))
+		for _, row := range t.Rows {
+			fmt.Fprintf(w, "%s\t", printable(row.Name))
+			for k, c := range t.Columns {
+				fmt.Fprintf(w, "%s\t", c.Text(row.Values[k]))
+			}
+			fmt.Fprintln(w)
+		}
+		w.Flush()
+		if t.Note != "" {
+			fmt.Fprintf(out, "%s\n", t.Note)
 		}
 	}
-	return "-"
 }

@@ -38,10 +38,21 @@ type Pod struct {
 	// Created and Deleted are seconds from the trace's start; Deleted is 0 if the trace
 	// has no times.
 	Created, Deleted int64
+	// Copies is the number of hosts that the job needs at the same time, each with what
+	// the pod says; 0: one.
+	Copies int
+	// Profile is the name of what the job does with its GPUs; "" : not known.
+	Profile string
 }
 
-// Demand returns the GPU that the pod asks for, in thousandths.
+// Demand returns the GPU that the pod asks for on one host, in thousandths.
 func (p *Pod) Demand() int64 { return int64(p.GPUs) * p.MilliGPU }
+
+// copies returns the number of hosts that the job needs.
+func (p *Pod) copies() int { return max(p.Copies, 1) }
+
+// total returns the GPU that the job asks for on all its hosts, in thousandths.
+func (p *Pod) total() int64 { return int64(p.copies()) * p.Demand() }
 
 // shared reports whether the pod asks for a fraction of one GPU.
 func (p *Pod) shared() bool { return p.GPUs == 1 && p.MilliGPU < Milli }
@@ -202,6 +213,9 @@ func checkNodes(nodes []Node) error {
 	return nil
 }
 
+// maxCopies bounds the hosts of one job.
+const maxCopies = 1024
+
 // checkPods does the same for pods.
 func checkPods(pods []Pod) error {
 	if len(pods) == 0 {
@@ -212,10 +226,10 @@ func checkPods(pods []Pod) error {
 		p := &pods[i]
 		whole := p.GPUs >= 0 && p.GPUs <= MaxGPUs && (p.MilliGPU == Milli || p.GPUs == 0 && p.MilliGPU == 0)
 		part := p.GPUs == 1 && p.MilliGPU > 0 && p.MilliGPU <= Milli
-		if !whole && !part || p.MilliCPU < 0 || p.MemoryMiB < 0 {
+		if !whole && !part || p.Copies < 0 || p.Copies > maxCopies || p.MilliCPU < 0 || p.MemoryMiB < 0 {
 			return fmt.Errorf("cluster: pod %q: %d GPUs of %d thousandths, %d millicores, %d MiB: want 0 to %d whole GPUs (%d thousandths) or a part of one", p.Name, p.GPUs, p.MilliGPU, p.MilliCPU, p.MemoryMiB, MaxGPUs, Milli)
 		}
-		demand += p.Demand()
+		demand += p.total()
 	}
 	if demand == 0 {
 		return fmt.Errorf("cluster: none of the %d pods asks for a GPU", len(pods))

@@ -241,7 +241,7 @@ func TestFragmentation(t *testing.T) {
 	})
 }
 
-func load(t *testing.T, text string) (*Scenario, *Fill, error) {
+func load(t *testing.T, text string) (*Experiment, error) {
 	t.Helper()
 	fsys := fstest.MapFS{
 		"s.yaml":    {Data: []byte(text)},
@@ -251,28 +251,53 @@ func load(t *testing.T, text string) (*Scenario, *Fill, error) {
 	return Load(fsys, "s.yaml", fsys)
 }
 
+// run returns the report of a scenario.
+func run(t *testing.T, text string) *Report {
+	t.Helper()
+	e, err := load(t, text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := e.Run(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// cell returns a value of a report.
+func cell(t *testing.T, r *Report, table, row, column string) float64 {
+	t.Helper()
+	for _, tab := range r.Tables {
+		for k, c := range tab.Columns {
+			for _, line := range tab.Rows {
+				if tab.Name == table && c.Key == column && line.Name == row {
+					return line.Values[k]
+				}
+			}
+		}
+	}
+	t.Fatalf("no column %s of %s in the table %s: %+v", column, row, table, r.Tables)
+	return 0
+}
+
 func TestScenario(t *testing.T) {
-	s, f, err := load(t, "nodes: nodes.csv\npods: pods.csv\npolicies: [best-fit, random]\npools: [{name: pool}]\nseeds: 3\n")
+	const text = "nodes: nodes.csv\npods: pods.csv\npolicies: [best-fit, random]\npools: [{name: pool}]\nseeds: 3\n"
+	e, err := load(t, text)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(f.Nodes) != 2 || len(f.Pods) != 3 || f.Pods[0].MilliGPU != 460 {
-		t.Fatalf("%+v", f)
+	if len(e.Nodes) != 2 || len(e.Pods) != 3 || e.Pods[0].MilliGPU != 460 {
+		t.Fatalf("%+v", e)
 	}
-	one, err := s.Run(t.Context(), f, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	two, err := s.Run(t.Context(), f, func(int, int) {})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d := cmp.Diff(one, two); d != "" {
+	one := run(t, text)
+	if d := cmp.Diff(fmt.Sprint(one), fmt.Sprint(run(t, text))); d != "" {
 		t.Errorf("two runs differ: %s", d)
 	}
-	if len(one) != 3 || one[2].Name != "pool" || !one[2].Pool || len(one[0].Points) != len(steps) || one[0].Points[2].GPU < 90 {
-		t.Errorf("%+v", one)
+	if v := cell(t, one, "allocation", "best-fit", "gpu_at_100"); v < 90 {
+		t.Errorf("best-fit: %v", v)
 	}
+	cell(t, one, "allocation", "pool", "gpu_at_130")
 }
 
 func TestWrongScenarios(t *testing.T) {
@@ -300,7 +325,7 @@ func TestWrongScenarios(t *testing.T) {
 		{"nodes: nodes.csv\nrequests: [{weight: -1, gpus: 1}]\npolicies: [fgd]\n", "weight -1"},
 	} {
 		text, want := tc[0], tc[1]
-		if _, _, err := load(t, text); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := load(t, text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", text, err, want)
 		}
 	}
@@ -308,21 +333,14 @@ func TestWrongScenarios(t *testing.T) {
 
 // A pool wins nothing where servers are equal and have processors to spare.
 func TestPoolDoesNotFlatter(t *testing.T) {
-	s, f, err := load(t, `
+	r := run(t, `
 servers: [{count: 40, cores: 128, memory-gib: 1024, gpus: 8, model: A}]
 requests: [{weight: 80, gpus: 1, cores: 8}, {weight: 8, gpus: 2, cores: 16}, {weight: 6, gpus: 4, cores: 32}, {weight: 6, gpus: 8, cores: 64}]
 policies: [best-fit]
 pools: [{name: pool}]
 `)
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := s.Run(t.Context(), f, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d := cmp.Diff(out[0].Points[2].GPU, out[1].Points[2].GPU); d != "" {
-		t.Errorf("best-fit and pool differ: %s", d)
+	if a, b := cell(t, r, "allocation", "best-fit", "gpu_at_100"), cell(t, r, "allocation", "pool", "gpu_at_100"); a != b {
+		t.Errorf("best-fit %v, pool %v", a, b)
 	}
 }
 
@@ -380,26 +398,16 @@ func TestWrongLists(t *testing.T) {
 	}
 }
 
-func FuzzReadPods(f *testing.F) {
-	f.Add("name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time,deletion_time\nx,1,2,1,460,A|B,3,4\n")
-	f.Fuzz(func(t *testing.T, text string) {
-		pods, err := ReadPods(strings.NewReader(text))
-		if err == nil && checkPods(pods) != nil {
-			t.Fatalf("%+v", pods)
-		}
-	})
-}
-
 func FuzzLoad(f *testing.F) {
 	f.Add("servers: [{count: 4, cores: 8, memory-gib: 8, gpus: 8, model: A}]\nrequests: [{weight: 1, gpus: 0.5, cores: 1}]\npolicies: [fgd]\npools: [{name: p}]\nseeds: 1\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		fsys := fstest.MapFS{"s.yaml": {Data: []byte(text)}}
-		s, fill, err := Load(fsys, "s.yaml", fsys)
-		if err != nil || len(fill.Nodes) > 64 || len(fill.Pods) > 64 {
+		e, err := Load(fsys, "s.yaml", fsys)
+		if err != nil || len(e.Nodes) > 64 || len(e.Pods) > 64 {
 			return
 		}
-		s.Seeds = 1
-		if _, err := s.Run(t.Context(), fill, nil); err != nil {
+		e.Seeds, e.Lives, e.WarmUp = 1, min(e.Lives, 2), min(e.WarmUp, 1)
+		if _, err := e.Run(t.Context(), nil); err != nil {
 			t.Fatal(err)
 		}
 	})

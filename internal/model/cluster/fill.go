@@ -10,6 +10,28 @@ import (
 type placer interface {
 	place(p *Pod) (placed, bool)
 	remove(p *Pod, at placed)
+	// stranded returns what none of the pods can use.
+	stranded(pods []*Pod) Stranded
+}
+
+// placeJob places all copies of a pod, or none, and adds where they are to at.
+func placeJob(pl placer, p *Pod, at []placed) ([]placed, bool) {
+	before := len(at)
+	for range p.copies() {
+		one, ok := pl.place(p)
+		if !ok {
+			removeJob(pl, p, at[before:])
+			return at[:before], false
+		}
+		at = append(at, one)
+	}
+	return at, true
+}
+
+func removeJob(pl placer, p *Pod, at []placed) {
+	for _, one := range at {
+		pl.remove(p, one)
+	}
 }
 
 // Fill is an experiment in which pods arrive and stay until their demand is a multiple
@@ -35,6 +57,8 @@ type FillResult struct {
 	// BySize is the share of pods that were accepted, by number of GPUs; 0.5 is a fraction.
 	BySize []SizeShare
 	Pods   int
+	// Stranded is in per cent of the cluster, at a demand of 100 %.
+	StrandedGPU, StrandedCPU, StrandedMemory float64
 }
 
 // FillPoint is a state on the way.
@@ -58,12 +82,12 @@ func (f *Fill) arrivals(rng *rand.Rand) []*Pod {
 	var sum int64
 	for i := range f.Pods {
 		out[i] = &f.Pods[i]
-		sum += f.Pods[i].Demand()
+		sum += f.Pods[i].total()
 	}
 	slices.SortStableFunc(out, func(a, b *Pod) int { return cmp.Compare(a.Name, b.Name) })
 	rng.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
 	for float64(sum) > most && len(out) > 0 { // the order is random, so the last is as good as any
-		sum -= out[len(out)-1].Demand()
+		sum -= out[len(out)-1].total()
 		out = out[:len(out)-1]
 	}
 	for {
@@ -71,7 +95,7 @@ func (f *Fill) arrivals(rng *rand.Rand) []*Pod {
 		if float64(sum+p.MilliGPU) > most || len(out) >= maxRows {
 			return out
 		}
-		sum += p.Demand()
+		sum += p.total()
 		out = append(out, p)
 	}
 }
@@ -79,50 +103,84 @@ func (f *Fill) arrivals(rng *rand.Rand) []*Pod {
 // steps are the demands, in per cent, at which the state is noted.
 var steps = []float64{80, 90, 100, 110, 120, 130}
 
+// filling is a run on its way.
+type filling struct {
+	FillResult
+	nodes                []Node
+	smallest             []*Pod
+	total, cpus, memory  float64
+	asked, given, usedIn int64 // GPU that was asked for and given, and processors given
+	sizes                sizeShares
+}
+
 // run places the arrivals.
 func (f *Fill) run(name string, pl placer, arrivals []*Pod) FillResult {
-	r := FillResult{Policy: name, Seed: f.Seed, Pods: len(arrivals)}
-	total := float64(totalGPU(f.Nodes))
-	var processors int64
+	r := filling{nodes: f.Nodes, smallest: smallest(f.Pods), total: float64(totalGPU(f.Nodes)), sizes: sizeShares{}}
+	r.Policy, r.Seed, r.Pods = name, f.Seed, len(arrivals)
 	for i := range f.Nodes {
-		processors += f.Nodes[i].MilliCPU
+		r.cpus += float64(f.Nodes[i].MilliCPU)
+		r.memory += float64(f.Nodes[i].MemoryMiB)
 	}
-	var asked, given, cpu int64
-	sizes := map[float64]*SizeShare{}
-	note := func() {
-		for len(r.Points) < len(steps) && 100*float64(asked)/total >= steps[len(r.Points)]-1e-9 {
-			r.Points = append(r.Points, FillPoint{steps[len(r.Points)], 100 * float64(given) / total, 100 * float64(cpu) / float64(max(processors, 1))})
-		}
-	}
+	var at []placed
 	for _, p := range arrivals {
-		size := float64(p.GPUs)
-		if p.shared() {
-			size = 0.5
+		r.asked += p.total()
+		var ok bool
+		if at, ok = placeJob(pl, p, at[:0]); ok {
+			r.given += p.total()
+			r.usedIn += int64(p.copies()) * p.MilliCPU
 		}
-		if sizes[size] == nil {
-			sizes[size] = &SizeShare{GPUs: size}
+		r.sizes.count(p, ok)
+		if r.Refused1 == 0 && float64(r.asked-r.given) > 0.01*float64(r.asked) && float64(r.asked) > 0.5*r.total {
+			r.Refused1 = 100 * float64(r.asked) / r.total
 		}
-		sizes[size].Pods++
-		asked += p.Demand()
-		if _, ok := pl.place(p); ok {
-			given += p.Demand()
-			cpu += p.MilliCPU
-			sizes[size].Accepted++
-		}
-		if r.Refused1 == 0 && float64(asked-given) > 0.01*float64(asked) && float64(asked) > 0.5*total {
-			r.Refused1 = 100 * float64(asked) / total
-		}
-		note()
+		r.note(pl)
 	}
 	if n := len(r.Points); n < len(steps) && f.Demand*100 >= steps[n] { // the last arrival did not fit into the demand
-		asked = int64(f.Demand * total)
-		note()
+		r.asked = int64(f.Demand * r.total)
+		r.note(pl)
 	}
-	for _, s := range sizes {
-		r.BySize = append(r.BySize, *s)
+	r.BySize = r.sizes.list()
+	return r.FillResult
+}
+
+// note adds the points that the demand has reached.
+func (r *filling) note(pl placer) {
+	for len(r.Points) < len(steps) && 100*float64(r.asked)/r.total >= steps[len(r.Points)]-1e-9 {
+		demand := steps[len(r.Points)]
+		r.Points = append(r.Points, FillPoint{demand, 100 * float64(r.given) / r.total, 100 * float64(r.usedIn) / max(r.cpus, 1)})
+		if demand == 100 {
+			s := pl.stranded(r.smallest)
+			r.StrandedGPU = 100 * float64(s.GPU) / r.total
+			r.StrandedCPU = 100 * float64(s.CPU) / max(r.cpus, 1)
+			r.StrandedMemory = 100 * float64(s.Memory) / max(r.memory, 1)
+		}
 	}
-	slices.SortFunc(r.BySize, func(a, b SizeShare) int { return cmp.Compare(a.GPUs, b.GPUs) })
-	return r
+}
+
+// sizeShares counts jobs by their size.
+type sizeShares map[float64]*SizeShare
+
+func (s sizeShares) count(p *Pod, accepted bool) {
+	size := float64(p.GPUs * p.copies())
+	if p.shared() {
+		size = 0.5
+	}
+	if s[size] == nil {
+		s[size] = &SizeShare{GPUs: size}
+	}
+	s[size].Pods++
+	if accepted {
+		s[size].Accepted++
+	}
+}
+
+func (s sizeShares) list() []SizeShare {
+	var out []SizeShare
+	for _, one := range s {
+		out = append(out, *one)
+	}
+	slices.SortFunc(out, func(a, b SizeShare) int { return cmp.Compare(a.GPUs, b.GPUs) })
+	return out
 }
 
 // rngOf returns the random numbers of a seed; each use has a stream of its own.
@@ -155,17 +213,6 @@ func (f *Fill) Run(policy string) (FillResult, error) {
 		return FillResult{}, err
 	}
 	return f.run(policy, newScheduler(nodes, s, rngOf(f.Seed, 2)), arrivals), nil
-}
-
-// RunPool fills the hosts and the pool.
-func (f *Fill) RunPool(name string, opt PoolOptions) (FillResult, error) {
-	if err := checkNodes(f.Nodes); err != nil {
-		return FillResult{}, err
-	}
-	if err := checkPods(f.Pods); err != nil {
-		return FillResult{}, err
-	}
-	return f.run(name, newPool(f.Nodes, opt), f.arrivals(rngOf(f.Seed, 1))), nil
 }
 
 // Whole returns the pods with each fraction of a GPU rounded up to a whole one.

@@ -26,6 +26,8 @@ type PoolOptions struct {
 	// WholeGPUs gives a whole GPU to a pod that asks for a fraction. Otherwise pods
 	// share GPUs: those of one host, or with PartsAnywhere of all hosts.
 	WholeGPUs, PartsAnywhere bool
+	// HostsKept is the share of the nodes that stay as hosts, evenly over the list; 0: all.
+	HostsKept float64
 }
 
 // pool places pods: hosts by best fit of processors, GPUs by the manager's package
@@ -64,7 +66,7 @@ func newPool(nodes []Node, opt PoolOptions) *pool {
 	if opt.BoxSize == 0 {
 		opt.BoxSize = 8
 	}
-	p := &pool{opt: opt, hosts: newHostIndex(nodes), boxes: placement.NewPool(), free: map[string]int{}, state: map[string]*boxState{}}
+	p := &pool{opt: opt, hosts: newHostIndex(keptHosts(nodes, opt.HostsKept)), boxes: placement.NewPool(), free: map[string]int{}, state: map[string]*boxState{}}
 	for i := range nodes {
 		p.free[cmp.Or(nodes[i].Model, unnamed)] += nodes[i].GPUs
 	}
@@ -85,6 +87,20 @@ func newPool(nodes []Node, opt PoolOptions) *pool {
 		}
 	}
 	return p
+}
+
+// keptHosts returns a share of the nodes, evenly over the list.
+func keptHosts(nodes []Node, share float64) []Node {
+	if share <= 0 || share >= 1 {
+		return nodes
+	}
+	var out []Node
+	for i := range nodes {
+		if int(float64(i+1)*share) > int(float64(i)*share) {
+			out = append(out, nodes[i])
+		}
+	}
+	return out
 }
 
 // unnamed is the model of GPUs whose model the trace does not tell.

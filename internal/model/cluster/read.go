@@ -78,6 +78,12 @@ func (t *table) text(i int) string {
 
 // number returns a column as a whole number; an empty one is 0.
 func (t *table) number(i int) (int64, error) {
+	f, err := t.amount(i)
+	return int64(math.Round(f)), err
+}
+
+// amount returns a column as a number; an empty one is 0.
+func (t *table) amount(i int) (float64, error) {
 	s := t.text(i)
 	if s == "" {
 		return 0, nil
@@ -87,7 +93,7 @@ func (t *table) number(i int) (int64, error) {
 		line, _ := t.r.FieldPos(0)
 		return 0, fmt.Errorf("cluster: %s, line %d: %s %q: want a number from 0 to %.0e", t.what, line, t.cols[i].names[0], s, float64(maxNumber))
 	}
-	return int64(math.Round(f)), nil
+	return f, nil
 }
 
 // numbers reads several columns.
@@ -145,23 +151,13 @@ func ReadPods(r io.Reader) ([]Pod, error) {
 	if err != nil {
 		return nil, err
 	}
-	var out []Pod
-	for {
-		ok, err := t.next(len(out))
-		if err != nil {
-			return nil, err
-		}
-		if !ok {
-			return out, checkPods(out)
-		}
+	return readRows(t, func() (Pod, error) {
 		p := Pod{Name: clip(t.text(0)), Models: clip(t.text(5))}
 		var gpus int64
-		if err := t.numbers(map[int]*int64{1: &p.MilliCPU, 2: &p.MemoryMiB, 3: &gpus, 4: &p.MilliGPU, 6: &p.Created, 7: &p.Deleted}); err != nil {
-			return nil, err
-		}
+		err := t.numbers(map[int]*int64{1: &p.MilliCPU, 2: &p.MemoryMiB, 3: &gpus, 4: &p.MilliGPU, 6: &p.Created, 7: &p.Deleted})
 		p.GPUs = int(min(gpus, MaxGPUs+1))
-		out = append(out, p)
-	}
+		return p, err
+	})
 }
 
 // clip copies a field of a reused record and bounds its length.

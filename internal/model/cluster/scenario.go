@@ -1,16 +1,15 @@
 package cluster
 
 import (
-	"context"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"maps"
-	"runtime"
+	"path"
 	"slices"
 	"strings"
-	"sync"
 
 	"go.yaml.in/yaml/v4"
 
@@ -19,7 +18,10 @@ import (
 
 // Scenario is an experiment as a person writes it, in YAML.
 type Scenario struct {
+	Name        string `yaml:"-"` // of the file
 	Description string `yaml:"description"`
+	// Kind is fill (the default), churn or replay.
+	Kind string `yaml:"experiment"`
 	// Nodes and Pods are CSV files; without them, Servers and
 	// Requests describe a cluster and its jobs.
 	Nodes    string    `yaml:"nodes"`
@@ -32,7 +34,34 @@ type Scenario struct {
 	WholeGPUs bool     `yaml:"whole-gpus"`
 	Policies  []string `yaml:"policies"` // of servers that own their GPUs
 	Pools     []Pool   `yaml:"pools"`
+	// HostsKept are shares of the hosts, in per cent, with which pools are filled, too.
+	HostsKept []float64 `yaml:"hosts-kept"`
+
+	// Loads are those of churn, relative to the cluster's GPU; Life is the mean life of a
+	// job in hours, WarmUp and Lives the time before and during the measurement, in lives.
+	Loads  []float64 `yaml:"loads"`
+	Life   float64   `yaml:"life-hours"`
+	WarmUp float64   `yaml:"warm-up-lives"`
+	Lives  float64   `yaml:"lives"`
+	// Queue is what jobs do that fit nowhere: refuse (the default for churn), fifo or
+	// backfill (the default for replay).
+	Queue string `yaml:"queue"`
+	// SpeedUp makes the jobs of a replay arrive faster; Until ends it, in hours.
+	SpeedUp float64 `yaml:"speed-up"`
+	Until   float64 `yaml:"until-hours"`
+	// CoresPerGPU and MemoryPerGPU are for lists that do not tell them.
+	CoresPerGPU  float64 `yaml:"cores-per-gpu"`
+	MemoryPerGPU float64 `yaml:"memory-gib-per-gpu"`
+
+	Performance *Performance `yaml:"performance"`
 }
+
+// Kinds of experiments.
+const (
+	kindFill   = "fill"
+	kindChurn  = "churn"
+	kindReplay = "replay"
+)
 
 // Servers are equal servers of a made-up cluster.
 type Servers struct {
@@ -50,6 +79,7 @@ type Request struct {
 	Cores     float64 `yaml:"cores"`
 	MemoryGiB float64 `yaml:"memory-gib"`
 	Models    string  `yaml:"models"`
+	Profile   string  `yaml:"profile"` // of performance
 }
 
 // Pool is a pool of the cluster's GPUs.
@@ -59,6 +89,9 @@ type Pool struct {
 	OneBox     string `yaml:"one-box"` // preferred (the default), required or avoided
 	MaxPerHost int    `yaml:"max-per-host"`
 	WholeGPUs  bool   `yaml:"whole-gpus"`
+	Parts      string `yaml:"parts"`      // of GPUs: host (the default) or anywhere
+	BoxChoice  string `yaml:"box-choice"` // best-fit (the default) or worst-fit
+	Blind      bool   `yaml:"blind-to-models"`
 }
 
 // Limits of a scenario.
@@ -71,20 +104,20 @@ const (
 )
 
 // Load reads a scenario and the files that it names, which are in data.
-func Load(fsys fs.FS, name string, data fs.FS) (*Scenario, *Fill, error) {
+func Load(fsys fs.FS, name string, data fs.FS) (*Experiment, error) {
 	raw, err := readFile(fsys, name)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	var s Scenario
+	s := Scenario{Name: strings.TrimSuffix(path.Base(name), path.Ext(name))}
 	if err := yaml.Load(raw, &s, yaml.WithKnownFields(true)); err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", name, err)
+		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	f, err := s.prepare(data)
+	e, err := s.prepare(data)
 	if err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", name, err)
+		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	return &s, f, nil
+	return e, nil
 }
 
 func readFile(fsys fs.FS, name string) ([]byte, error) {
@@ -100,48 +133,131 @@ func readFile(fsys fs.FS, name string) ([]byte, error) {
 	return raw, err
 }
 
-// prepare checks the scenario, sets what it leaves open, and reads its cluster.
-func (s *Scenario) prepare(data fs.FS) (*Fill, error) {
-	if s.Demand == 0 {
-		s.Demand = 1.3
+// prepare checks the scenario, sets what it leaves open, and reads its lists.
+func (s *Scenario) prepare(data fs.FS) (*Experiment, error) {
+	s.complete()
+	if err := s.check(); err != nil {
+		return nil, err
 	}
-	if s.Seeds == 0 {
-		s.Seeds = 5
+	e := &Experiment{Scenario: s}
+	var err error
+	if e.Nodes, err = s.nodes(data); err != nil {
+		return nil, err
 	}
+	if e.Pods, err = s.pods(data); err != nil {
+		return nil, err
+	}
+	if s.WholeGPUs {
+		e.Pods = Whole(e.Pods)
+	}
+	if s.Performance != nil {
+		if err := s.Performance.prepare(); err != nil {
+			return nil, err
+		}
+		if err := s.Performance.assign(e.Pods); err != nil {
+			return nil, err
+		}
+	}
+	return e, s.checkWork(e)
+}
+
+func (s *Scenario) complete() {
+	s.Kind = cmp.Or(s.Kind, kindFill)
+	s.Demand, s.Seeds = cmp.Or(s.Demand, 1.3), cmp.Or(s.Seeds, 5)
+	s.Life, s.WarmUp, s.Lives, s.SpeedUp = cmp.Or(s.Life, 1), cmp.Or(s.WarmUp, 8), cmp.Or(s.Lives, 6), cmp.Or(s.SpeedUp, 1)
+	s.CoresPerGPU, s.MemoryPerGPU = cmp.Or(s.CoresPerGPU, 8), cmp.Or(s.MemoryPerGPU, 32)
+	if len(s.Loads) == 0 {
+		s.Loads = []float64{0.8, 0.9, 0.95, 1}
+	}
+	if s.Queue == "" && s.Kind == kindReplay {
+		s.Queue = "backfill"
+	}
+}
+
+// queue returns what jobs do that fit nowhere.
+func (s *Scenario) queue() Queueing {
+	return map[string]Queueing{"fifo": FIFO, "backfill": Backfill}[s.Queue]
+}
+
+func (s *Scenario) check() error {
+	within := func(v, low, high float64) bool { return v >= low && v <= high } // false for NaN
 	switch n := len(s.Policies) + len(s.Pools); {
-	case s.Demand < 0.1 || s.Demand > maxDemand:
-		return nil, fmt.Errorf("demand %v: want 0.1 to %d", s.Demand, maxDemand)
-	case s.Seeds < 1 || s.Seeds > maxSeeds:
-		return nil, fmt.Errorf("seeds %d: want 1 to %d", s.Seeds, maxSeeds)
+	case !slices.Contains([]string{kindFill, kindChurn, kindReplay}, s.Kind):
+		return fmt.Errorf("experiment %q: want fill, churn or replay", s.Kind)
+	case !within(s.Demand, 0.1, maxDemand):
+		return fmt.Errorf("demand %v: want 0.1 to %d", s.Demand, maxDemand)
 	case n == 0 || n > maxRuns:
-		return nil, fmt.Errorf("%d policies and pools: want 1 to %d", n, maxRuns)
+		return fmt.Errorf("%d policies and pools: want 1 to %d", n, maxRuns)
 	case (s.Nodes == "") == (len(s.Servers) == 0):
-		return nil, errors.New("want either nodes (a CSV file) or servers")
+		return errors.New("want either nodes (a CSV file) or servers")
 	case (s.Pods == "") == (len(s.Requests) == 0):
-		return nil, errors.New("want either pods (a CSV file) or requests")
+		return errors.New("want either pods (a CSV file) or requests")
+	case s.Kind == kindReplay && s.Pods == "":
+		return errors.New("a replay needs pods (a CSV file with times)")
+	case len(s.Loads) > maxRuns || len(s.HostsKept) > maxRuns:
+		return fmt.Errorf("%d loads, %d in hosts-kept: want at most %d", len(s.Loads), len(s.HostsKept), maxRuns)
+	case !slices.Contains([]string{"", "refuse", "fifo", "backfill"}, s.Queue):
+		return fmt.Errorf("queue %q: want refuse, fifo or backfill", s.Queue)
+	case !within(s.Life, 1e-6, 1e6) || !within(s.WarmUp, 0, 1000) || !within(s.Lives, 0.1, 1000):
+		return fmt.Errorf("life-hours %v, warm-up-lives %v, lives %v: want more than 0, 0 to 1000, and 0.1 to 1000", s.Life, s.WarmUp, s.Lives)
+	case !within(s.SpeedUp, 1e-3, 1e6) || !within(s.Until, 0, 1e9):
+		return fmt.Errorf("speed-up %v, until-hours %v: want 0.001 to 1000000, and 0 or more", s.SpeedUp, s.Until)
+	case !within(s.CoresPerGPU, 0, 1024) || !within(s.MemoryPerGPU, 0, 1<<20):
+		return fmt.Errorf("cores-per-gpu %v, memory-gib-per-gpu %v: want 0 to 1024, and 0 to %d", s.CoresPerGPU, s.MemoryPerGPU, 1<<20)
 	}
+	for _, v := range s.Loads {
+		if !within(v, 0.01, maxDemand) {
+			return fmt.Errorf("loads: %v: want 0.01 to %d", v, maxDemand)
+		}
+	}
+	for _, v := range s.HostsKept {
+		if !within(v, 1, 100) {
+			return fmt.Errorf("hosts-kept: %v: want 1 to 100 per cent", v)
+		}
+	}
+	return errors.Join(s.SetSeeds(s.Seeds), s.checkContestants())
+}
+
+// SetSeeds changes the number of runs.
+func (s *Scenario) SetSeeds(n int) error {
+	if n < 1 || n > maxSeeds {
+		return fmt.Errorf("seeds %d: want 1 to %d", n, maxSeeds)
+	}
+	s.Seeds = n
+	return nil
+}
+
+func (s *Scenario) checkContestants() error {
 	for _, p := range s.Policies {
 		if _, ok := policies[p]; !ok {
-			return nil, fmt.Errorf("policy %q: want one of %s", p, strings.Join(Policies(), ", "))
+			return fmt.Errorf("policy %q: want one of %s", p, strings.Join(Policies(), ", "))
 		}
 	}
 	for i := range s.Pools {
 		if _, err := s.Pools[i].options(); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	f := &Fill{Demand: s.Demand}
-	var err error
-	if f.Nodes, err = s.nodes(data); err != nil {
-		return nil, err
+	return nil
+}
+
+// maxJobs bounds the jobs of one run.
+const maxJobs = 50_000_000
+
+// checkWork bounds the jobs that arrive in one run of churn.
+func (s *Scenario) checkWork(e *Experiment) error {
+	if s.Kind != kindChurn {
+		return nil
 	}
-	if f.Pods, err = s.pods(data); err != nil {
-		return nil, err
+	var demand float64
+	for i := range e.Pods {
+		demand += float64(e.Pods[i].total())
 	}
-	if s.WholeGPUs {
-		f.Pods = Whole(f.Pods)
+	jobs := slices.Max(s.Loads) * float64(totalGPU(e.Nodes)) / demand * float64(len(e.Pods)) * (s.WarmUp + s.Lives)
+	if jobs > maxJobs {
+		return fmt.Errorf("%.0f jobs arrive in a run: want at most %d: lower lives or warm-up-lives", jobs, maxJobs)
 	}
-	return f, nil
+	return nil
 }
 
 // Policies returns the names of the policies.
@@ -185,7 +301,7 @@ func (s *Scenario) pods(data fs.FS) ([]Pod, error) {
 			return nil, err
 		}
 		defer f.Close()
-		return ReadPods(f)
+		return ReadJobs(f, JobDefaults{Cores: s.CoresPerGPU, MemoryGiB: s.MemoryPerGPU})
 	}
 	var out []Pod
 	for i, r := range s.Requests {
@@ -195,7 +311,7 @@ func (s *Scenario) pods(data fs.FS) ([]Pod, error) {
 		if !(r.GPUs >= 0 && r.GPUs <= MaxGPUs && r.Cores >= 0 && r.Cores <= 1<<20 && r.MemoryGiB >= 0 && r.MemoryGiB <= 1<<20) {
 			return nil, fmt.Errorf("requests %d: %v GPUs, %v cores, %v GiB: want 0 to %d GPUs and nothing negative", i+1, r.GPUs, r.Cores, r.MemoryGiB, MaxGPUs)
 		}
-		p := Pod{MilliCPU: int64(r.Cores * 1000), MemoryMiB: int64(r.MemoryGiB * 1024), GPUs: int(r.GPUs), MilliGPU: Milli, Models: r.Models}
+		p := Pod{MilliCPU: int64(r.Cores * 1000), MemoryMiB: int64(r.MemoryGiB * 1024), GPUs: int(r.GPUs), MilliGPU: Milli, Models: r.Models, Profile: r.Profile}
 		switch {
 		case r.GPUs == 0:
 			p.MilliGPU = 0
@@ -213,7 +329,10 @@ func (s *Scenario) pods(data fs.FS) ([]Pod, error) {
 }
 
 func (p *Pool) options() (PoolOptions, error) {
-	o := PoolOptions{BoxSize: p.BoxSize, MaxPerHost: p.MaxPerHost, WholeGPUs: p.WholeGPUs}
+	o := PoolOptions{
+		BoxSize: p.BoxSize, MaxPerHost: p.MaxPerHost, WholeGPUs: p.WholeGPUs,
+		PartsAnywhere: p.Parts == "anywhere", WorstFit: p.BoxChoice == "worst-fit", BlindToModels: p.Blind,
+	}
 	one := map[string]placement.Preference{"": placement.Indifferent, "preferred": placement.Indifferent, "required": placement.Required, "avoided": placement.Avoided}
 	var ok bool
 	switch o.OneBox, ok = one[p.OneBox]; {
@@ -221,115 +340,12 @@ func (p *Pool) options() (PoolOptions, error) {
 		return o, errors.New("a pool has no name")
 	case !ok:
 		return o, fmt.Errorf("pool %s: one-box %q: want preferred, required or avoided", p.Name, p.OneBox)
-	case p.BoxSize < 0 || p.BoxSize > 1024 || p.MaxPerHost < 0:
-		return o, fmt.Errorf("pool %s: box-size %d, max-per-host %d: want 1 to 1024 (0: 8), and 0 or more", p.Name, p.BoxSize, p.MaxPerHost)
+	case !slices.Contains([]string{"", "host", "anywhere"}, p.Parts):
+		return o, fmt.Errorf("pool %s: parts %q: want host or anywhere", p.Name, p.Parts)
+	case !slices.Contains([]string{"", "best-fit", "worst-fit"}, p.BoxChoice):
+		return o, fmt.Errorf("pool %s: box-choice %q: want best-fit or worst-fit", p.Name, p.BoxChoice)
+	case p.BoxSize < 0 || p.BoxSize > maxBoxSize || p.MaxPerHost < 0:
+		return o, fmt.Errorf("pool %s: box-size %d, max-per-host %d: want 1 to %d (0: 8), and 0 or more", p.Name, p.BoxSize, p.MaxPerHost, maxBoxSize)
 	}
 	return o, nil
-}
-
-// Outcome is the mean of all runs of one policy or pool.
-type Outcome struct {
-	Name   string      `json:"name"`
-	Pool   bool        `json:"pool"`
-	Points []FillPoint `json:"points"`
-	// Refused1 is the mean over the runs in which 1 % was refused, and 0 if none was.
-	Refused1 float64     `json:"demand_at_1_percent_refused"`
-	BySize   []SizeShare `json:"by_size"`
-}
-
-// Run runs all policies and pools with each seed on all processors. done is called
-// after each run, by one goroutine at a time.
-func (s *Scenario) Run(ctx context.Context, f *Fill, done func(n, of int)) ([]Outcome, error) {
-	type job struct{ who, seed int }
-	n := len(s.Policies) + len(s.Pools)
-	results := make([][]FillResult, n)
-	for i := range results {
-		results[i] = make([]FillResult, s.Seeds)
-	}
-	jobs := make(chan job)
-	var wg sync.WaitGroup
-	var mu sync.Mutex
-	var finished int
-	var failed error
-	for range runtime.GOMAXPROCS(0) {
-		wg.Go(func() {
-			for j := range jobs {
-				r, err := s.run(f, j.who, uint64(j.seed))
-				mu.Lock()
-				results[j.who][j.seed] = r
-				failed = errors.Join(failed, err)
-				finished++
-				if done != nil {
-					done(finished, n*s.Seeds)
-				}
-				mu.Unlock()
-			}
-		})
-	}
-	for who := range n {
-		for seed := range s.Seeds {
-			if ctx.Err() == nil {
-				jobs <- job{who, seed}
-			}
-		}
-	}
-	close(jobs)
-	wg.Wait()
-	if err := errors.Join(failed, context.Cause(ctx)); err != nil {
-		return nil, err
-	}
-	out := make([]Outcome, n)
-	for i := range out {
-		out[i] = mean(results[i])
-		out[i].Pool = i >= len(s.Policies)
-	}
-	return out, nil
-}
-
-// run is one run of a policy or, behind them, a pool.
-func (s *Scenario) run(f *Fill, who int, seed uint64) (FillResult, error) {
-	one := *f
-	one.Seed = seed
-	if who < len(s.Policies) {
-		return one.Run(s.Policies[who])
-	}
-	p := &s.Pools[who-len(s.Policies)]
-	o, err := p.options()
-	if err != nil {
-		return FillResult{}, err
-	}
-	return one.RunPool(p.Name, o)
-}
-
-func mean(runs []FillResult) Outcome {
-	o := Outcome{Name: runs[0].Policy, Points: slices.Clone(runs[0].Points), BySize: slices.Clone(runs[0].BySize)}
-	refused := 0
-	for i, r := range runs {
-		if r.Refused1 > 0 {
-			refused++
-			o.Refused1 += r.Refused1
-		}
-		if i == 0 {
-			continue
-		}
-		for k := range min(len(o.Points), len(r.Points)) {
-			o.Points[k].GPU += r.Points[k].GPU
-			o.Points[k].CPU += r.Points[k].CPU
-		}
-		for _, b := range r.BySize {
-			at := slices.IndexFunc(o.BySize, func(s SizeShare) bool { return s.GPUs == b.GPUs })
-			if at < 0 {
-				o.BySize = append(o.BySize, b)
-				continue
-			}
-			o.BySize[at].Pods += b.Pods
-			o.BySize[at].Accepted += b.Accepted
-		}
-	}
-	for k := range o.Points {
-		o.Points[k].GPU /= float64(len(runs))
-		o.Points[k].CPU /= float64(len(runs))
-	}
-	o.Refused1 /= float64(max(refused, 1))
-	return o
 }

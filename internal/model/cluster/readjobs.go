@@ -1,0 +1,211 @@
+package cluster
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// JobDefaults are for lists that do not tell what a job needs beside GPUs: cores and GiB
+// for each whole GPU.
+type JobDefaults struct{ Cores, MemoryGiB float64 }
+
+// ReadJobs reads a list of jobs as CSV, in one of three forms that it tells apart by the
+// names of the columns: that of openb (ReadPods), that of Alibaba's trace of
+// disaggregated recommendation services, and the generic one, which also fits lists made
+// of Philly's log.
+func ReadJobs(r io.Reader, d JobDefaults) ([]Pod, error) {
+	in := bufio.NewReaderSize(r, maxHeader)
+	head, err := in.Peek(maxHeader)
+	if err != nil && len(head) == 0 {
+		return nil, fmt.Errorf("cluster: pods: no header line: %w", err)
+	}
+	line, _, _ := strings.Cut(strings.ToLower(string(head)), "\n")
+	switch {
+	case strings.Contains(line, "gpu_milli"):
+		return ReadPods(in)
+	case strings.Contains(line, "instance_sn"):
+		return readInstances(in)
+	}
+	return readGeneric(in, d)
+}
+
+// maxHeader bounds the line with the names of the columns.
+const maxHeader = 4096
+
+// readInstances reads the trace of disaggregated recommendation services
+// (cluster-trace-gpu-v2025): cores, GiB and whole GPUs; an instance without a creation time
+// was there before, one without a deletion time stays.
+func readInstances(r io.Reader) ([]Pod, error) {
+	t, err := openTable(r, "instances", []column{
+		{[]string{"instance_sn"}, true},
+		{[]string{"cpu_request"}, true},
+		{[]string{"memory_request"}, true},
+		{[]string{"gpu_request"}, true},
+		{[]string{"creation_time"}, true},
+		{[]string{"deletion_time"}, true},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return readRows(t, func() (Pod, error) {
+		p := Pod{Name: clip(t.text(0)), MilliGPU: Milli}
+		var gpus int64
+		var cores, memory float64
+		err := t.amounts(map[int]*float64{1: &cores, 2: &memory})
+		if err == nil {
+			err = t.numbers(map[int]*int64{3: &gpus, 4: &p.Created, 5: &p.Deleted})
+		}
+		p.MilliCPU, p.MemoryMiB, p.GPUs = int64(math.Round(cores*1000)), int64(math.Round(memory*1024)), int(min(gpus, MaxGPUs+1))
+		if gpus == 0 {
+			p.MilliGPU = 0
+		}
+		return p, err
+	})
+}
+
+// Columns of the generic list.
+const (
+	colName = iota
+	colGPUs
+	colSubmit
+	colDuration
+	colEnd
+	colCores
+	colMemory
+	colModels
+	colProfile
+)
+
+var genericColumns = []column{
+	colName:     {[]string{"job", "name", "job_id", "jobid", "id"}, true},
+	colGPUs:     {[]string{"gpus", "num_gpus", "num_gpu", "gpu_num", "gpu"}, true},
+	colSubmit:   {[]string{"submit", "submit_time", "submitted_time", "arrival_time", "start_time", "timestamp"}, false},
+	colDuration: {[]string{"duration", "run_time", "runtime", "duration_s"}, false},
+	colEnd:      {[]string{"end", "end_time", "finished_time"}, false},
+	colCores:    {[]string{"cores", "cpus", "num_cpus", "cpu_num", "cpu"}, false},
+	colMemory:   {[]string{"memory_gib", "mem_gib", "memory"}, false},
+	colModels:   {[]string{"models", "gpu_type", "model"}, false},
+	colProfile:  {[]string{"profile", "model_name"}, false},
+}
+
+// wholeHost is the number of GPUs of each copy of a job that needs more than one host has.
+const wholeHost = 8
+
+// readGeneric reads one job a line. GPUs may be a part of one. A job for more than MaxGPUs
+// runs on several hosts with 8 GPUs each.
+func readGeneric(r io.Reader, d JobDefaults) ([]Pod, error) {
+	t, err := openTable(r, "jobs", genericColumns)
+	if err != nil {
+		return nil, err
+	}
+	return readRows(t, func() (Pod, error) {
+		p := Pod{Name: clip(t.text(colName)), Models: clip(t.text(colModels)), Profile: clip(t.text(colProfile)), MilliGPU: Milli}
+		var gpus, cores, memory, duration float64
+		if err := t.amounts(map[int]*float64{colGPUs: &gpus, colCores: &cores, colMemory: &memory, colDuration: &duration}); err != nil {
+			return p, err
+		}
+		if err := t.splitGPUs(&p, gpus); err != nil {
+			return p, err
+		}
+		if cores == 0 {
+			cores = d.Cores * gpus
+		}
+		if memory == 0 {
+			memory = d.MemoryGiB * gpus
+		}
+		copies := float64(p.copies())
+		p.MilliCPU, p.MemoryMiB = int64(math.Round(cores*1000/copies)), int64(math.Round(memory*1024/copies))
+		var err error
+		if p.Created, err = t.time(colSubmit); err != nil {
+			return p, err
+		}
+		if p.Deleted, err = t.time(colEnd); err != nil || duration == 0 {
+			return p, err
+		}
+		p.Deleted = p.Created + max(int64(math.Round(duration)), 1)
+		return p, nil
+	})
+}
+
+// splitGPUs sets what a job needs on each host.
+func (t *table) splitGPUs(p *Pod, gpus float64) error {
+	whole := math.Trunc(gpus)
+	switch {
+	case gpus == 0:
+		p.MilliGPU = 0
+	case gpus < 1:
+		p.GPUs, p.MilliGPU = 1, max(int64(math.Round(gpus*Milli)), 1)
+	case whole != gpus || gpus > wholeHost*maxCopies:
+		line, _ := t.r.FieldPos(0)
+		return fmt.Errorf("cluster: %s, line %d: %v GPUs: want a part of one, or a whole number up to %d", t.what, line, gpus, wholeHost*maxCopies)
+	case gpus > MaxGPUs:
+		p.GPUs, p.Copies = wholeHost, (int(whole)+wholeHost-1)/wholeHost
+	default:
+		p.GPUs = int(whole)
+	}
+	return nil
+}
+
+// readRows reads all rows by a function for one.
+func readRows(t *table, one func() (Pod, error)) ([]Pod, error) {
+	var out []Pod
+	for {
+		ok, err := t.next(len(out))
+		if err != nil {
+			return nil, err
+		}
+		if !ok {
+			return out, checkPods(out)
+		}
+		p, err := one()
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, p)
+	}
+}
+
+// amounts reads columns as numbers with fractions; an empty one is 0.
+func (t *table) amounts(into map[int]*float64) error {
+	keys := make([]int, 0, len(into))
+	for i := range into {
+		keys = append(keys, i)
+	}
+	slices.Sort(keys)
+	for _, i := range keys {
+		v, err := t.amount(i)
+		if err != nil {
+			return err
+		}
+		*into[i] = v
+	}
+	return nil
+}
+
+// Forms of times, besides seconds.
+var timeForms = []string{time.RFC3339, "2006-01-02 15:04:05", "2006-01-02T15:04:05", "2006-01-02 15:04"}
+
+// time returns a column as seconds; an empty one, "none" and "null" are 0.
+func (t *table) time(i int) (int64, error) {
+	s := t.text(i)
+	switch strings.ToLower(s) {
+	case "", "none", "null", "nan":
+		return 0, nil
+	}
+	if _, err := strconv.ParseFloat(s, 64); err == nil {
+		return t.number(i)
+	}
+	for _, form := range timeForms {
+		if at, err := time.Parse(form, s); err == nil && at.Unix() >= 0 && at.Unix() < maxNumber {
+			return at.Unix(), nil
+		}
+	}
+	line, _ := t.r.FieldPos(0)
+	return 0, fmt.Errorf("cluster: %s, line %d: %s %q: want seconds or a time such as 2017-10-07 02:24:50", t.what, line, t.cols[i].names[0], s)
+}

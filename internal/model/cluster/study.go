@@ -1,0 +1,113 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+)
+
+// Experiment is a scenario with the lists that it names.
+type Experiment struct {
+	*Scenario
+	Nodes []Node
+	Pods  []Pod
+}
+
+// contestant is one of the policies and pools that a scenario compares.
+type contestant struct {
+	name string
+	pool *PoolOptions // nil: servers under the policy of that name
+}
+
+func (e *Experiment) contestants() []contestant {
+	var out []contestant
+	for _, p := range e.Policies {
+		out = append(out, contestant{name: p})
+	}
+	for i := range e.Pools {
+		o, err := e.Pools[i].options()
+		if err != nil {
+			panic("cluster: " + err.Error()) // Load has checked it
+		}
+		out = append(out, contestant{name: e.Pools[i].Name, pool: &o})
+	}
+	return out
+}
+
+// placer returns an empty cluster.
+func (c contestant) placer(nodes []Node, pods []Pod, seed uint64) placer {
+	if c.pool != nil {
+		return newPool(nodes, *c.pool)
+	}
+	nodes = orderOf(c.name, nodes, rngOf(seed, 3))
+	return newScheduler(nodes, policies[c.name].make(nodes, typicalPods(pods)), rngOf(seed, 2))
+}
+
+// Run runs the experiment on all processors. done is called after each run, by one
+// goroutine at a time.
+func (e *Experiment) Run(ctx context.Context, done func(n, of int)) (*Report, error) {
+	r := &Report{Name: e.Name, Description: e.Description}
+	gpus := 0
+	for i := range e.Nodes {
+		gpus += e.Nodes[i].GPUs
+	}
+	r.Facts = append(r.Facts, fmt.Sprintf("%d servers, %d GPUs; mean of %d runs", len(e.Nodes), gpus, e.Seeds))
+	s := e.study(r)
+	if err := parallel(ctx, s.runs(), s.run, done); err != nil {
+		return nil, err
+	}
+	s.report(r)
+	return r, nil
+}
+
+// study is one kind of experiment.
+type study interface {
+	runs() int
+	run(i int) // may be called by several goroutines, once for each i
+	report(r *Report)
+}
+
+func (e *Experiment) study(r *Report) study {
+	switch e.Kind {
+	case kindChurn:
+		return newChurnStudy(e, r)
+	case kindReplay:
+		return newReplayStudy(e, r)
+	}
+	return newFillStudy(e)
+}
+
+// parallel calls run for 0 to n-1 on all processors until the context ends.
+func parallel(ctx context.Context, n int, run func(i int), done func(n, of int)) error {
+	jobs := make(chan int)
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	finished := 0
+	for range min(runtime.GOMAXPROCS(0), n) {
+		wg.Go(func() {
+			for i := range jobs {
+				run(i)
+				mu.Lock()
+				finished++
+				if done != nil {
+					done(finished, n)
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	for i := range n {
+		select {
+		case jobs <- i:
+		case <-ctx.Done():
+		}
+	}
+	close(jobs)
+	wg.Wait()
+	if ctx.Err() != nil {
+		return errors.Join(errors.New("interrupted"), context.Cause(ctx))
+	}
+	return nil
+}
