@@ -99,7 +99,7 @@ with --ca-file or --ca-hash, and get certificates of the same authority.` + trac
 	o.admin.register(f, "/metrics, /healthz and /readyz")
 	f.StringVar(&o.testingClock, "testing-clock", "", "file with the error of this manager's clock in nanoseconds (for tests)")
 	_ = f.MarkHidden("testing-clock") // fails only for an unknown flag
-	cmd.AddCommand(newBackupCommand(), newRestoreCommand())
+	cmd.AddCommand(newBackupCommand(), newRestoreCommand(), newReplaceMemberCommand())
 	return cmd
 }
 

@@ -58,11 +58,11 @@ func findLeader(ts *testscript.TestScript, _ bool, _ []string) {
 
 // signalManager sends a manager a signal that "kill" does not know:
 //
-//	signal STOP|CONT m0|m1|m2
+//	signal STOP|CONT|KILL m0|m1|m2
 func signalManager(ts *testscript.TestScript, _ bool, args []string) {
 	for _, cmd := range ts.BackgroundCmds() {
 		if i := slices.Index(cmd.Args, "--etcd-name"); i >= 0 && cmd.Args[i+1] == args[1] && cmd.ProcessState == nil {
-			ts.Check(cmd.Process.Signal(map[string]os.Signal{"STOP": syscall.SIGSTOP, "CONT": syscall.SIGCONT}[args[0]]))
+			ts.Check(cmd.Process.Signal(map[string]os.Signal{"STOP": syscall.SIGSTOP, "CONT": syscall.SIGCONT, "KILL": syscall.SIGKILL}[args[0]]))
 			// A stopped process would never end if the script fails.
 			ts.Defer(func() { _ = cmd.Process.Signal(syscall.SIGCONT) })
 			return

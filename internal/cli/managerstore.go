@@ -54,6 +54,7 @@ func (o *storeOptions) register(f *pflag.FlagSet) {
 	f.StringVar(&o.restore, "restore", "", "backup to start from if no state exists; with several managers, pass it to each")
 	f.StringVar(&o.etcd.Name, "etcd-name", "", "name of this manager in --etcd-initial-cluster")
 	f.StringVar(&o.etcd.PeerListen, "etcd-peer-listen", "", "URL on which this manager's etcd listens for the others (default: that of --etcd-initial-cluster)")
+	f.BoolVar(&o.etcd.Join, "etcd-join", false, "join the running managers in the place of one that \"dxpu manager replace-member\" has removed; without effect once --data-dir has a state")
 	f.StringVar(&o.etcd.InitialCluster, "etcd-initial-cluster", "", "all managers that share the state: NAME=URL,NAME=URL,NAME=URL with their --etcd-peer-listen")
 }
 
@@ -71,6 +72,8 @@ func (o *storeOptions) check() error {
 		return withHint(errors.New("--etcd-endpoints and --etcd-initial-cluster exclude each other"), "the state is in one place")
 	case several && o.dataDir == "":
 		return withHint(errors.New("--etcd-initial-cluster needs --data-dir"), "the directory keeps this manager's copy of the state")
+	case o.etcd.Join && !several:
+		return withHint(errors.New("--etcd-join needs --etcd-initial-cluster"), "\"dxpu manager replace-member\" prints its value")
 	case several && o.etcd.Name == "":
 		return withHint(errors.New("--etcd-initial-cluster needs --etcd-name"), "the name selects this manager's entry")
 	case !several && (o.etcd.Name != "" || o.etcd.PeerListen != ""):

@@ -2386,6 +2386,105 @@ func (x *SetTaintsResponse) GetTaints() []*Taint {
 	return nil
 }
 
+type ReplaceMemberRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The manager's --etcd-name.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// The URL at which the others will reach the new one. Empty: as before.
+	PeerUrl       string `protobuf:"bytes,2,opt,name=peer_url,json=peerUrl,proto3" json:"peer_url,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplaceMemberRequest) Reset() {
+	*x = ReplaceMemberRequest{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplaceMemberRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplaceMemberRequest) ProtoMessage() {}
+
+func (x *ReplaceMemberRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplaceMemberRequest.ProtoReflect.Descriptor instead.
+func (*ReplaceMemberRequest) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *ReplaceMemberRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ReplaceMemberRequest) GetPeerUrl() string {
+	if x != nil {
+		return x.PeerUrl
+	}
+	return ""
+}
+
+type ReplaceMemberResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// All members, for --etcd-initial-cluster of the new manager.
+	InitialCluster string `protobuf:"bytes,1,opt,name=initial_cluster,json=initialCluster,proto3" json:"initial_cluster,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *ReplaceMemberResponse) Reset() {
+	*x = ReplaceMemberResponse{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplaceMemberResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplaceMemberResponse) ProtoMessage() {}
+
+func (x *ReplaceMemberResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplaceMemberResponse.ProtoReflect.Descriptor instead.
+func (*ReplaceMemberResponse) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *ReplaceMemberResponse) GetInitialCluster() string {
+	if x != nil {
+		return x.InitialCluster
+	}
+	return ""
+}
+
 type ListEventsRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	PageSize  int32                  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
@@ -2402,7 +2501,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[41]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2414,7 +2513,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[41]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2427,7 +2526,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{41}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ListEventsRequest) GetPageSize() int32 {
@@ -2477,7 +2576,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[42]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2489,7 +2588,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[42]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2502,7 +2601,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{42}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -2541,7 +2640,7 @@ type EventFilter struct {
 
 func (x *EventFilter) Reset() {
 	*x = EventFilter{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[43]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2553,7 +2652,7 @@ func (x *EventFilter) String() string {
 func (*EventFilter) ProtoMessage() {}
 
 func (x *EventFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[43]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2566,7 +2665,7 @@ func (x *EventFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventFilter.ProtoReflect.Descriptor instead.
 func (*EventFilter) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{43}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *EventFilter) GetLeaseId() string {
@@ -2626,7 +2725,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[44]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2638,7 +2737,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[44]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2651,7 +2750,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{44}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *WatchEventsRequest) GetAfterRevision() uint64 {
@@ -2687,7 +2786,7 @@ type WatchEventsResponse struct {
 
 func (x *WatchEventsResponse) Reset() {
 	*x = WatchEventsResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[45]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2699,7 +2798,7 @@ func (x *WatchEventsResponse) String() string {
 func (*WatchEventsResponse) ProtoMessage() {}
 
 func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[45]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2712,7 +2811,7 @@ func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEventsResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{45}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *WatchEventsResponse) GetEvent() *Event {
@@ -2745,7 +2844,7 @@ type WatchLeasesRequest struct {
 
 func (x *WatchLeasesRequest) Reset() {
 	*x = WatchLeasesRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[46]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2757,7 +2856,7 @@ func (x *WatchLeasesRequest) String() string {
 func (*WatchLeasesRequest) ProtoMessage() {}
 
 func (x *WatchLeasesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[46]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2770,7 +2869,7 @@ func (x *WatchLeasesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchLeasesRequest.ProtoReflect.Descriptor instead.
 func (*WatchLeasesRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{46}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *WatchLeasesRequest) GetAfterRevision() uint64 {
@@ -2815,7 +2914,7 @@ type WatchLeasesResponse struct {
 
 func (x *WatchLeasesResponse) Reset() {
 	*x = WatchLeasesResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[47]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2827,7 +2926,7 @@ func (x *WatchLeasesResponse) String() string {
 func (*WatchLeasesResponse) ProtoMessage() {}
 
 func (x *WatchLeasesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[47]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2840,7 +2939,7 @@ func (x *WatchLeasesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchLeasesResponse.ProtoReflect.Descriptor instead.
 func (*WatchLeasesResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{47}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *WatchLeasesResponse) GetLease() *Lease {
@@ -2866,7 +2965,7 @@ type ClearGPUErrorsRequest struct {
 
 func (x *ClearGPUErrorsRequest) Reset() {
 	*x = ClearGPUErrorsRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[48]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2878,7 +2977,7 @@ func (x *ClearGPUErrorsRequest) String() string {
 func (*ClearGPUErrorsRequest) ProtoMessage() {}
 
 func (x *ClearGPUErrorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[48]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2891,7 +2990,7 @@ func (x *ClearGPUErrorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearGPUErrorsRequest.ProtoReflect.Descriptor instead.
 func (*ClearGPUErrorsRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{48}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ClearGPUErrorsRequest) GetGpuId() string {
@@ -2910,7 +3009,7 @@ type ClearGPUErrorsResponse struct {
 
 func (x *ClearGPUErrorsResponse) Reset() {
 	*x = ClearGPUErrorsResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[49]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2922,7 +3021,7 @@ func (x *ClearGPUErrorsResponse) String() string {
 func (*ClearGPUErrorsResponse) ProtoMessage() {}
 
 func (x *ClearGPUErrorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[49]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2935,7 +3034,7 @@ func (x *ClearGPUErrorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearGPUErrorsResponse.ProtoReflect.Descriptor instead.
 func (*ClearGPUErrorsResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{49}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ClearGPUErrorsResponse) GetGpu() *GPU {
@@ -2957,7 +3056,7 @@ type DeleteNodeRequest struct {
 
 func (x *DeleteNodeRequest) Reset() {
 	*x = DeleteNodeRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[50]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2969,7 +3068,7 @@ func (x *DeleteNodeRequest) String() string {
 func (*DeleteNodeRequest) ProtoMessage() {}
 
 func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[50]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2982,7 +3081,7 @@ func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNodeRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{50}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *DeleteNodeRequest) GetNodeId() string {
@@ -3014,7 +3113,7 @@ type DeleteNodeResponse struct {
 
 func (x *DeleteNodeResponse) Reset() {
 	*x = DeleteNodeResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[51]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3026,7 +3125,7 @@ func (x *DeleteNodeResponse) String() string {
 func (*DeleteNodeResponse) ProtoMessage() {}
 
 func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[51]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3039,7 +3138,7 @@ func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNodeResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{51}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{53}
 }
 
 type ListTenantsRequest struct {
@@ -3052,7 +3151,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[52]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3064,7 +3163,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[52]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3077,7 +3176,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{52}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ListTenantsRequest) GetPageSize() int32 {
@@ -3107,7 +3206,7 @@ type ListTenantsResponse struct {
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[53]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3119,7 +3218,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[53]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3132,7 +3231,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{53}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ListTenantsResponse) GetTenants() []*Tenant {
@@ -3165,7 +3264,7 @@ type GetTenantRequest struct {
 
 func (x *GetTenantRequest) Reset() {
 	*x = GetTenantRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[54]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3177,7 +3276,7 @@ func (x *GetTenantRequest) String() string {
 func (*GetTenantRequest) ProtoMessage() {}
 
 func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[54]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3190,7 +3289,7 @@ func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantRequest.ProtoReflect.Descriptor instead.
 func (*GetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{54}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *GetTenantRequest) GetTenantId() string {
@@ -3209,7 +3308,7 @@ type GetTenantResponse struct {
 
 func (x *GetTenantResponse) Reset() {
 	*x = GetTenantResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[55]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3221,7 +3320,7 @@ func (x *GetTenantResponse) String() string {
 func (*GetTenantResponse) ProtoMessage() {}
 
 func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[55]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3234,7 +3333,7 @@ func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantResponse.ProtoReflect.Descriptor instead.
 func (*GetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{55}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *GetTenantResponse) GetTenant() *Tenant {
@@ -3257,7 +3356,7 @@ type PutTenantRequest struct {
 
 func (x *PutTenantRequest) Reset() {
 	*x = PutTenantRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[56]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3269,7 +3368,7 @@ func (x *PutTenantRequest) String() string {
 func (*PutTenantRequest) ProtoMessage() {}
 
 func (x *PutTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[56]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3282,7 +3381,7 @@ func (x *PutTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutTenantRequest.ProtoReflect.Descriptor instead.
 func (*PutTenantRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{56}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *PutTenantRequest) GetTenant() *Tenant {
@@ -3308,7 +3407,7 @@ type PutTenantResponse struct {
 
 func (x *PutTenantResponse) Reset() {
 	*x = PutTenantResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[57]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3320,7 +3419,7 @@ func (x *PutTenantResponse) String() string {
 func (*PutTenantResponse) ProtoMessage() {}
 
 func (x *PutTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[57]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3333,7 +3432,7 @@ func (x *PutTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutTenantResponse.ProtoReflect.Descriptor instead.
 func (*PutTenantResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{57}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *PutTenantResponse) GetTenant() *Tenant {
@@ -3353,7 +3452,7 @@ type DeleteTenantRequest struct {
 
 func (x *DeleteTenantRequest) Reset() {
 	*x = DeleteTenantRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[58]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3365,7 +3464,7 @@ func (x *DeleteTenantRequest) String() string {
 func (*DeleteTenantRequest) ProtoMessage() {}
 
 func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[58]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3378,7 +3477,7 @@ func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTenantRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{58}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *DeleteTenantRequest) GetTenantId() string {
@@ -3403,7 +3502,7 @@ type DeleteTenantResponse struct {
 
 func (x *DeleteTenantResponse) Reset() {
 	*x = DeleteTenantResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[59]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3415,7 +3514,7 @@ func (x *DeleteTenantResponse) String() string {
 func (*DeleteTenantResponse) ProtoMessage() {}
 
 func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[59]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3428,7 +3527,7 @@ func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTenantResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{59}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{61}
 }
 
 type CreateTokenRequest struct {
@@ -3448,7 +3547,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[60]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3460,7 +3559,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[60]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3473,7 +3572,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{60}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *CreateTokenRequest) GetRole() Role {
@@ -3522,7 +3621,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[61]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3534,7 +3633,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[61]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3547,7 +3646,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{61}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *CreateTokenResponse) GetToken() *Token {
@@ -3574,7 +3673,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[62]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3586,7 +3685,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[62]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3599,7 +3698,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{62}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ListTokensRequest) GetPageSize() int32 {
@@ -3626,7 +3725,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[63]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3638,7 +3737,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[63]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3651,7 +3750,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{63}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -3677,7 +3776,7 @@ type DeleteTokenRequest struct {
 
 func (x *DeleteTokenRequest) Reset() {
 	*x = DeleteTokenRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[64]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3689,7 +3788,7 @@ func (x *DeleteTokenRequest) String() string {
 func (*DeleteTokenRequest) ProtoMessage() {}
 
 func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[64]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3702,7 +3801,7 @@ func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTokenRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{64}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *DeleteTokenRequest) GetTokenId() string {
@@ -3720,7 +3819,7 @@ type DeleteTokenResponse struct {
 
 func (x *DeleteTokenResponse) Reset() {
 	*x = DeleteTokenResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[65]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3732,7 +3831,7 @@ func (x *DeleteTokenResponse) String() string {
 func (*DeleteTokenResponse) ProtoMessage() {}
 
 func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[65]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3745,7 +3844,7 @@ func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTokenResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{65}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{67}
 }
 
 // Authority is the certificate authority of a pool.
@@ -3773,7 +3872,7 @@ type Authority struct {
 
 func (x *Authority) Reset() {
 	*x = Authority{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[66]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3785,7 +3884,7 @@ func (x *Authority) String() string {
 func (*Authority) ProtoMessage() {}
 
 func (x *Authority) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[66]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3798,7 +3897,7 @@ func (x *Authority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Authority.ProtoReflect.Descriptor instead.
 func (*Authority) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{66}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Authority) GetCaPem() string {
@@ -3865,7 +3964,7 @@ type GetAuthorityRequest struct {
 
 func (x *GetAuthorityRequest) Reset() {
 	*x = GetAuthorityRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[67]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3877,7 +3976,7 @@ func (x *GetAuthorityRequest) String() string {
 func (*GetAuthorityRequest) ProtoMessage() {}
 
 func (x *GetAuthorityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[67]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3890,7 +3989,7 @@ func (x *GetAuthorityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAuthorityRequest.ProtoReflect.Descriptor instead.
 func (*GetAuthorityRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{67}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{69}
 }
 
 type GetAuthorityResponse struct {
@@ -3902,7 +4001,7 @@ type GetAuthorityResponse struct {
 
 func (x *GetAuthorityResponse) Reset() {
 	*x = GetAuthorityResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[68]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3914,7 +4013,7 @@ func (x *GetAuthorityResponse) String() string {
 func (*GetAuthorityResponse) ProtoMessage() {}
 
 func (x *GetAuthorityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[68]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3927,7 +4026,7 @@ func (x *GetAuthorityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAuthorityResponse.ProtoReflect.Descriptor instead.
 func (*GetAuthorityResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{68}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *GetAuthorityResponse) GetAuthority() *Authority {
@@ -3949,7 +4048,7 @@ type RotateAuthorityRequest struct {
 
 func (x *RotateAuthorityRequest) Reset() {
 	*x = RotateAuthorityRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[69]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3961,7 +4060,7 @@ func (x *RotateAuthorityRequest) String() string {
 func (*RotateAuthorityRequest) ProtoMessage() {}
 
 func (x *RotateAuthorityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[69]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3974,7 +4073,7 @@ func (x *RotateAuthorityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateAuthorityRequest.ProtoReflect.Descriptor instead.
 func (*RotateAuthorityRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{69}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *RotateAuthorityRequest) GetStep() AuthorityStep {
@@ -4000,7 +4099,7 @@ type RotateAuthorityResponse struct {
 
 func (x *RotateAuthorityResponse) Reset() {
 	*x = RotateAuthorityResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[70]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4012,7 +4111,7 @@ func (x *RotateAuthorityResponse) String() string {
 func (*RotateAuthorityResponse) ProtoMessage() {}
 
 func (x *RotateAuthorityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[70]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4025,7 +4124,7 @@ func (x *RotateAuthorityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateAuthorityResponse.ProtoReflect.Descriptor instead.
 func (*RotateAuthorityResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{70}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *RotateAuthorityResponse) GetAuthority() *Authority {
@@ -4043,7 +4142,7 @@ type WhoAmIRequest struct {
 
 func (x *WhoAmIRequest) Reset() {
 	*x = WhoAmIRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[71]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4055,7 +4154,7 @@ func (x *WhoAmIRequest) String() string {
 func (*WhoAmIRequest) ProtoMessage() {}
 
 func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[71]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4068,7 +4167,7 @@ func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIRequest.ProtoReflect.Descriptor instead.
 func (*WhoAmIRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{71}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{73}
 }
 
 type WhoAmIResponse struct {
@@ -4082,7 +4181,7 @@ type WhoAmIResponse struct {
 
 func (x *WhoAmIResponse) Reset() {
 	*x = WhoAmIResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[72]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4094,7 +4193,7 @@ func (x *WhoAmIResponse) String() string {
 func (*WhoAmIResponse) ProtoMessage() {}
 
 func (x *WhoAmIResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[72]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4107,7 +4206,7 @@ func (x *WhoAmIResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIResponse.ProtoReflect.Descriptor instead.
 func (*WhoAmIResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{72}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *WhoAmIResponse) GetActor() string {
@@ -4148,7 +4247,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[73]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4160,7 +4259,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[73]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4173,7 +4272,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{73}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ListAuditRequest) GetPageSize() int32 {
@@ -4224,7 +4323,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[74]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4236,7 +4335,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[74]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4249,7 +4348,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{74}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -4281,7 +4380,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[75]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4293,7 +4392,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[75]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4306,7 +4405,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{75}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{77}
 }
 
 type BackupResponse struct {
@@ -4318,7 +4417,7 @@ type BackupResponse struct {
 
 func (x *BackupResponse) Reset() {
 	*x = BackupResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[76]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4330,7 +4429,7 @@ func (x *BackupResponse) String() string {
 func (*BackupResponse) ProtoMessage() {}
 
 func (x *BackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[76]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4343,7 +4442,7 @@ func (x *BackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
 func (*BackupResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{76}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *BackupResponse) GetChunk() []byte {
@@ -4499,7 +4598,12 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\x03set\x18\x03 \x03(\v2\x0e.dxpu.v1.TaintR\x03set\x12&\n" +
 	"\x06remove\x18\x04 \x03(\v2\x0e.dxpu.v1.TaintR\x06remove\";\n" +
 	"\x11SetTaintsResponse\x12&\n" +
-	"\x06taints\x18\x01 \x03(\v2\x0e.dxpu.v1.TaintR\x06taints\"\xc7\x01\n" +
+	"\x06taints\x18\x01 \x03(\v2\x0e.dxpu.v1.TaintR\x06taints\"E\n" +
+	"\x14ReplaceMemberRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x19\n" +
+	"\bpeer_url\x18\x02 \x01(\tR\apeerUrl\"@\n" +
+	"\x15ReplaceMemberResponse\x12'\n" +
+	"\x0finitial_cluster\x18\x01 \x01(\tR\x0einitialCluster\"\xc7\x01\n" +
 	"\x11ListEventsRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
@@ -4627,7 +4731,7 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\x1aAUTHORITY_STEP_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14AUTHORITY_STEP_BEGIN\x10\x01\x12\x1b\n" +
 	"\x17AUTHORITY_STEP_ACTIVATE\x10\x02\x12\x19\n" +
-	"\x15AUTHORITY_STEP_RETIRE\x10\x032\xfd\x14\n" +
+	"\x15AUTHORITY_STEP_RETIRE\x10\x032\xcd\x15\n" +
 	"\vPoolService\x12A\n" +
 	"\aGetPool\x12\x17.dxpu.v1.GetPoolRequest\x1a\x18.dxpu.v1.GetPoolResponse\"\x03\x90\x02\x01\x12V\n" +
 	"\x0eGetPoolHistory\x12\x1e.dxpu.v1.GetPoolHistoryRequest\x1a\x1f.dxpu.v1.GetPoolHistoryResponse\"\x03\x90\x02\x01\x12G\n" +
@@ -4666,7 +4770,8 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\fGetAuthority\x12\x1c.dxpu.v1.GetAuthorityRequest\x1a\x1d.dxpu.v1.GetAuthorityResponse\"\x03\x90\x02\x01\x12T\n" +
 	"\x0fRotateAuthority\x12\x1f.dxpu.v1.RotateAuthorityRequest\x1a .dxpu.v1.RotateAuthorityResponse\x12G\n" +
 	"\tListAudit\x12\x19.dxpu.v1.ListAuditRequest\x1a\x1a.dxpu.v1.ListAuditResponse\"\x03\x90\x02\x01\x12;\n" +
-	"\x06Backup\x12\x16.dxpu.v1.BackupRequest\x1a\x17.dxpu.v1.BackupResponse0\x01\x12J\n" +
+	"\x06Backup\x12\x16.dxpu.v1.BackupRequest\x1a\x17.dxpu.v1.BackupResponse0\x01\x12N\n" +
+	"\rReplaceMember\x12\x1d.dxpu.v1.ReplaceMemberRequest\x1a\x1e.dxpu.v1.ReplaceMemberResponse\x12J\n" +
 	"\n" +
 	"ListEvents\x12\x1a.dxpu.v1.ListEventsRequest\x1a\x1b.dxpu.v1.ListEventsResponse\"\x03\x90\x02\x01\x12J\n" +
 	"\vWatchEvents\x12\x1b.dxpu.v1.WatchEventsRequest\x1a\x1c.dxpu.v1.WatchEventsResponse0\x01\x12J\n" +
@@ -4685,7 +4790,7 @@ func file_dxpu_v1_dxpu_proto_rawDescGZIP() []byte {
 }
 
 var file_dxpu_v1_dxpu_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_dxpu_v1_dxpu_proto_msgTypes = make([]protoimpl.MessageInfo, 79)
+var file_dxpu_v1_dxpu_proto_msgTypes = make([]protoimpl.MessageInfo, 81)
 var file_dxpu_v1_dxpu_proto_goTypes = []any{
 	(AuthorityStep)(0),              // 0: dxpu.v1.AuthorityStep
 	(*GetPoolRequest)(nil),          // 1: dxpu.v1.GetPoolRequest
@@ -4729,123 +4834,125 @@ var file_dxpu_v1_dxpu_proto_goTypes = []any{
 	(*DrainResponse)(nil),           // 39: dxpu.v1.DrainResponse
 	(*SetTaintsRequest)(nil),        // 40: dxpu.v1.SetTaintsRequest
 	(*SetTaintsResponse)(nil),       // 41: dxpu.v1.SetTaintsResponse
-	(*ListEventsRequest)(nil),       // 42: dxpu.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),      // 43: dxpu.v1.ListEventsResponse
-	(*EventFilter)(nil),             // 44: dxpu.v1.EventFilter
-	(*WatchEventsRequest)(nil),      // 45: dxpu.v1.WatchEventsRequest
-	(*WatchEventsResponse)(nil),     // 46: dxpu.v1.WatchEventsResponse
-	(*WatchLeasesRequest)(nil),      // 47: dxpu.v1.WatchLeasesRequest
-	(*WatchLeasesResponse)(nil),     // 48: dxpu.v1.WatchLeasesResponse
-	(*ClearGPUErrorsRequest)(nil),   // 49: dxpu.v1.ClearGPUErrorsRequest
-	(*ClearGPUErrorsResponse)(nil),  // 50: dxpu.v1.ClearGPUErrorsResponse
-	(*DeleteNodeRequest)(nil),       // 51: dxpu.v1.DeleteNodeRequest
-	(*DeleteNodeResponse)(nil),      // 52: dxpu.v1.DeleteNodeResponse
-	(*ListTenantsRequest)(nil),      // 53: dxpu.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),     // 54: dxpu.v1.ListTenantsResponse
-	(*GetTenantRequest)(nil),        // 55: dxpu.v1.GetTenantRequest
-	(*GetTenantResponse)(nil),       // 56: dxpu.v1.GetTenantResponse
-	(*PutTenantRequest)(nil),        // 57: dxpu.v1.PutTenantRequest
-	(*PutTenantResponse)(nil),       // 58: dxpu.v1.PutTenantResponse
-	(*DeleteTenantRequest)(nil),     // 59: dxpu.v1.DeleteTenantRequest
-	(*DeleteTenantResponse)(nil),    // 60: dxpu.v1.DeleteTenantResponse
-	(*CreateTokenRequest)(nil),      // 61: dxpu.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),     // 62: dxpu.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),       // 63: dxpu.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),      // 64: dxpu.v1.ListTokensResponse
-	(*DeleteTokenRequest)(nil),      // 65: dxpu.v1.DeleteTokenRequest
-	(*DeleteTokenResponse)(nil),     // 66: dxpu.v1.DeleteTokenResponse
-	(*Authority)(nil),               // 67: dxpu.v1.Authority
-	(*GetAuthorityRequest)(nil),     // 68: dxpu.v1.GetAuthorityRequest
-	(*GetAuthorityResponse)(nil),    // 69: dxpu.v1.GetAuthorityResponse
-	(*RotateAuthorityRequest)(nil),  // 70: dxpu.v1.RotateAuthorityRequest
-	(*RotateAuthorityResponse)(nil), // 71: dxpu.v1.RotateAuthorityResponse
-	(*WhoAmIRequest)(nil),           // 72: dxpu.v1.WhoAmIRequest
-	(*WhoAmIResponse)(nil),          // 73: dxpu.v1.WhoAmIResponse
-	(*ListAuditRequest)(nil),        // 74: dxpu.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),       // 75: dxpu.v1.ListAuditResponse
-	(*BackupRequest)(nil),           // 76: dxpu.v1.BackupRequest
-	(*BackupResponse)(nil),          // 77: dxpu.v1.BackupResponse
-	nil,                             // 78: dxpu.v1.ListHostsRequest.LabelsEntry
-	nil,                             // 79: dxpu.v1.ListBoxesRequest.LabelsEntry
-	(*Pool)(nil),                    // 80: dxpu.v1.Pool
-	(*PoolSample)(nil),              // 81: dxpu.v1.PoolSample
-	(*Host)(nil),                    // 82: dxpu.v1.Host
-	(BoxKind)(0),                    // 83: dxpu.v1.BoxKind
-	(*Box)(nil),                     // 84: dxpu.v1.Box
-	(GPUState)(0),                   // 85: dxpu.v1.GPUState
-	(Health)(0),                     // 86: dxpu.v1.Health
-	(*GPU)(nil),                     // 87: dxpu.v1.GPU
-	(LeaseState)(0),                 // 88: dxpu.v1.LeaseState
-	(*Lease)(nil),                   // 89: dxpu.v1.Lease
-	(*LeaseSpec)(nil),               // 90: dxpu.v1.LeaseSpec
-	(*Binding)(nil),                 // 91: dxpu.v1.Binding
-	(*durationpb.Duration)(nil),     // 92: google.protobuf.Duration
-	(*Taint)(nil),                   // 93: dxpu.v1.Taint
-	(*Event)(nil),                   // 94: dxpu.v1.Event
-	(EventType)(0),                  // 95: dxpu.v1.EventType
-	(*Tenant)(nil),                  // 96: dxpu.v1.Tenant
-	(*fieldmaskpb.FieldMask)(nil),   // 97: google.protobuf.FieldMask
-	(Role)(0),                       // 98: dxpu.v1.Role
-	(*Token)(nil),                   // 99: dxpu.v1.Token
-	(*timestamppb.Timestamp)(nil),   // 100: google.protobuf.Timestamp
-	(*AuditEntry)(nil),              // 101: dxpu.v1.AuditEntry
+	(*ReplaceMemberRequest)(nil),    // 42: dxpu.v1.ReplaceMemberRequest
+	(*ReplaceMemberResponse)(nil),   // 43: dxpu.v1.ReplaceMemberResponse
+	(*ListEventsRequest)(nil),       // 44: dxpu.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),      // 45: dxpu.v1.ListEventsResponse
+	(*EventFilter)(nil),             // 46: dxpu.v1.EventFilter
+	(*WatchEventsRequest)(nil),      // 47: dxpu.v1.WatchEventsRequest
+	(*WatchEventsResponse)(nil),     // 48: dxpu.v1.WatchEventsResponse
+	(*WatchLeasesRequest)(nil),      // 49: dxpu.v1.WatchLeasesRequest
+	(*WatchLeasesResponse)(nil),     // 50: dxpu.v1.WatchLeasesResponse
+	(*ClearGPUErrorsRequest)(nil),   // 51: dxpu.v1.ClearGPUErrorsRequest
+	(*ClearGPUErrorsResponse)(nil),  // 52: dxpu.v1.ClearGPUErrorsResponse
+	(*DeleteNodeRequest)(nil),       // 53: dxpu.v1.DeleteNodeRequest
+	(*DeleteNodeResponse)(nil),      // 54: dxpu.v1.DeleteNodeResponse
+	(*ListTenantsRequest)(nil),      // 55: dxpu.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),     // 56: dxpu.v1.ListTenantsResponse
+	(*GetTenantRequest)(nil),        // 57: dxpu.v1.GetTenantRequest
+	(*GetTenantResponse)(nil),       // 58: dxpu.v1.GetTenantResponse
+	(*PutTenantRequest)(nil),        // 59: dxpu.v1.PutTenantRequest
+	(*PutTenantResponse)(nil),       // 60: dxpu.v1.PutTenantResponse
+	(*DeleteTenantRequest)(nil),     // 61: dxpu.v1.DeleteTenantRequest
+	(*DeleteTenantResponse)(nil),    // 62: dxpu.v1.DeleteTenantResponse
+	(*CreateTokenRequest)(nil),      // 63: dxpu.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),     // 64: dxpu.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),       // 65: dxpu.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),      // 66: dxpu.v1.ListTokensResponse
+	(*DeleteTokenRequest)(nil),      // 67: dxpu.v1.DeleteTokenRequest
+	(*DeleteTokenResponse)(nil),     // 68: dxpu.v1.DeleteTokenResponse
+	(*Authority)(nil),               // 69: dxpu.v1.Authority
+	(*GetAuthorityRequest)(nil),     // 70: dxpu.v1.GetAuthorityRequest
+	(*GetAuthorityResponse)(nil),    // 71: dxpu.v1.GetAuthorityResponse
+	(*RotateAuthorityRequest)(nil),  // 72: dxpu.v1.RotateAuthorityRequest
+	(*RotateAuthorityResponse)(nil), // 73: dxpu.v1.RotateAuthorityResponse
+	(*WhoAmIRequest)(nil),           // 74: dxpu.v1.WhoAmIRequest
+	(*WhoAmIResponse)(nil),          // 75: dxpu.v1.WhoAmIResponse
+	(*ListAuditRequest)(nil),        // 76: dxpu.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),       // 77: dxpu.v1.ListAuditResponse
+	(*BackupRequest)(nil),           // 78: dxpu.v1.BackupRequest
+	(*BackupResponse)(nil),          // 79: dxpu.v1.BackupResponse
+	nil,                             // 80: dxpu.v1.ListHostsRequest.LabelsEntry
+	nil,                             // 81: dxpu.v1.ListBoxesRequest.LabelsEntry
+	(*Pool)(nil),                    // 82: dxpu.v1.Pool
+	(*PoolSample)(nil),              // 83: dxpu.v1.PoolSample
+	(*Host)(nil),                    // 84: dxpu.v1.Host
+	(BoxKind)(0),                    // 85: dxpu.v1.BoxKind
+	(*Box)(nil),                     // 86: dxpu.v1.Box
+	(GPUState)(0),                   // 87: dxpu.v1.GPUState
+	(Health)(0),                     // 88: dxpu.v1.Health
+	(*GPU)(nil),                     // 89: dxpu.v1.GPU
+	(LeaseState)(0),                 // 90: dxpu.v1.LeaseState
+	(*Lease)(nil),                   // 91: dxpu.v1.Lease
+	(*LeaseSpec)(nil),               // 92: dxpu.v1.LeaseSpec
+	(*Binding)(nil),                 // 93: dxpu.v1.Binding
+	(*durationpb.Duration)(nil),     // 94: google.protobuf.Duration
+	(*Taint)(nil),                   // 95: dxpu.v1.Taint
+	(*Event)(nil),                   // 96: dxpu.v1.Event
+	(EventType)(0),                  // 97: dxpu.v1.EventType
+	(*Tenant)(nil),                  // 98: dxpu.v1.Tenant
+	(*fieldmaskpb.FieldMask)(nil),   // 99: google.protobuf.FieldMask
+	(Role)(0),                       // 100: dxpu.v1.Role
+	(*Token)(nil),                   // 101: dxpu.v1.Token
+	(*timestamppb.Timestamp)(nil),   // 102: google.protobuf.Timestamp
+	(*AuditEntry)(nil),              // 103: dxpu.v1.AuditEntry
 }
 var file_dxpu_v1_dxpu_proto_depIdxs = []int32{
-	80,  // 0: dxpu.v1.GetPoolResponse.pool:type_name -> dxpu.v1.Pool
-	81,  // 1: dxpu.v1.GetPoolHistoryResponse.samples:type_name -> dxpu.v1.PoolSample
-	78,  // 2: dxpu.v1.ListHostsRequest.labels:type_name -> dxpu.v1.ListHostsRequest.LabelsEntry
-	82,  // 3: dxpu.v1.ListHostsResponse.hosts:type_name -> dxpu.v1.Host
-	82,  // 4: dxpu.v1.GetHostResponse.host:type_name -> dxpu.v1.Host
-	79,  // 5: dxpu.v1.ListBoxesRequest.labels:type_name -> dxpu.v1.ListBoxesRequest.LabelsEntry
-	83,  // 6: dxpu.v1.ListBoxesRequest.kind:type_name -> dxpu.v1.BoxKind
-	84,  // 7: dxpu.v1.ListBoxesResponse.boxes:type_name -> dxpu.v1.Box
-	84,  // 8: dxpu.v1.GetBoxResponse.box:type_name -> dxpu.v1.Box
-	85,  // 9: dxpu.v1.ListGPUsRequest.state:type_name -> dxpu.v1.GPUState
-	86,  // 10: dxpu.v1.ListGPUsRequest.health:type_name -> dxpu.v1.Health
-	87,  // 11: dxpu.v1.ListGPUsResponse.gpus:type_name -> dxpu.v1.GPU
-	87,  // 12: dxpu.v1.GetGPUResponse.gpu:type_name -> dxpu.v1.GPU
-	88,  // 13: dxpu.v1.ListLeasesRequest.state:type_name -> dxpu.v1.LeaseState
-	89,  // 14: dxpu.v1.ListLeasesResponse.leases:type_name -> dxpu.v1.Lease
-	89,  // 15: dxpu.v1.GetLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	90,  // 16: dxpu.v1.CreateLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
-	89,  // 17: dxpu.v1.CreateLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	89,  // 18: dxpu.v1.DeleteLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	89,  // 19: dxpu.v1.ResizeLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	90,  // 20: dxpu.v1.ExplainLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
-	89,  // 21: dxpu.v1.ReplaceGPUResponse.lease:type_name -> dxpu.v1.Lease
-	91,  // 22: dxpu.v1.ReplaceGPUResponse.binding:type_name -> dxpu.v1.Binding
-	91,  // 23: dxpu.v1.ReplugGPUResponse.binding:type_name -> dxpu.v1.Binding
+	82,  // 0: dxpu.v1.GetPoolResponse.pool:type_name -> dxpu.v1.Pool
+	83,  // 1: dxpu.v1.GetPoolHistoryResponse.samples:type_name -> dxpu.v1.PoolSample
+	80,  // 2: dxpu.v1.ListHostsRequest.labels:type_name -> dxpu.v1.ListHostsRequest.LabelsEntry
+	84,  // 3: dxpu.v1.ListHostsResponse.hosts:type_name -> dxpu.v1.Host
+	84,  // 4: dxpu.v1.GetHostResponse.host:type_name -> dxpu.v1.Host
+	81,  // 5: dxpu.v1.ListBoxesRequest.labels:type_name -> dxpu.v1.ListBoxesRequest.LabelsEntry
+	85,  // 6: dxpu.v1.ListBoxesRequest.kind:type_name -> dxpu.v1.BoxKind
+	86,  // 7: dxpu.v1.ListBoxesResponse.boxes:type_name -> dxpu.v1.Box
+	86,  // 8: dxpu.v1.GetBoxResponse.box:type_name -> dxpu.v1.Box
+	87,  // 9: dxpu.v1.ListGPUsRequest.state:type_name -> dxpu.v1.GPUState
+	88,  // 10: dxpu.v1.ListGPUsRequest.health:type_name -> dxpu.v1.Health
+	89,  // 11: dxpu.v1.ListGPUsResponse.gpus:type_name -> dxpu.v1.GPU
+	89,  // 12: dxpu.v1.GetGPUResponse.gpu:type_name -> dxpu.v1.GPU
+	90,  // 13: dxpu.v1.ListLeasesRequest.state:type_name -> dxpu.v1.LeaseState
+	91,  // 14: dxpu.v1.ListLeasesResponse.leases:type_name -> dxpu.v1.Lease
+	91,  // 15: dxpu.v1.GetLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	92,  // 16: dxpu.v1.CreateLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
+	91,  // 17: dxpu.v1.CreateLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	91,  // 18: dxpu.v1.DeleteLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	91,  // 19: dxpu.v1.ResizeLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	92,  // 20: dxpu.v1.ExplainLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
+	91,  // 21: dxpu.v1.ReplaceGPUResponse.lease:type_name -> dxpu.v1.Lease
+	93,  // 22: dxpu.v1.ReplaceGPUResponse.binding:type_name -> dxpu.v1.Binding
+	93,  // 23: dxpu.v1.ReplugGPUResponse.binding:type_name -> dxpu.v1.Binding
 	33,  // 24: dxpu.v1.CordonRequest.target:type_name -> dxpu.v1.Target
 	33,  // 25: dxpu.v1.UncordonRequest.target:type_name -> dxpu.v1.Target
 	33,  // 26: dxpu.v1.DrainRequest.target:type_name -> dxpu.v1.Target
-	92,  // 27: dxpu.v1.DrainRequest.deadline:type_name -> google.protobuf.Duration
+	94,  // 27: dxpu.v1.DrainRequest.deadline:type_name -> google.protobuf.Duration
 	33,  // 28: dxpu.v1.SetTaintsRequest.target:type_name -> dxpu.v1.Target
-	93,  // 29: dxpu.v1.SetTaintsRequest.set:type_name -> dxpu.v1.Taint
-	93,  // 30: dxpu.v1.SetTaintsRequest.remove:type_name -> dxpu.v1.Taint
-	93,  // 31: dxpu.v1.SetTaintsResponse.taints:type_name -> dxpu.v1.Taint
-	44,  // 32: dxpu.v1.ListEventsRequest.filter:type_name -> dxpu.v1.EventFilter
-	94,  // 33: dxpu.v1.ListEventsResponse.events:type_name -> dxpu.v1.Event
-	95,  // 34: dxpu.v1.EventFilter.types:type_name -> dxpu.v1.EventType
-	44,  // 35: dxpu.v1.WatchEventsRequest.filter:type_name -> dxpu.v1.EventFilter
-	94,  // 36: dxpu.v1.WatchEventsResponse.event:type_name -> dxpu.v1.Event
-	89,  // 37: dxpu.v1.WatchLeasesResponse.lease:type_name -> dxpu.v1.Lease
-	87,  // 38: dxpu.v1.ClearGPUErrorsResponse.gpu:type_name -> dxpu.v1.GPU
-	96,  // 39: dxpu.v1.ListTenantsResponse.tenants:type_name -> dxpu.v1.Tenant
-	96,  // 40: dxpu.v1.GetTenantResponse.tenant:type_name -> dxpu.v1.Tenant
-	96,  // 41: dxpu.v1.PutTenantRequest.tenant:type_name -> dxpu.v1.Tenant
-	97,  // 42: dxpu.v1.PutTenantRequest.update_mask:type_name -> google.protobuf.FieldMask
-	96,  // 43: dxpu.v1.PutTenantResponse.tenant:type_name -> dxpu.v1.Tenant
-	98,  // 44: dxpu.v1.CreateTokenRequest.role:type_name -> dxpu.v1.Role
-	92,  // 45: dxpu.v1.CreateTokenRequest.expires_after:type_name -> google.protobuf.Duration
-	99,  // 46: dxpu.v1.CreateTokenResponse.token:type_name -> dxpu.v1.Token
-	99,  // 47: dxpu.v1.ListTokensResponse.tokens:type_name -> dxpu.v1.Token
+	95,  // 29: dxpu.v1.SetTaintsRequest.set:type_name -> dxpu.v1.Taint
+	95,  // 30: dxpu.v1.SetTaintsRequest.remove:type_name -> dxpu.v1.Taint
+	95,  // 31: dxpu.v1.SetTaintsResponse.taints:type_name -> dxpu.v1.Taint
+	46,  // 32: dxpu.v1.ListEventsRequest.filter:type_name -> dxpu.v1.EventFilter
+	96,  // 33: dxpu.v1.ListEventsResponse.events:type_name -> dxpu.v1.Event
+	97,  // 34: dxpu.v1.EventFilter.types:type_name -> dxpu.v1.EventType
+	46,  // 35: dxpu.v1.WatchEventsRequest.filter:type_name -> dxpu.v1.EventFilter
+	96,  // 36: dxpu.v1.WatchEventsResponse.event:type_name -> dxpu.v1.Event
+	91,  // 37: dxpu.v1.WatchLeasesResponse.lease:type_name -> dxpu.v1.Lease
+	89,  // 38: dxpu.v1.ClearGPUErrorsResponse.gpu:type_name -> dxpu.v1.GPU
+	98,  // 39: dxpu.v1.ListTenantsResponse.tenants:type_name -> dxpu.v1.Tenant
+	98,  // 40: dxpu.v1.GetTenantResponse.tenant:type_name -> dxpu.v1.Tenant
+	98,  // 41: dxpu.v1.PutTenantRequest.tenant:type_name -> dxpu.v1.Tenant
+	99,  // 42: dxpu.v1.PutTenantRequest.update_mask:type_name -> google.protobuf.FieldMask
+	98,  // 43: dxpu.v1.PutTenantResponse.tenant:type_name -> dxpu.v1.Tenant
+	100, // 44: dxpu.v1.CreateTokenRequest.role:type_name -> dxpu.v1.Role
+	94,  // 45: dxpu.v1.CreateTokenRequest.expires_after:type_name -> google.protobuf.Duration
+	101, // 46: dxpu.v1.CreateTokenResponse.token:type_name -> dxpu.v1.Token
+	101, // 47: dxpu.v1.ListTokensResponse.tokens:type_name -> dxpu.v1.Token
 	0,   // 48: dxpu.v1.Authority.step:type_name -> dxpu.v1.AuthorityStep
-	100, // 49: dxpu.v1.Authority.step_time:type_name -> google.protobuf.Timestamp
-	67,  // 50: dxpu.v1.GetAuthorityResponse.authority:type_name -> dxpu.v1.Authority
+	102, // 49: dxpu.v1.Authority.step_time:type_name -> google.protobuf.Timestamp
+	69,  // 50: dxpu.v1.GetAuthorityResponse.authority:type_name -> dxpu.v1.Authority
 	0,   // 51: dxpu.v1.RotateAuthorityRequest.step:type_name -> dxpu.v1.AuthorityStep
-	67,  // 52: dxpu.v1.RotateAuthorityResponse.authority:type_name -> dxpu.v1.Authority
-	98,  // 53: dxpu.v1.WhoAmIResponse.role:type_name -> dxpu.v1.Role
-	101, // 54: dxpu.v1.ListAuditResponse.entries:type_name -> dxpu.v1.AuditEntry
+	69,  // 52: dxpu.v1.RotateAuthorityResponse.authority:type_name -> dxpu.v1.Authority
+	100, // 53: dxpu.v1.WhoAmIResponse.role:type_name -> dxpu.v1.Role
+	103, // 54: dxpu.v1.ListAuditResponse.entries:type_name -> dxpu.v1.AuditEntry
 	1,   // 55: dxpu.v1.PoolService.GetPool:input_type -> dxpu.v1.GetPoolRequest
 	3,   // 56: dxpu.v1.PoolService.GetPoolHistory:input_type -> dxpu.v1.GetPoolHistoryRequest
 	5,   // 57: dxpu.v1.PoolService.ListHosts:input_type -> dxpu.v1.ListHostsRequest
@@ -4866,62 +4973,64 @@ var file_dxpu_v1_dxpu_proto_depIdxs = []int32{
 	36,  // 72: dxpu.v1.PoolService.Uncordon:input_type -> dxpu.v1.UncordonRequest
 	38,  // 73: dxpu.v1.PoolService.Drain:input_type -> dxpu.v1.DrainRequest
 	40,  // 74: dxpu.v1.PoolService.SetTaints:input_type -> dxpu.v1.SetTaintsRequest
-	49,  // 75: dxpu.v1.PoolService.ClearGPUErrors:input_type -> dxpu.v1.ClearGPUErrorsRequest
-	51,  // 76: dxpu.v1.PoolService.DeleteNode:input_type -> dxpu.v1.DeleteNodeRequest
-	53,  // 77: dxpu.v1.PoolService.ListTenants:input_type -> dxpu.v1.ListTenantsRequest
-	55,  // 78: dxpu.v1.PoolService.GetTenant:input_type -> dxpu.v1.GetTenantRequest
-	57,  // 79: dxpu.v1.PoolService.PutTenant:input_type -> dxpu.v1.PutTenantRequest
-	59,  // 80: dxpu.v1.PoolService.DeleteTenant:input_type -> dxpu.v1.DeleteTenantRequest
-	61,  // 81: dxpu.v1.PoolService.CreateToken:input_type -> dxpu.v1.CreateTokenRequest
-	63,  // 82: dxpu.v1.PoolService.ListTokens:input_type -> dxpu.v1.ListTokensRequest
-	65,  // 83: dxpu.v1.PoolService.DeleteToken:input_type -> dxpu.v1.DeleteTokenRequest
-	72,  // 84: dxpu.v1.PoolService.WhoAmI:input_type -> dxpu.v1.WhoAmIRequest
-	68,  // 85: dxpu.v1.PoolService.GetAuthority:input_type -> dxpu.v1.GetAuthorityRequest
-	70,  // 86: dxpu.v1.PoolService.RotateAuthority:input_type -> dxpu.v1.RotateAuthorityRequest
-	74,  // 87: dxpu.v1.PoolService.ListAudit:input_type -> dxpu.v1.ListAuditRequest
-	76,  // 88: dxpu.v1.PoolService.Backup:input_type -> dxpu.v1.BackupRequest
-	42,  // 89: dxpu.v1.PoolService.ListEvents:input_type -> dxpu.v1.ListEventsRequest
-	45,  // 90: dxpu.v1.PoolService.WatchEvents:input_type -> dxpu.v1.WatchEventsRequest
-	47,  // 91: dxpu.v1.PoolService.WatchLeases:input_type -> dxpu.v1.WatchLeasesRequest
-	2,   // 92: dxpu.v1.PoolService.GetPool:output_type -> dxpu.v1.GetPoolResponse
-	4,   // 93: dxpu.v1.PoolService.GetPoolHistory:output_type -> dxpu.v1.GetPoolHistoryResponse
-	6,   // 94: dxpu.v1.PoolService.ListHosts:output_type -> dxpu.v1.ListHostsResponse
-	8,   // 95: dxpu.v1.PoolService.GetHost:output_type -> dxpu.v1.GetHostResponse
-	10,  // 96: dxpu.v1.PoolService.ListBoxes:output_type -> dxpu.v1.ListBoxesResponse
-	12,  // 97: dxpu.v1.PoolService.GetBox:output_type -> dxpu.v1.GetBoxResponse
-	14,  // 98: dxpu.v1.PoolService.ListGPUs:output_type -> dxpu.v1.ListGPUsResponse
-	16,  // 99: dxpu.v1.PoolService.GetGPU:output_type -> dxpu.v1.GetGPUResponse
-	18,  // 100: dxpu.v1.PoolService.ListLeases:output_type -> dxpu.v1.ListLeasesResponse
-	20,  // 101: dxpu.v1.PoolService.GetLease:output_type -> dxpu.v1.GetLeaseResponse
-	22,  // 102: dxpu.v1.PoolService.CreateLease:output_type -> dxpu.v1.CreateLeaseResponse
-	24,  // 103: dxpu.v1.PoolService.DeleteLease:output_type -> dxpu.v1.DeleteLeaseResponse
-	26,  // 104: dxpu.v1.PoolService.ResizeLease:output_type -> dxpu.v1.ResizeLeaseResponse
-	28,  // 105: dxpu.v1.PoolService.ExplainLease:output_type -> dxpu.v1.ExplainLeaseResponse
-	30,  // 106: dxpu.v1.PoolService.ReplaceGPU:output_type -> dxpu.v1.ReplaceGPUResponse
-	32,  // 107: dxpu.v1.PoolService.ReplugGPU:output_type -> dxpu.v1.ReplugGPUResponse
-	35,  // 108: dxpu.v1.PoolService.Cordon:output_type -> dxpu.v1.CordonResponse
-	37,  // 109: dxpu.v1.PoolService.Uncordon:output_type -> dxpu.v1.UncordonResponse
-	39,  // 110: dxpu.v1.PoolService.Drain:output_type -> dxpu.v1.DrainResponse
-	41,  // 111: dxpu.v1.PoolService.SetTaints:output_type -> dxpu.v1.SetTaintsResponse
-	50,  // 112: dxpu.v1.PoolService.ClearGPUErrors:output_type -> dxpu.v1.ClearGPUErrorsResponse
-	52,  // 113: dxpu.v1.PoolService.DeleteNode:output_type -> dxpu.v1.DeleteNodeResponse
-	54,  // 114: dxpu.v1.PoolService.ListTenants:output_type -> dxpu.v1.ListTenantsResponse
-	56,  // 115: dxpu.v1.PoolService.GetTenant:output_type -> dxpu.v1.GetTenantResponse
-	58,  // 116: dxpu.v1.PoolService.PutTenant:output_type -> dxpu.v1.PutTenantResponse
-	60,  // 117: dxpu.v1.PoolService.DeleteTenant:output_type -> dxpu.v1.DeleteTenantResponse
-	62,  // 118: dxpu.v1.PoolService.CreateToken:output_type -> dxpu.v1.CreateTokenResponse
-	64,  // 119: dxpu.v1.PoolService.ListTokens:output_type -> dxpu.v1.ListTokensResponse
-	66,  // 120: dxpu.v1.PoolService.DeleteToken:output_type -> dxpu.v1.DeleteTokenResponse
-	73,  // 121: dxpu.v1.PoolService.WhoAmI:output_type -> dxpu.v1.WhoAmIResponse
-	69,  // 122: dxpu.v1.PoolService.GetAuthority:output_type -> dxpu.v1.GetAuthorityResponse
-	71,  // 123: dxpu.v1.PoolService.RotateAuthority:output_type -> dxpu.v1.RotateAuthorityResponse
-	75,  // 124: dxpu.v1.PoolService.ListAudit:output_type -> dxpu.v1.ListAuditResponse
-	77,  // 125: dxpu.v1.PoolService.Backup:output_type -> dxpu.v1.BackupResponse
-	43,  // 126: dxpu.v1.PoolService.ListEvents:output_type -> dxpu.v1.ListEventsResponse
-	46,  // 127: dxpu.v1.PoolService.WatchEvents:output_type -> dxpu.v1.WatchEventsResponse
-	48,  // 128: dxpu.v1.PoolService.WatchLeases:output_type -> dxpu.v1.WatchLeasesResponse
-	92,  // [92:129] is the sub-list for method output_type
-	55,  // [55:92] is the sub-list for method input_type
+	51,  // 75: dxpu.v1.PoolService.ClearGPUErrors:input_type -> dxpu.v1.ClearGPUErrorsRequest
+	53,  // 76: dxpu.v1.PoolService.DeleteNode:input_type -> dxpu.v1.DeleteNodeRequest
+	55,  // 77: dxpu.v1.PoolService.ListTenants:input_type -> dxpu.v1.ListTenantsRequest
+	57,  // 78: dxpu.v1.PoolService.GetTenant:input_type -> dxpu.v1.GetTenantRequest
+	59,  // 79: dxpu.v1.PoolService.PutTenant:input_type -> dxpu.v1.PutTenantRequest
+	61,  // 80: dxpu.v1.PoolService.DeleteTenant:input_type -> dxpu.v1.DeleteTenantRequest
+	63,  // 81: dxpu.v1.PoolService.CreateToken:input_type -> dxpu.v1.CreateTokenRequest
+	65,  // 82: dxpu.v1.PoolService.ListTokens:input_type -> dxpu.v1.ListTokensRequest
+	67,  // 83: dxpu.v1.PoolService.DeleteToken:input_type -> dxpu.v1.DeleteTokenRequest
+	74,  // 84: dxpu.v1.PoolService.WhoAmI:input_type -> dxpu.v1.WhoAmIRequest
+	70,  // 85: dxpu.v1.PoolService.GetAuthority:input_type -> dxpu.v1.GetAuthorityRequest
+	72,  // 86: dxpu.v1.PoolService.RotateAuthority:input_type -> dxpu.v1.RotateAuthorityRequest
+	76,  // 87: dxpu.v1.PoolService.ListAudit:input_type -> dxpu.v1.ListAuditRequest
+	78,  // 88: dxpu.v1.PoolService.Backup:input_type -> dxpu.v1.BackupRequest
+	42,  // 89: dxpu.v1.PoolService.ReplaceMember:input_type -> dxpu.v1.ReplaceMemberRequest
+	44,  // 90: dxpu.v1.PoolService.ListEvents:input_type -> dxpu.v1.ListEventsRequest
+	47,  // 91: dxpu.v1.PoolService.WatchEvents:input_type -> dxpu.v1.WatchEventsRequest
+	49,  // 92: dxpu.v1.PoolService.WatchLeases:input_type -> dxpu.v1.WatchLeasesRequest
+	2,   // 93: dxpu.v1.PoolService.GetPool:output_type -> dxpu.v1.GetPoolResponse
+	4,   // 94: dxpu.v1.PoolService.GetPoolHistory:output_type -> dxpu.v1.GetPoolHistoryResponse
+	6,   // 95: dxpu.v1.PoolService.ListHosts:output_type -> dxpu.v1.ListHostsResponse
+	8,   // 96: dxpu.v1.PoolService.GetHost:output_type -> dxpu.v1.GetHostResponse
+	10,  // 97: dxpu.v1.PoolService.ListBoxes:output_type -> dxpu.v1.ListBoxesResponse
+	12,  // 98: dxpu.v1.PoolService.GetBox:output_type -> dxpu.v1.GetBoxResponse
+	14,  // 99: dxpu.v1.PoolService.ListGPUs:output_type -> dxpu.v1.ListGPUsResponse
+	16,  // 100: dxpu.v1.PoolService.GetGPU:output_type -> dxpu.v1.GetGPUResponse
+	18,  // 101: dxpu.v1.PoolService.ListLeases:output_type -> dxpu.v1.ListLeasesResponse
+	20,  // 102: dxpu.v1.PoolService.GetLease:output_type -> dxpu.v1.GetLeaseResponse
+	22,  // 103: dxpu.v1.PoolService.CreateLease:output_type -> dxpu.v1.CreateLeaseResponse
+	24,  // 104: dxpu.v1.PoolService.DeleteLease:output_type -> dxpu.v1.DeleteLeaseResponse
+	26,  // 105: dxpu.v1.PoolService.ResizeLease:output_type -> dxpu.v1.ResizeLeaseResponse
+	28,  // 106: dxpu.v1.PoolService.ExplainLease:output_type -> dxpu.v1.ExplainLeaseResponse
+	30,  // 107: dxpu.v1.PoolService.ReplaceGPU:output_type -> dxpu.v1.ReplaceGPUResponse
+	32,  // 108: dxpu.v1.PoolService.ReplugGPU:output_type -> dxpu.v1.ReplugGPUResponse
+	35,  // 109: dxpu.v1.PoolService.Cordon:output_type -> dxpu.v1.CordonResponse
+	37,  // 110: dxpu.v1.PoolService.Uncordon:output_type -> dxpu.v1.UncordonResponse
+	39,  // 111: dxpu.v1.PoolService.Drain:output_type -> dxpu.v1.DrainResponse
+	41,  // 112: dxpu.v1.PoolService.SetTaints:output_type -> dxpu.v1.SetTaintsResponse
+	52,  // 113: dxpu.v1.PoolService.ClearGPUErrors:output_type -> dxpu.v1.ClearGPUErrorsResponse
+	54,  // 114: dxpu.v1.PoolService.DeleteNode:output_type -> dxpu.v1.DeleteNodeResponse
+	56,  // 115: dxpu.v1.PoolService.ListTenants:output_type -> dxpu.v1.ListTenantsResponse
+	58,  // 116: dxpu.v1.PoolService.GetTenant:output_type -> dxpu.v1.GetTenantResponse
+	60,  // 117: dxpu.v1.PoolService.PutTenant:output_type -> dxpu.v1.PutTenantResponse
+	62,  // 118: dxpu.v1.PoolService.DeleteTenant:output_type -> dxpu.v1.DeleteTenantResponse
+	64,  // 119: dxpu.v1.PoolService.CreateToken:output_type -> dxpu.v1.CreateTokenResponse
+	66,  // 120: dxpu.v1.PoolService.ListTokens:output_type -> dxpu.v1.ListTokensResponse
+	68,  // 121: dxpu.v1.PoolService.DeleteToken:output_type -> dxpu.v1.DeleteTokenResponse
+	75,  // 122: dxpu.v1.PoolService.WhoAmI:output_type -> dxpu.v1.WhoAmIResponse
+	71,  // 123: dxpu.v1.PoolService.GetAuthority:output_type -> dxpu.v1.GetAuthorityResponse
+	73,  // 124: dxpu.v1.PoolService.RotateAuthority:output_type -> dxpu.v1.RotateAuthorityResponse
+	77,  // 125: dxpu.v1.PoolService.ListAudit:output_type -> dxpu.v1.ListAuditResponse
+	79,  // 126: dxpu.v1.PoolService.Backup:output_type -> dxpu.v1.BackupResponse
+	43,  // 127: dxpu.v1.PoolService.ReplaceMember:output_type -> dxpu.v1.ReplaceMemberResponse
+	45,  // 128: dxpu.v1.PoolService.ListEvents:output_type -> dxpu.v1.ListEventsResponse
+	48,  // 129: dxpu.v1.PoolService.WatchEvents:output_type -> dxpu.v1.WatchEventsResponse
+	50,  // 130: dxpu.v1.PoolService.WatchLeases:output_type -> dxpu.v1.WatchLeasesResponse
+	93,  // [93:131] is the sub-list for method output_type
+	55,  // [55:93] is the sub-list for method input_type
 	55,  // [55:55] is the sub-list for extension type_name
 	55,  // [55:55] is the sub-list for extension extendee
 	0,   // [0:55] is the sub-list for field type_name
@@ -4948,7 +5057,7 @@ func file_dxpu_v1_dxpu_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dxpu_v1_dxpu_proto_rawDesc), len(file_dxpu_v1_dxpu_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   79,
+			NumMessages:   81,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -853,6 +853,8 @@ const (
 	EventType_EVENT_TYPE_GPU_DUPLICATE EventType = 37
 	// The taints of a target changed; message names them.
 	EventType_EVENT_TYPE_TAINTED EventType = 38
+	// A manager whose disk is lost is to be replaced.
+	EventType_EVENT_TYPE_MANAGER_REPLACED EventType = 39
 )
 
 // Enum value maps for EventType.
@@ -897,6 +899,7 @@ var (
 		36: "EVENT_TYPE_GPU_PLUGGED",
 		37: "EVENT_TYPE_GPU_DUPLICATE",
 		38: "EVENT_TYPE_TAINTED",
+		39: "EVENT_TYPE_MANAGER_REPLACED",
 	}
 	EventType_value = map[string]int32{
 		"EVENT_TYPE_UNSPECIFIED":            0,
@@ -938,6 +941,7 @@ var (
 		"EVENT_TYPE_GPU_PLUGGED":            36,
 		"EVENT_TYPE_GPU_DUPLICATE":          37,
 		"EVENT_TYPE_TAINTED":                38,
+		"EVENT_TYPE_MANAGER_REPLACED":       39,
 	}
 )
 
@@ -4748,7 +4752,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x06Cipher\x12\x16\n" +
 	"\x12CIPHER_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12CIPHER_AES_256_GCM\x10\x01\x12\x0f\n" +
-	"\vCIPHER_NONE\x10\x02*\xe6\b\n" +
+	"\vCIPHER_NONE\x10\x02*\x87\t\n" +
 	"\tEventType\x12\x1a\n" +
 	"\x16EVENT_TYPE_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18EVENT_TYPE_NODE_ENROLLED\x10\x01\x12\x1d\n" +
@@ -4789,7 +4793,8 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x16EVENT_TYPE_GPU_EJECTED\x10#\x12\x1a\n" +
 	"\x16EVENT_TYPE_GPU_PLUGGED\x10$\x12\x1c\n" +
 	"\x18EVENT_TYPE_GPU_DUPLICATE\x10%\x12\x16\n" +
-	"\x12EVENT_TYPE_TAINTED\x10&*X\n" +
+	"\x12EVENT_TYPE_TAINTED\x10&\x12\x1f\n" +
+	"\x1bEVENT_TYPE_MANAGER_REPLACED\x10'*X\n" +
 	"\n" +
 	"CallEffect\x12\x1b\n" +
 	"\x17CALL_EFFECT_UNSPECIFIED\x10\x00\x12\x14\n" +

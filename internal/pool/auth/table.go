@@ -107,6 +107,7 @@ var rules = map[string]Rule{
 	pool + "RotateAuthority": {Allow, Deny, Deny, Deny, Deny, Deny, true},
 	pool + "WhoAmI":          {Allow, Allow, Own, Own, Own, Deny, false},
 	pool + "ListAudit":       {Allow, Allow, Deny, Deny, Deny, Deny, false},
+	pool + "ReplaceMember":   {Allow, Deny, Deny, Deny, Deny, Deny, true},
 	// A backup holds every secret of the pool, so reading it is audited too.
 	pool + "Backup": {Allow, Deny, Deny, Deny, Deny, Deny, true},
 

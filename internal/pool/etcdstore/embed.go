@@ -56,6 +56,9 @@ func (s *Store) embed() error {
 	if err != nil {
 		return errors.Join(err, s.unlock())
 	}
+	if err := s.checkJoin(cfg); err != nil {
+		return errors.Join(err, s.unlock())
+	}
 	server, err := start(cfg)
 	if err != nil {
 		return errors.Join(fmt.Errorf("start: %w", s.withRemedy(err)), s.unlock())
@@ -110,15 +113,16 @@ func checkLog(dir string) (err error) {
 
 // withRemedy adds the remedy to an error of start.
 func (s *Store) withRemedy(err error) error {
-	const others = "the other members continue; make a backup and start a new cluster with --restore"
 	var damaged *damagedError
 	switch {
 	case strings.Contains(err.Error(), "has already been bootstrapped"):
-		return fmt.Errorf("%w: its data directory was lost, and with it the writes it had acknowledged: "+others, err)
+		return fmt.Errorf("%w: its data directory was lost, and with it the writes it had acknowledged: the other members continue; "+rejoin, err)
+	case s.opts.Join && (strings.Contains(err.Error(), "member count is unequal") || strings.Contains(err.Error(), "PeerURLs")):
+		return fmt.Errorf("%w: the cluster does not expect this member, or --etcd-initial-cluster does not list the members that it has: "+rejoin, err)
 	case !errors.As(err, &damaged):
 		return err
 	case s.opts.InitialCluster != "":
-		return fmt.Errorf("the state in %s is damaged (%w): "+others, s.opts.Dir, err)
+		return fmt.Errorf("the state in %s is damaged (%w): the other members continue; "+rejoin, s.opts.Dir, err)
 	}
 	return fmt.Errorf("the state in %s is damaged (%w): move the directory away, and start the manager with --restore and a backup", s.opts.Dir, err)
 }
@@ -198,6 +202,9 @@ func (s *Store) joinPeers(cfg *embed.Config) error {
 	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "http", Host: "127.0.0.1:1"}}
 	cfg.InitialCluster = s.opts.InitialCluster
 	cfg.InitialClusterToken = "dxpu"
+	if s.opts.Join {
+		cfg.ClusterState = embed.ClusterStateFlagExisting
+	}
 	if s.opts.CAFile != "" {
 		cfg.PeerTLSInfo = transport.TLSInfo{
 			TrustedCAFile: s.opts.CAFile, CertFile: s.opts.CertFile, KeyFile: s.opts.KeyFile, ClientCertAuth: true,
@@ -226,10 +233,15 @@ func (s *Store) ready(ctx context.Context) error {
 		return nil
 	}
 	select {
+	case <-s.server.Server.StopNotify():
+		return s.whyStopped()
+	default:
+	}
+	select {
 	case <-s.server.Server.ReadyNotify():
 		return nil
 	case <-s.server.Server.StopNotify():
-		return errors.New("etcdstore: the embedded server has stopped")
+		return s.whyStopped()
 	case err := <-s.server.Err():
 		return fmt.Errorf("etcdstore: the embedded server: %w", err)
 	case <-ctx.Done():

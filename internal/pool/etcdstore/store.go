@@ -50,6 +50,9 @@ type Options struct {
 	// InitialCluster), and all members as "name=URL,name=URL,...". With an empty
 	// InitialCluster it is the only member.
 	Name, PeerListen, InitialCluster string
+	// Join makes a server without data a member of the running cluster, in the place of
+	// one that ReplaceMember has removed.
+	Join bool
 	// Quota bounds the database of the embedded server, in bytes. 0: 4 GiB.
 	Quota int64
 	// MinFree is the space in bytes that writes leave free on Dir's disk. 0: 64 MiB.

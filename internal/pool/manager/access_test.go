@@ -62,6 +62,7 @@ var accessCalls = map[string]accessCall{
 	"PoolService/WhoAmI":          {request: `{}`},
 	"PoolService/ListAudit":       {request: `{}`},
 	"PoolService/Backup":          {request: `{}`},
+	"PoolService/ReplaceMember":   {request: `{"name":"m1"}`, code: "failed_precondition"}, // the only manager
 	"PoolService/ListEvents":      {request: `{}`},
 	"PoolService/WatchEvents":     {request: `{"fromStart":true}`},
 	"PoolService/WatchLeases":     {request: `{}`},

@@ -139,6 +139,9 @@ const (
 	PoolServiceListAuditProcedure = "/dxpu.v1.PoolService/ListAudit"
 	// PoolServiceBackupProcedure is the fully-qualified name of the PoolService's Backup RPC.
 	PoolServiceBackupProcedure = "/dxpu.v1.PoolService/Backup"
+	// PoolServiceReplaceMemberProcedure is the fully-qualified name of the PoolService's ReplaceMember
+	// RPC.
+	PoolServiceReplaceMemberProcedure = "/dxpu.v1.PoolService/ReplaceMember"
 	// PoolServiceListEventsProcedure is the fully-qualified name of the PoolService's ListEvents RPC.
 	PoolServiceListEventsProcedure = "/dxpu.v1.PoolService/ListEvents"
 	// PoolServiceWatchEventsProcedure is the fully-qualified name of the PoolService's WatchEvents RPC.
@@ -215,6 +218,10 @@ type PoolServiceClient interface {
 	ListAudit(context.Context, *connect.Request[v1.ListAuditRequest]) (*connect.Response[v1.ListAuditResponse], error)
 	// Backup streams the whole state of the pool at one revision, secrets included.
 	Backup(context.Context, *connect.Request[v1.BackupRequest]) (*connect.ServerStreamForClient[v1.BackupResponse], error)
+	// ReplaceMember prepares the replacement of a manager with an embedded etcd whose disk
+	// is lost: the others forget it and expect a new one. FAILED_PRECONDITION while the
+	// manager runs. An interrupted call may be repeated.
+	ReplaceMember(context.Context, *connect.Request[v1.ReplaceMemberRequest]) (*connect.Response[v1.ReplaceMemberResponse], error)
 	// ListEvents returns the events that the manager keeps, oldest first unless
 	// newest_first is set.
 	ListEvents(context.Context, *connect.Request[v1.ListEventsRequest]) (*connect.Response[v1.ListEventsResponse], error)
@@ -457,6 +464,12 @@ func NewPoolServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(poolServiceMethods.ByName("Backup")),
 			connect.WithClientOptions(opts...),
 		),
+		replaceMember: connect.NewClient[v1.ReplaceMemberRequest, v1.ReplaceMemberResponse](
+			httpClient,
+			baseURL+PoolServiceReplaceMemberProcedure,
+			connect.WithSchema(poolServiceMethods.ByName("ReplaceMember")),
+			connect.WithClientOptions(opts...),
+		),
 		listEvents: connect.NewClient[v1.ListEventsRequest, v1.ListEventsResponse](
 			httpClient,
 			baseURL+PoolServiceListEventsProcedure,
@@ -515,6 +528,7 @@ type poolServiceClient struct {
 	rotateAuthority *connect.Client[v1.RotateAuthorityRequest, v1.RotateAuthorityResponse]
 	listAudit       *connect.Client[v1.ListAuditRequest, v1.ListAuditResponse]
 	backup          *connect.Client[v1.BackupRequest, v1.BackupResponse]
+	replaceMember   *connect.Client[v1.ReplaceMemberRequest, v1.ReplaceMemberResponse]
 	listEvents      *connect.Client[v1.ListEventsRequest, v1.ListEventsResponse]
 	watchEvents     *connect.Client[v1.WatchEventsRequest, v1.WatchEventsResponse]
 	watchLeases     *connect.Client[v1.WatchLeasesRequest, v1.WatchLeasesResponse]
@@ -690,6 +704,11 @@ func (c *poolServiceClient) Backup(ctx context.Context, req *connect.Request[v1.
 	return c.backup.CallServerStream(ctx, req)
 }
 
+// ReplaceMember calls dxpu.v1.PoolService.ReplaceMember.
+func (c *poolServiceClient) ReplaceMember(ctx context.Context, req *connect.Request[v1.ReplaceMemberRequest]) (*connect.Response[v1.ReplaceMemberResponse], error) {
+	return c.replaceMember.CallUnary(ctx, req)
+}
+
 // ListEvents calls dxpu.v1.PoolService.ListEvents.
 func (c *poolServiceClient) ListEvents(ctx context.Context, req *connect.Request[v1.ListEventsRequest]) (*connect.Response[v1.ListEventsResponse], error) {
 	return c.listEvents.CallUnary(ctx, req)
@@ -773,6 +792,10 @@ type PoolServiceHandler interface {
 	ListAudit(context.Context, *connect.Request[v1.ListAuditRequest]) (*connect.Response[v1.ListAuditResponse], error)
 	// Backup streams the whole state of the pool at one revision, secrets included.
 	Backup(context.Context, *connect.Request[v1.BackupRequest], *connect.ServerStream[v1.BackupResponse]) error
+	// ReplaceMember prepares the replacement of a manager with an embedded etcd whose disk
+	// is lost: the others forget it and expect a new one. FAILED_PRECONDITION while the
+	// manager runs. An interrupted call may be repeated.
+	ReplaceMember(context.Context, *connect.Request[v1.ReplaceMemberRequest]) (*connect.Response[v1.ReplaceMemberResponse], error)
 	// ListEvents returns the events that the manager keeps, oldest first unless
 	// newest_first is set.
 	ListEvents(context.Context, *connect.Request[v1.ListEventsRequest]) (*connect.Response[v1.ListEventsResponse], error)
@@ -1011,6 +1034,12 @@ func NewPoolServiceHandler(svc PoolServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(poolServiceMethods.ByName("Backup")),
 		connect.WithHandlerOptions(opts...),
 	)
+	poolServiceReplaceMemberHandler := connect.NewUnaryHandler(
+		PoolServiceReplaceMemberProcedure,
+		svc.ReplaceMember,
+		connect.WithSchema(poolServiceMethods.ByName("ReplaceMember")),
+		connect.WithHandlerOptions(opts...),
+	)
 	poolServiceListEventsHandler := connect.NewUnaryHandler(
 		PoolServiceListEventsProcedure,
 		svc.ListEvents,
@@ -1100,6 +1129,8 @@ func NewPoolServiceHandler(svc PoolServiceHandler, opts ...connect.HandlerOption
 			poolServiceListAuditHandler.ServeHTTP(w, r)
 		case PoolServiceBackupProcedure:
 			poolServiceBackupHandler.ServeHTTP(w, r)
+		case PoolServiceReplaceMemberProcedure:
+			poolServiceReplaceMemberHandler.ServeHTTP(w, r)
 		case PoolServiceListEventsProcedure:
 			poolServiceListEventsHandler.ServeHTTP(w, r)
 		case PoolServiceWatchEventsProcedure:
@@ -1249,6 +1280,10 @@ func (UnimplementedPoolServiceHandler) ListAudit(context.Context, *connect.Reque
 
 func (UnimplementedPoolServiceHandler) Backup(context.Context, *connect.Request[v1.BackupRequest], *connect.ServerStream[v1.BackupResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.Backup is not implemented"))
+}
+
+func (UnimplementedPoolServiceHandler) ReplaceMember(context.Context, *connect.Request[v1.ReplaceMemberRequest]) (*connect.Response[v1.ReplaceMemberResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.ReplaceMember is not implemented"))
 }
 
 func (UnimplementedPoolServiceHandler) ListEvents(context.Context, *connect.Request[v1.ListEventsRequest]) (*connect.Response[v1.ListEventsResponse], error) {

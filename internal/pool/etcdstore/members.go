@@ -1,0 +1,216 @@
+package etcdstore
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/storage/wal"
+)
+
+// Errors of ReplaceMember.
+var (
+	errAlone    = errors.New("this manager is the only one: restore a backup instead (--restore)")
+	errExternal = errors.New("the state is in an etcd cluster of its own: replace its members there (etcdctl member)")
+)
+
+// ReplaceMember prepares the replacement of a member whose disk is lost: the cluster
+// forgets the old member and expects a new one at a URL, or at that of the old one if the
+// URL is empty. It returns all members, for the flag --etcd-initial-cluster of the new
+// one. A call that was interrupted may be repeated. Only a leader calls it.
+//
+// Two of three members remain a majority before, between and after the two steps, even if
+// the new member never starts.
+func (s *Store) ReplaceMember(ctx context.Context, name, peerURL string) (string, error) {
+	switch {
+	case s.server == nil:
+		return "", errExternal
+	case s.alone():
+		return "", errAlone
+	}
+	s.readManagers(ctx)
+	for _, m := range s.Managers() {
+		if m.Id == name {
+			return "", fmt.Errorf("manager %s runs: only a manager that has stopped can be replaced; one that was just stopped counts as running for %s", name, s.opts.TTL)
+		}
+	}
+	list, err := s.client.MemberList(ctx)
+	if err != nil {
+		return "", fmt.Errorf("list of members: %w", err)
+	}
+	old := memberNamed(list.Members, name)
+	if peerURL == "" {
+		peerURL = s.peerURLOf(old, name)
+	}
+	if old == nil && (peerURL == "" || len(list.Members) >= s.configured() && !awaited(list.Members, peerURL)) {
+		return "", fmt.Errorf("there is no member %q: the members are %s", name, memberNames(list.Members))
+	}
+	if u, err := url.Parse(peerURL); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || strings.ContainsAny(peerURL, ",=") {
+		return "", fmt.Errorf("the peer URL %q is not a URL like http://10.0.0.4:2380", peerURL)
+	}
+	if old == nil && awaited(list.Members, peerURL) { // an earlier call has prepared it
+		return clusterText(list.Members, name, peerURL), nil
+	}
+	for _, m := range list.Members {
+		if m != old && slices.Contains(m.PeerURLs, peerURL) {
+			return "", fmt.Errorf("the peer URL %s is that of member %s", peerURL, m.Name)
+		}
+	}
+	if old != nil {
+		if _, err := s.client.MemberRemove(ctx, old.ID); err != nil {
+			return "", fmt.Errorf("remove %s: %w", name, err)
+		}
+	}
+	added, err := s.client.MemberAdd(ctx, []string{peerURL})
+	if err != nil {
+		return "", fmt.Errorf("add %s, after the old one was removed (repeat the command): %w", name, err)
+	}
+	s.log.Info("member replaced", "name", name, "url", peerURL)
+	return clusterText(added.Members, name, peerURL), nil
+}
+
+// awaited reports whether the cluster expects a member that has never started at a URL.
+func awaited(members []*pb.Member, peerURL string) bool {
+	return slices.ContainsFunc(members, func(m *pb.Member) bool { return m.Name == "" && slices.Contains(m.PeerURLs, peerURL) })
+}
+
+func memberNamed(members []*pb.Member, name string) *pb.Member {
+	if i := slices.IndexFunc(members, func(m *pb.Member) bool { return m.Name == name }); i >= 0 && name != "" {
+		return members[i]
+	}
+	return nil
+}
+
+func memberNames(members []*pb.Member) string {
+	var out []string
+	for _, m := range members {
+		if m.Name != "" {
+			out = append(out, m.Name)
+		}
+	}
+	slices.Sort(out)
+	return strings.Join(out, ", ")
+}
+
+// peerURLOf returns the URL of a member, or that which this manager's flags have for it.
+func (s *Store) peerURLOf(m *pb.Member, name string) string {
+	if m != nil && len(m.PeerURLs) > 0 {
+		return m.PeerURLs[0]
+	}
+	for entry := range strings.SplitSeq(s.opts.InitialCluster, ",") {
+		if of, at, _ := strings.Cut(entry, "="); of == name {
+			return at
+		}
+	}
+	return ""
+}
+
+// configured returns the number of members in this manager's flags.
+func (s *Store) configured() int { return strings.Count(s.opts.InitialCluster, ",") + 1 }
+
+// clusterText returns the members as "name=URL,name=URL", among them a new one that
+// has not yet told its name.
+func clusterText(members []*pb.Member, name, peerURL string) string {
+	var out []string
+	for _, m := range members {
+		as := m.Name
+		if as == "" && slices.Contains(m.PeerURLs, peerURL) {
+			as = name
+		}
+		for _, u := range m.PeerURLs {
+			out = append(out, as+"="+u)
+		}
+	}
+	slices.Sort(out)
+	return strings.Join(out, ",")
+}
+
+// whyStopped returns why the embedded server has stopped.
+func (s *Store) whyStopped() error {
+	select {
+	case err, ok := <-s.server.Err():
+		if ok && err != nil && strings.Contains(err.Error(), "permanently removed") {
+			return fmt.Errorf("etcdstore: another member has replaced this one: %s", rejoin)
+		}
+	default:
+	}
+	return errors.New("etcdstore: the embedded server has stopped")
+}
+
+// rejoin is the remedy for a member that is not part of the cluster.
+const rejoin = `run "dxpu manager replace-member NAME" against the other managers, and start this one with an empty data directory and --etcd-join`
+
+const (
+	// joinTimeout bounds the question to another member, and maxMemberList its answer in
+	// bytes.
+	joinTimeout   = 5 * time.Second
+	maxMemberList = 1 << 20
+)
+
+// checkJoin refuses to join in the place of a member that the cluster has not forgotten.
+// etcd would take the empty directory for that member's own, and so lose the writes that
+// it had acknowledged: two members of three could then disagree with the third.
+func (s *Store) checkJoin(cfg *embed.Config) error {
+	if !s.opts.Join || wal.Exist(filepath.Join(cfg.Dir, "member", "wal")) {
+		return nil
+	}
+	tls, err := cfg.PeerTLSInfo.ClientConfig()
+	if err != nil {
+		return fmt.Errorf("--etcd-ca, --etcd-cert, --etcd-key: %w", err)
+	}
+	web := &http.Client{Timeout: joinTimeout, Transport: &http.Transport{TLSClientConfig: tls, DisableKeepAlives: true}}
+	var unreachable error
+	for member := range strings.SplitSeq(s.opts.InitialCluster, ",") {
+		name, at, _ := strings.Cut(member, "=")
+		if name == cfg.Name {
+			continue
+		}
+		members, err := membersAt(web, at)
+		if err != nil {
+			unreachable = errors.Join(unreachable, fmt.Errorf("member %s: %w", name, err))
+			continue
+		}
+		self := cfg.AdvertisePeerUrls[0].String()
+		i := slices.IndexFunc(members, func(m peerMember) bool { return slices.Contains(m.PeerURLs, self) })
+		switch {
+		case i < 0:
+			return fmt.Errorf("--etcd-join: the cluster has no member at %s: %s", self, rejoin)
+		case members[i].Name != "":
+			return fmt.Errorf("--etcd-join: the cluster has not replaced member %s, whose data is not here: %s", cfg.Name, rejoin)
+		}
+		return nil
+	}
+	return fmt.Errorf("--etcd-join: no other member answers: %w", unreachable)
+}
+
+// peerMember is a member in the list that etcd shows to its peers. One that has never
+// started has no name.
+type peerMember struct {
+	Name     string   `json:"name"`
+	PeerURLs []string `json:"peerURLs"`
+}
+
+// membersAt asks the member at a URL for the list of members.
+func membersAt(web *http.Client, at string) ([]peerMember, error) {
+	res, err := web.Get(at + "/members")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = res.Body.Close() }()
+	if res.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("%s", res.Status)
+	}
+	var out []peerMember
+	err = json.NewDecoder(io.LimitReader(res.Body, maxMemberList)).Decode(&out)
+	return out, err
+}
