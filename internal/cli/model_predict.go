@@ -23,6 +23,7 @@ type predictOptions struct {
 	mrrs     int
 	sweep    string
 	svg, cdf string
+	perfetto string
 	plot     bool
 	form     *output
 	strict   bool
@@ -96,6 +97,7 @@ many launches, or has long training steps without GPU work.`,
 	f.StringVar(&o.sweep, "sweep", "", "round trips to compare, such as 2us,4us,8us or 2us:20us:2us")
 	f.StringVar(&o.svg, "svg", "", "write performance against round trip to this SVG file")
 	f.StringVar(&o.cdf, "cdf", "", "write the distributions of kernel duration to this SVG file")
+	f.StringVar(&o.perfetto, "perfetto", "", "write the replayed run with its critical path to this file, for ui.perfetto.dev")
 	f.BoolVar(&o.plot, "plot", false, "draw performance against round trip in the terminal")
 	o.form = jsonFlag(cmd)
 	f.BoolVar(&o.strict, "strict", false, "fail on a damaged or doubtful trace")
@@ -123,7 +125,8 @@ type analysis struct {
 	verdict predict.Verdict
 	limit   *limitJSON // or nil
 	whatIf  []whatIfJSON
-	notes   []string // assumptions
+	path    []predict.PathSum // the critical path
+	notes   []string          // assumptions
 }
 
 // memoryLimit makes the garbage collector run more often for a large trace, which
@@ -205,6 +208,17 @@ func (o *predictOptions) analyse(errOut io.Writer, file string, rtts []time.Dura
 	if a.whatIf, err = a.changes(o.whatIf); err != nil {
 		return nil, err
 	}
+	path, err := a.plan.Critical(a.setting)
+	if err != nil {
+		return nil, err
+	}
+	a.path = a.plan.Sums(path)
+	if o.perfetto != "" {
+		if err := a.writeTimeline(o.perfetto, path); err != nil {
+			return nil, err
+		}
+	}
+	a.notes = append(a.notes, foreignGPU(o.costs, plan.Workload().Devices)...)
 	window := a.plan.InFlight(a.setting)
 	if window > o.setting.Requester.Window() {
 		a.notes = append(a.notes, fmt.Sprintf("the fastest copy to the device keeps %v in flight at the native round trip, more than %d tags x %v: Equation 1 uses this value; set --tags and --mrrs to those of this GPU",
@@ -216,6 +230,14 @@ func (o *predictOptions) analyse(errOut io.Writer, file string, rtts []time.Dura
 	}
 	a.verdict = predict.Judge(&a.stats, &a.result, a.span, &plan.Workload().Report, window)
 	return a, nil
+}
+
+// foreignGPU returns a note if the costs are those of another GPU than the trace's.
+func foreignGPU(costs string, devices []string) []string {
+	if costs != "hardware" || len(devices) == 0 || strings.Contains(devices[0], "V100") {
+		return nil
+	}
+	return []string{fmt.Sprintf("the costs are fitted to V100 GPUs and were not measured on %s: \"dxpu model fit\" finds those of your own GPU", printable(devices[0]))}
 }
 
 // warnOfTrace prints the defects of a trace that is used nevertheless.
@@ -238,8 +260,8 @@ func (o *predictOptions) prepare(files []string) ([]time.Duration, error) {
 		return nil, usagef("--top %d: want 0 or more", o.top)
 	case o.native < 0:
 		return nil, usagef("--native-step %v: want a time above zero", o.native)
-	case len(files) > 1 && (o.native > 0 || o.svg != "" || o.cdf != "" || o.plot):
-		return nil, usagef("--native-step, --svg, --cdf and --plot are for one trace: give them with one of the %d", len(files))
+	case len(files) > 1 && (o.native > 0 || o.svg != "" || o.cdf != "" || o.perfetto != "" || o.plot):
+		return nil, usagef("--native-step, --svg, --cdf, --perfetto and --plot are for one trace: give them with one of the %d", len(files))
 	case o.ranks && len(o.whatIf) > 0:
 		return nil, usagef("--what-if is for one run's trace: leave out --ranks")
 	case o.ranks && len(files) < 2:

@@ -149,3 +149,28 @@ func TestFitWritesCosts(t *testing.T) {
 		}
 	}
 }
+
+func TestTimelineForPerfetto(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "timeline.json")
+	out, _, err := runModel("predict", kineto25, "--perfetto", file)
+	if err != nil || !strings.Contains(out, "critical path at 6.8µs") || !strings.Contains(out, "fitted to V100 GPUs and were not measured on Test GPU 9") {
+		t.Fatal(err, out)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var events []chromeEvent
+	if err := json.Unmarshal(text, &events); err != nil {
+		t.Fatal(err)
+	}
+	rows := map[int]int{}
+	for _, e := range events {
+		if e.Phase == "X" {
+			rows[e.Process]++
+		}
+	}
+	if rows[hostRows] == 0 || rows[gpuRows] != 4 || rows[pathRow] == 0 {
+		t.Errorf("%v", rows)
+	}
+}

@@ -44,6 +44,7 @@ func (a *analysis) print(out io.Writer, top int, plot, colours bool) {
 	a.printChanges(out)
 	a.printSteps(out)
 	a.printBreakdown(out, top)
+	a.printCritical(out, top)
 	a.printCDF(out)
 	a.printSweep(out)
 	if plot {
@@ -222,6 +223,7 @@ type analysisJSON struct {
 	Utilisation float64            `json:"gpu_utilisation"`
 	Time        []countJSON        `json:"time"`
 	Kernels     []countJSON        `json:"kernels"`
+	Path        []pathJSON         `json:"critical_path"`
 	CDF         []predict.CDFPoint `json:"kernel_durations"`
 	Summary     string             `json:"summary"`
 	Doubt       string             `json:"doubt,omitempty"` // why the summary may not hold
@@ -249,6 +251,9 @@ func (a *analysis) json(top int) analysisJSON {
 	}
 	for i := range a.sweep {
 		out.Sweep = append(out.Sweep, resultOf(&a.sweep[i]))
+	}
+	for _, p := range a.path[:min(top, len(a.path))] {
+		out.Path = append(out.Path, pathJSON{p.Name, p.Count, p.Time.Nanoseconds(), p.Added.Nanoseconds()})
 	}
 	out.Time = []countJSON{{"kernels", s.Kernels, 0, s.KernelTime.Nanoseconds()}}
 	for i, name := range copyNames {
