@@ -1,0 +1,329 @@
+package virtio
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"slices"
+
+	"github.com/dxpu-project/dxpu/tlp"
+)
+
+// queue is a split virtqueue (section 2.7).
+type queue struct {
+	index int
+
+	// Registers.
+	size, vector      uint16
+	desc, avail, used uint64
+	enabled           bool
+
+	// The available ring: entries from next to end are available, and not yet fetched.
+	look, looking bool // the available index is to be read; its read is outstanding
+	next, end     uint16
+	fetching      int // entries that an outstanding read brings
+	head          [4]byte
+	entries       [2 * MaxRequests]byte
+
+	chains  []chain // by ID
+	free    fifo
+	active  int    // chains that are not free
+	arrived uint64 // number of chains so far
+	walking fifo   // descriptors to read
+	loading fifo   // data to read
+	ended   fifo   // to write back
+	given   int    // chains that the back end has
+	kick    bool   // Submit was called
+	pool    pool
+
+	// The used ring.
+	back      writeBack
+	usedIndex uint16
+	published uint16 // used index that the driver sees
+}
+
+// fifo is a queue of chains.
+type fifo struct {
+	ids     [MaxRequests]uint16
+	head, n int
+}
+
+func (f *fifo) push(id uint16) { f.ids[(f.head+f.n)%MaxRequests] = id; f.n++ }
+
+func (f *fifo) front() uint16 { return f.ids[f.head] }
+
+func (f *fifo) pop() uint16 {
+	id := f.ids[f.head]
+	f.head, f.n = (f.head+1)%MaxRequests, f.n-1
+	return id
+}
+
+// reset brings a virtqueue to the state after a device reset. The chains keep their memory.
+func (q *queue) reset(size uint16) {
+	*q = queue{index: q.index, size: size, vector: noVector, chains: q.chains}
+	for i := range q.chains {
+		c := &q.chains[i]
+		*c = chain{segments: c.segments[:0], window: c.window[:0]}
+		q.free.push(uint16(i))
+	}
+}
+
+// inRange reports whether the rings lie in the address space (section 2.7: 16 bytes, 2 and
+// 8 for each entry).
+func (q *queue) inRange() bool {
+	n := uint64(q.size)
+	return q.desc+16*n >= q.desc && q.avail+6+2*n >= q.avail && q.used+6+8*n >= q.used
+}
+
+// notified takes a write to the notification address of a virtqueue (section 4.1.5.2).
+func (d *Device) notified(index int, b []byte) {
+	q := &d.queues[index]
+	if !d.session.Running || !q.enabled || d.broken != "" {
+		return
+	}
+	if d.session.Features&featureNotificationData != 0 && len(b) == 4 {
+		d.advance(q, binary.LittleEndian.Uint16(b[2:]))
+		return
+	}
+	q.look = true
+}
+
+// advance takes an available index. The one of a notification may be older than the one
+// that was read.
+func (d *Device) advance(q *queue, index uint16) {
+	switch {
+	case index-q.next <= q.size && index-q.end <= q.size:
+		q.end = index
+	case q.end-index <= q.size:
+	default:
+		d.Break(fmt.Sprintf("virtqueue %d: available index %d, after %d", q.index, index, q.end))
+	}
+}
+
+// stepResult is the outcome of a step.
+type stepResult uint8
+
+const (
+	stepIdle stepResult = iota
+	stepMoved
+	stepRefused // emit has refused a TLP
+)
+
+// step advances a virtqueue: results first, because they free chains and memory.
+func (d *Device) step(q *queue, emit func(p *tlp.Packet) bool) stepResult {
+	if !q.enabled {
+		return stepIdle
+	}
+	if d.backend != nil {
+		d.kick(q)
+		d.collect(q)
+	}
+	if r := d.writeBack(q, emit); r != stepIdle {
+		return r
+	}
+	r := d.fetch(q, emit)
+	if r != stepMoved { // after the last of several requests
+		d.kick(q)
+	}
+	return r
+}
+
+// kick tells the back end about new requests.
+func (d *Device) kick(q *queue) {
+	if q.kick {
+		q.kick = false
+		d.backend.Kick(q.index)
+	}
+}
+
+// collect takes the requests that have ended from the back end.
+func (d *Device) collect(q *queue) {
+	for q.given > 0 {
+		id, n, ok := d.backend.Used(q.index)
+		if !ok {
+			return
+		}
+		c := &q.chains[id]
+		c.state, c.used = chainEnded, int(min(uint64(n), uint64(c.in)))
+		q.given--
+		q.ended.push(id)
+	}
+}
+
+// fetch sends one read.
+func (d *Device) fetch(q *queue, emit func(p *tlp.Packet) bool) stepResult {
+	for {
+		switch {
+		case q.look && !q.looking:
+			q.look = false
+			r := d.reads.send(d, emit, q.avail, q.head[:], q.cookie(readIndex, 0))
+			q.looking = r != readNoTag
+			q.look = r == readNoTag
+			return r.step()
+		case q.next != q.end && q.fetching == 0 && q.room():
+			return d.fetchRing(q, emit)
+		case q.walking.n > 0:
+			return d.fetchDescriptors(q, emit)
+		case q.loading.n > 0 && d.backend != nil:
+			r, again := d.load(q, emit)
+			if !again {
+				return r
+			}
+		default:
+			return stepIdle
+		}
+	}
+}
+
+// room reports whether there is a free chain. The first call makes them.
+func (q *queue) room() bool {
+	if q.chains == nil {
+		q.chains = make([]chain, MaxRequests)
+		for i := range q.chains {
+			q.free.push(uint16(i))
+		}
+	}
+	return q.free.n > 0
+}
+
+// fetchRing reads entries of the available ring up to its end.
+func (d *Device) fetchRing(q *queue, emit func(p *tlp.Packet) bool) stepResult {
+	at := q.next & (q.size - 1)
+	n := min(int(q.end-q.next), int(q.size-at), q.free.n)
+	addr := q.avail + 4 + 2*uint64(at)
+	n = tlp.NextChunk(addr, 2*n, d.readSize()) / 2
+	r := d.reads.send(d, emit, addr, q.entries[:2*n], q.cookie(readRing, 0))
+	if r != readNoTag {
+		q.fetching = n
+	}
+	return r.step()
+}
+
+// fetchedRing begins a chain for each entry.
+func (d *Device) fetchedRing(q *queue) {
+	for i := range q.fetching {
+		head := binary.LittleEndian.Uint16(q.entries[2*i:])
+		if head >= q.size {
+			d.Break(fmt.Sprintf("virtqueue %d: descriptor %d of %d is available", q.index, head, q.size))
+			return
+		}
+		id := q.free.pop()
+		c := &q.chains[id]
+		q.active++
+		q.arrived++
+		c.head, c.order = head, q.arrived
+		c.begin(q)
+		q.walking.push(id)
+	}
+	q.next += uint16(q.fetching)
+	q.fetching = 0
+}
+
+// fetchDescriptors reads the window of the first chain.
+func (d *Device) fetchDescriptors(q *queue, emit func(p *tlp.Packet) bool) stepResult {
+	id := q.walking.front()
+	c := &q.chains[id]
+	addr := c.table + uint64(c.first*descSize+c.issued)
+	n := tlp.NextChunk(addr, len(c.window)-c.issued, d.readSize())
+	r := d.reads.send(d, emit, addr, c.window[c.issued:c.issued+n], q.cookie(readDescriptors, id))
+	if r == readNoTag {
+		return stepIdle
+	}
+	c.pending++
+	if c.issued += n; c.issued == len(c.window) {
+		q.walking.pop()
+	}
+	return r.step()
+}
+
+// fetchedDescriptors continues the walk of a chain whose window is complete.
+func (d *Device) fetchedDescriptors(q *queue, id uint16) {
+	c := &q.chains[id]
+	if c.pending--; c.pending > 0 || c.issued < len(c.window) {
+		return
+	}
+	end, err := c.parse(d.spec.Pool)
+	switch {
+	case err != nil:
+		d.Break(fmt.Sprintf("virtqueue %d: %v", q.index, err))
+	case end:
+		c.state = chainLoading
+		q.loading.push(id)
+	default:
+		q.walking.push(id)
+	}
+}
+
+// load finds a place for the first request and reads its data. again tells the caller to
+// go on without a read.
+func (d *Device) load(q *queue, emit func(p *tlp.Packet) bool) (r stepResult, again bool) {
+	id := q.loading.front()
+	c := &q.chains[id]
+	if !c.placed {
+		if c.at, c.placed = q.pool.take(c.out + c.in); !c.placed {
+			return stepIdle, false // until a request ends
+		}
+		c.segment, c.off, c.loaded = 0, 0, 0
+	}
+	if c.loaded == c.out {
+		q.loading.pop()
+		d.submit(q, id)
+		return stepIdle, true
+	}
+	s := &c.segments[c.segment]
+	addr := s.addr + uint64(c.off)
+	n := tlp.NextChunk(addr, int(s.n)-c.off, d.readSize())
+	dst := d.backend.Pool(q.index)[c.at+c.loaded:][:n]
+	sent := d.reads.send(d, emit, addr, dst, q.cookie(readData, id))
+	if sent == readNoTag {
+		return stepIdle, false
+	}
+	c.pending++
+	c.loaded += n
+	if c.off += n; c.off == int(s.n) {
+		c.segment, c.off = c.segment+1, 0
+	}
+	if c.loaded == c.out {
+		q.loading.pop()
+	}
+	return sent.step(), false
+}
+
+// submit gives a request to the back end when its data is complete.
+func (d *Device) submit(q *queue, id uint16) {
+	c := &q.chains[id]
+	if c.pending > 0 || c.loaded < c.out {
+		return
+	}
+	c.state = chainSubmitted
+	q.given++
+	q.kick = true
+	d.backend.Submit(q.index, id, c.at, c.out, c.in)
+}
+
+// rewind brings the chains back to the state without a back end.
+func (q *queue) rewind(poolSize int) {
+	q.look, q.looking = q.look || q.looking, false
+	q.fetching, q.given, q.kick = 0, 0, false
+	q.walking, q.loading, q.ended = fifo{}, fifo{}, fifo{}
+	q.back = writeBack{}
+	q.pool.reset(poolSize)
+	var ids []uint16
+	for i := range q.chains {
+		if q.chains[i].state != chainFree {
+			ids = append(ids, uint16(i))
+		}
+	}
+	slices.SortFunc(ids, func(a, b uint16) int { return cmp.Compare(q.chains[a].order, q.chains[b].order) })
+	for _, id := range ids {
+		c := &q.chains[id]
+		c.placed, c.pending = false, 0
+		if c.state == chainWalking {
+			c.begin(q)
+			q.walking.push(id)
+			continue
+		}
+		c.state = chainLoading
+		q.loading.push(id)
+	}
+}
