@@ -40,8 +40,9 @@ clients: ## Build the client commands for macOS and Windows
 	GOOS=darwin GOARCH=arm64 $(GO) build -o /dev/null ./cmd/dxpu
 	GOOS=windows $(GO) build -o /dev/null ./cmd/dxpu
 
-vm: ## Put QEMU and a guest into the user's cache, once
+vm: ## Put QEMU, a guest, and back ends of virtio devices into the user's cache, once
 	@scripts/install-vm.sh
+	@scripts/install-vhost-user.sh >/dev/null || [ $$? -eq 3 ]
 
 browser: ## Install Chromium for the tests of the web page, once: by apt, as root
 	@scripts/install-chromium.sh >/dev/null || [ $$? -eq 3 ]

@@ -24,6 +24,7 @@ import (
 	"github.com/dxpu-project/dxpu/device/gpu"
 	"github.com/dxpu-project/dxpu/device/opencl"
 	"github.com/dxpu-project/dxpu/device/vfioserver"
+	"github.com/dxpu-project/dxpu/device/vhostuser"
 	"github.com/dxpu-project/dxpu/internal/agent"
 	"github.com/dxpu-project/dxpu/internal/boxproxy"
 	"github.com/dxpu-project/dxpu/internal/pool/gpuerr"
@@ -37,6 +38,7 @@ type boxOptions struct {
 	gpus   int
 	spec   gpu.Spec
 	opencl bool
+	virtio []string // TYPE=SOCKET
 
 	allowFaults bool
 }
@@ -55,6 +57,8 @@ file lists the slots, each with the model of its device and the parameters:
     - gpu: {model: "V100", vram: 268435456, tags: 140, max_read_request: 128}
     - opencl: {device: "0", memory: 8589934592}    # an OpenCL device of this machine
     - vfio_user: /run/nvme.sock    # a vfio-user device server
+    - virtio: /run/disk.sock       # a disk of qemu-storage-daemon
+    - virtio: {type: fs, socket: /run/fs.sock, tag: shared}
     - {}                           # an empty slot
 
 A slot may also name its NVLink domain (nvlink) and its PCIe switch (switch). The
@@ -72,14 +76,21 @@ descriptor, such as QEMU's, is refused; message_dma: true beside vfio_user skips
 the test for that. While a server is absent or refused, its slot is unhealthy with
 the reason, and the box tries again.
 
+With --virtio blk=/run/disk.sock the box offers a virtio device whose back end is a
+vhost-user server: blk is a disk (qemu-storage-daemon), fs a shared directory
+(virtiofsd), net a network card (passt). The flag can be repeated; --gpus is then 0 by
+default. Its model for leases is virtio-blk, virtio-fs or virtio-net. The requests of a disk
+or a network card wait up to 30 seconds (grace) for a back end that starts again.
+
 With --admin-listen and --allow-faults, "dxpu box fail" on this machine can inject a
 fault into a software GPU, for tests.` + tracingHelp,
 		Example: `  dxpu box --name box-a --gpus 8 --kind nvlink --join-token-file /etc/dxpu/join-token
   dxpu box --name box-b --config box-b.yaml --listen 10.0.0.2:7471 --listen 10.1.0.2:7471
   dxpu box --name box-c --opencl
+  dxpu box --name box-d --virtio blk=/run/disk.sock --virtio fs=/run/fs.sock
   dxpu box fail --admin http://127.0.0.1:9100 --slot 0 --xid 48`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if o.opencl && !cmd.Flags().Changed("gpus") {
+			if (o.opencl || len(o.virtio) > 0) && !cmd.Flags().Changed("gpus") {
 				o.gpus = 0
 			}
 			return o.run(cmd)
@@ -95,7 +106,9 @@ fault into a software GPU, for tests.` + tracingHelp,
 	f.IntVar(&o.spec.Tags, "tags", 0, "outstanding DMA reads of each software GPU (default 140)")
 	f.BoolVar(&o.allowFaults, "allow-faults", false, `allow "dxpu box fail" on this machine to make software GPUs fail, for tests`)
 	f.BoolVar(&o.opencl, "opencl", false, "offer the OpenCL devices of this machine")
+	f.StringArrayVar(&o.virtio, "virtio", nil, "offer a virtio device of the vhost-user back end at a socket, as `TYPE=SOCKET`: blk, fs or net")
 	cmd.MarkFlagsMutuallyExclusive("config", "opencl")
+	cmd.MarkFlagsMutuallyExclusive("config", "virtio")
 	cmd.AddCommand(newBoxFailCommand(), newBoxDevicesCommand())
 	return cmd
 }
@@ -188,6 +201,11 @@ func (o *boxOptions) plainFile(ctx context.Context) (file boxFile, err error) {
 			return file, err
 		}
 	}
+	virtio, err := virtioSlots(o.virtio)
+	if err != nil {
+		return file, err
+	}
+	file.Slots = append(file.Slots, virtio...)
 	if n := len(file.Slots) + o.gpus; o.gpus < 0 || n < 1 || n > boxproxy.MaxSlots {
 		return file, usagef("--gpus: %d is not 1 to %d", o.gpus, boxproxy.MaxSlots-len(file.Slots))
 	}
@@ -295,7 +313,7 @@ func faultOf(r *http.Request) (inject func(*gpu.GPU), what string, err error) {
 // deviceModels returns the models of devices that a box can hold. A new model needs
 // only an entry here.
 func deviceModels(log *slog.Logger) []device.Model {
-	return []device.Model{gpu.Model(), opencl.Model(log), vfioserver.Model(log)}
+	return []device.Model{gpu.Model(), opencl.Model(log), vfioserver.Model(log), vhostuser.Model(log)}
 }
 
 // modelHelp lists models and their parameters for the help of a command.

@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v4"
 
 	"github.com/dxpu-project/dxpu/device/opencl"
+	"github.com/dxpu-project/dxpu/device/vhostuser"
 )
 
 func newBoxDevicesCommand() *cobra.Command {
@@ -54,6 +56,27 @@ func openclSlots(ctx context.Context) ([]boxSlot, error) {
 	}
 	if len(slots) == 0 {
 		return nil, fmt.Errorf("--opencl: %w", opencl.ErrNoDevice)
+	}
+	return slots, nil
+}
+
+// virtioSlots returns a slot for each value of --virtio.
+func virtioSlots(values []string) ([]boxSlot, error) {
+	var slots []boxSlot
+	for _, v := range values {
+		kind, socket, ok := strings.Cut(v, "=")
+		if !ok {
+			return nil, usagef("--virtio %s: want TYPE=SOCKET, as blk=/run/disk.sock", v)
+		}
+		s := vhostuser.Spec{Type: kind, Socket: socket}
+		if err := s.Check(); err != nil {
+			return nil, usagef("--virtio %s: %v", v, err)
+		}
+		var spec yaml.Node
+		if err := spec.Encode(s); err != nil {
+			return nil, err
+		}
+		slots = append(slots, boxSlot{Params: map[string]yaml.Node{"virtio": spec}})
 	}
 	return slots, nil
 }
