@@ -2,7 +2,7 @@
 # Usage: build-guest.sh [--check] [trixie-cloud|trixie-generic|bookworm-cloud|bookworm-generic]
 #
 # Prints the directory of a Linux guest: an unmodified kernel of Debian (vmlinuz) and a small
-# initramfs (initramfs.cpio) of busybox, lspci, the kernel's own VFIO modules and scripts/guest/init.
+# initramfs (initramfs.cpio) of busybox, lspci, the kernel's own modules of VFIO and virtio, and scripts/guest/init.
 # The kernel is that of Debian 13 (trixie, the default) or 12 (bookworm), for clouds or for all machines.
 # It lies in ${DXPU_CACHE:-${XDG_CACHE_HOME:-~/.cache}/dxpu} and is rebuilt when scripts/guest/ has
 # changed; it fetches the packages once. A second archive behind this one adds programs when a
@@ -94,7 +94,7 @@ depmod() { # ROOT
 [ -e "$packages/lib" ] || ln -s usr/lib "$packages/lib"
 [ -s "$from/modules.dep" ] || depmod "$packages"
 # Each line of modules.dep is a module and, behind a colon, all that it depends on.
-for module in vfio_iommu_type1 vfio-pci uio_pci_generic virtio_pci virtio_console; do
+for module in vfio_iommu_type1 vfio-pci uio_pci_generic virtio_pci virtio_console virtio_blk virtio_net; do
 	if line=$(grep "/$module\\.ko[.xz]*:" "$from/modules.dep"); then
 		for file in $(echo "$line" | tr -d :); do
 			mkdir -p "$to/$(dirname "$file")"
