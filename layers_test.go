@@ -86,6 +86,7 @@ var layer = map[string]int{
 	"internal/boxproxy":             4,
 	"internal/pool/manager":         4,
 	"internal/pool/web":             4,
+	"internal/pool/cohdi":           4,
 	"internal/agent":                4,
 	"internal/agent/simulated":      4,
 	"internal/localpool":            4,

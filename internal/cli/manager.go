@@ -23,6 +23,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/dxpu-project/dxpu/internal/pool/cohdi"
 	"github.com/dxpu-project/dxpu/internal/pool/manager"
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 	"github.com/dxpu-project/dxpu/internal/pool/web"
@@ -32,6 +33,7 @@ import (
 type managerOptions struct {
 	listen, tokenFile, urlFile string
 	testingClock               string
+	cohdi                      bool
 	log                        logOptions
 	admin                      adminOptions
 	reserve                    placement.Reserve
@@ -74,7 +76,11 @@ creates others. Tokens must not cross a network in cleartext: on such an address
 manager requires --tls, or --insecure-open, which allows everything to every caller.
 With --tls the pool's own authority signs the manager's certificate. The certificate
 of the authority is the file ca.crt in the data directory. Nodes verify the manager
-with --ca-file or --ca-hash, and get certificates of the same authority.` + tracingHelp,
+with --ca-file or --ca-hash, and get certificates of the same authority.
+
+With --cohdi the manager also serves the REST interface of a fabric manager that the
+components of CoHDI use in Kubernetes, below /id_manager/ and /fabric_manager/. Their
+password is a token of the pool.` + tracingHelp,
 		Example: `  dxpu manager --data-dir /var/lib/dxpu --spares 2
   curl -H 'Content-Type: application/json' -d '{}' http://127.0.0.1:7470/dxpu.v1.PoolService/GetPool`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
@@ -95,6 +101,7 @@ with --ca-file or --ca-hash, and get certificates of the same authority.` + trac
 	durationVar(f, &o.cfg.HostTimeout, "host-timeout", 10*time.Minute, "silence of a host after which its leases, if their GPUs do not work, return to the queue or end; 0: never")
 	positiveDurationVar(f, &o.cfg.AttachTimeout, "attach-timeout", 20*time.Second, "longest duration of each step of an attach")
 	positiveDurationVar(f, &o.cfg.UnplugTimeout, "unplug-timeout", 15*time.Second, "longest wait for a guest to release a GPU; native PCIe hot-plug takes 7s")
+	f.BoolVar(&o.cohdi, "cohdi", false, "serve the interface of a fabric manager for the components of CoHDI (docs/kubernetes.md)")
 	o.log.register(f)
 	o.admin.register(f, "/metrics, /healthz and /readyz")
 	f.StringVar(&o.testingClock, "testing-clock", "", "file with the error of this manager's clock in nanoseconds (for tests)")
@@ -257,7 +264,7 @@ func (o *managerOptions) joinToken() (token string, made bool, err error) {
 // if cfg is not nil. HTTP/2 works without TLS, too, for gRPC. serve calls announce
 // when leads is closed.
 func (o *managerOptions) serve(ctx context.Context, m *manager.Manager, api http.Handler, l net.Listener, cfg *tls.Config, leads <-chan struct{}, announce func() error) error {
-	srv := newServer(web.Handler(api))
+	srv := newServer(o.handler(api))
 	srv.TLSConfig = cfg
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return m.Run(ctx) })
@@ -292,6 +299,20 @@ func (o *managerOptions) serve(ctx context.Context, m *manager.Manager, api http
 		return nil
 	})
 	return g.Wait()
+}
+
+// handler returns what the listening address serves.
+func (o *managerOptions) handler(api http.Handler) http.Handler {
+	pages := web.Handler(api)
+	if !o.cohdi {
+		return pages
+	}
+	fabric := cohdi.Handler(cohdi.Config{Client: web.LocalClient(api)})
+	mux := http.NewServeMux()
+	mux.Handle("/", pages)
+	mux.Handle("/id_manager/", fabric)
+	mux.Handle("/fabric_manager/", fabric)
+	return mux
 }
 
 // spareFlags adds the flags for the number of spares of a pool: a number, a fraction,
