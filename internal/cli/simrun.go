@@ -82,6 +82,7 @@ one of these:
   fill      jobs arrive and stay, until they ask for more than all GPUs
   churn     jobs come and go at random, with a set load
   replay    jobs come and go at the times of the list
+  failures  GPUs, hosts, boxes and proxies fail and are repaired; no jobs
 
 It names node and job lists as CSV, which are in the folder --data, or describes
 servers and requests itself. Each line is the mean of all seeds. Equal files give equal

@@ -17,6 +17,9 @@ func TestShippedScenarios(t *testing.T) {
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			args := []string{"run", file, "-o", "json", "--seeds", "1"}
+			if strings.HasSuffix(file, "faults.yaml") {
+				t.Skip("it needs InfiniteHBD's list of faults")
+			}
 			if strings.HasPrefix(filepath.Base(file), "openb") {
 				data := os.Getenv("DXPU_OPENB")
 				if data == "" {
@@ -28,7 +31,7 @@ func TestShippedScenarios(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if strings.Contains(file, "churn") || strings.HasSuffix(file, "queue.yaml") || strings.HasSuffix(file, "worth.yaml") {
+			if strings.Contains(file, "churn") || strings.HasSuffix(file, "queue.yaml") || strings.HasSuffix(file, "worth.yaml") || strings.HasSuffix(file, "failures.yaml") {
 				return // the model's own tests look at the figures
 			}
 			at100 := simColumn(t, out, "allocation", "gpu_at_100")

@@ -20,7 +20,7 @@ import (
 type Scenario struct {
 	Name        string `yaml:"-"` // of the file
 	Description string `yaml:"description"`
-	// Kind is fill (the default), churn or replay.
+	// Kind is fill (the default), churn, replay or failures.
 	Kind string `yaml:"experiment"`
 	// Nodes and Pods are CSV files; without them, Servers and
 	// Requests describe a cluster and its jobs.
@@ -54,6 +54,7 @@ type Scenario struct {
 	MemoryPerGPU float64 `yaml:"memory-gib-per-gpu"`
 
 	Performance *Performance `yaml:"performance"`
+	Failures    *Failures    `yaml:"failures"`
 }
 
 // Kinds of experiments.
@@ -61,6 +62,8 @@ const (
 	kindFill   = "fill"
 	kindChurn  = "churn"
 	kindReplay = "replay"
+
+	kindFailures = "failures"
 )
 
 // Servers are equal servers of a made-up cluster.
@@ -144,6 +147,12 @@ func (s *Scenario) prepare(data fs.FS) (*Experiment, error) {
 	if e.Nodes, err = s.nodes(data); err != nil {
 		return nil, err
 	}
+	if s.Kind == kindFailures {
+		if err := s.Failures.prepare(data); err != nil {
+			return nil, err
+		}
+		return e, s.Failures.check(e.Nodes)
+	}
 	if e.Pods, err = s.pods(data); err != nil {
 		return nil, err
 	}
@@ -182,15 +191,17 @@ func (s *Scenario) queue() Queueing {
 func (s *Scenario) check() error {
 	within := func(v, low, high float64) bool { return v >= low && v <= high } // false for NaN
 	switch n := len(s.Policies) + len(s.Pools); {
-	case !slices.Contains([]string{kindFill, kindChurn, kindReplay}, s.Kind):
-		return fmt.Errorf("experiment %q: want fill, churn or replay", s.Kind)
+	case !slices.Contains([]string{kindFill, kindChurn, kindReplay, kindFailures}, s.Kind):
+		return fmt.Errorf("experiment %q: want fill, churn, replay or failures", s.Kind)
+	case (s.Kind == kindFailures) != (s.Failures != nil):
+		return errors.New("want failures with the experiment failures, and only there")
 	case !within(s.Demand, 0.1, maxDemand):
 		return fmt.Errorf("demand %v: want 0.1 to %d", s.Demand, maxDemand)
-	case n == 0 || n > maxRuns:
-		return fmt.Errorf("%d policies and pools: want 1 to %d", n, maxRuns)
+	case n > maxRuns || (n == 0) != (s.Kind == kindFailures):
+		return fmt.Errorf("%d policies and pools: want 1 to %d, and none with the experiment failures", n, maxRuns)
 	case (s.Nodes == "") == (len(s.Servers) == 0):
 		return errors.New("want either nodes (a CSV file) or servers")
-	case (s.Pods == "") == (len(s.Requests) == 0):
+	case s.Kind != kindFailures && (s.Pods == "") == (len(s.Requests) == 0):
 		return errors.New("want either pods (a CSV file) or requests")
 	case s.Kind == kindReplay && s.Pods == "":
 		return errors.New("a replay needs pods (a CSV file with times)")

@@ -75,6 +75,8 @@ func (e *Experiment) study(r *Report) study {
 		return newChurnStudy(e, r)
 	case kindReplay:
 		return newReplayStudy(e, r)
+	case kindFailures:
+		return newFailureStudy(e, r)
 	}
 	return newFillStudy(e)
 }
