@@ -1413,7 +1413,13 @@ type ResizeLeaseRequest struct {
 	LeaseId         string                 `protobuf:"bytes,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
 	ResourceVersion uint64                 `protobuf:"varint,2,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
 	// The new number of GPUs.
-	Count         uint32 `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`
+	Count uint32 `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`
+	// The new memory and compute of a lease of a part, instead of count. 0: as it is. A
+	// part grows on its GPU, or the call fails. It shrinks when the guest uses less.
+	Part *Part `protobuf:"bytes,4,opt,name=part,proto3" json:"part,omitempty"`
+	// How long a part may keep memory that its guest still uses. Then the part is taken
+	// away and attached again with its new size. Unset: for ever.
+	Deadline      *durationpb.Duration `protobuf:"bytes,5,opt,name=deadline,proto3" json:"deadline,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1467,6 +1473,20 @@ func (x *ResizeLeaseRequest) GetCount() uint32 {
 		return x.Count
 	}
 	return 0
+}
+
+func (x *ResizeLeaseRequest) GetPart() *Part {
+	if x != nil {
+		return x.Part
+	}
+	return nil
+}
+
+func (x *ResizeLeaseRequest) GetDeadline() *durationpb.Duration {
+	if x != nil {
+		return x.Deadline
+	}
+	return nil
 }
 
 type ResizeLeaseResponse struct {
@@ -4542,11 +4562,13 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\x10resource_version\x18\x02 \x01(\x04R\x0fresourceVersion\x12\x14\n" +
 	"\x05force\x18\x03 \x01(\bR\x05force\";\n" +
 	"\x13DeleteLeaseResponse\x12$\n" +
-	"\x05lease\x18\x01 \x01(\v2\x0e.dxpu.v1.LeaseR\x05lease\"p\n" +
+	"\x05lease\x18\x01 \x01(\v2\x0e.dxpu.v1.LeaseR\x05lease\"\xca\x01\n" +
 	"\x12ResizeLeaseRequest\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\tR\aleaseId\x12)\n" +
 	"\x10resource_version\x18\x02 \x01(\x04R\x0fresourceVersion\x12\x14\n" +
-	"\x05count\x18\x03 \x01(\rR\x05count\";\n" +
+	"\x05count\x18\x03 \x01(\rR\x05count\x12!\n" +
+	"\x04part\x18\x04 \x01(\v2\r.dxpu.v1.PartR\x04part\x125\n" +
+	"\bdeadline\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\bdeadline\";\n" +
 	"\x13ResizeLeaseResponse\x12$\n" +
 	"\x05lease\x18\x01 \x01(\v2\x0e.dxpu.v1.LeaseR\x05lease\"d\n" +
 	"\x13ExplainLeaseRequest\x12\x1b\n" +
@@ -4885,17 +4907,18 @@ var file_dxpu_v1_dxpu_proto_goTypes = []any{
 	(LeaseState)(0),                 // 90: dxpu.v1.LeaseState
 	(*Lease)(nil),                   // 91: dxpu.v1.Lease
 	(*LeaseSpec)(nil),               // 92: dxpu.v1.LeaseSpec
-	(*Binding)(nil),                 // 93: dxpu.v1.Binding
+	(*Part)(nil),                    // 93: dxpu.v1.Part
 	(*durationpb.Duration)(nil),     // 94: google.protobuf.Duration
-	(*Taint)(nil),                   // 95: dxpu.v1.Taint
-	(*Event)(nil),                   // 96: dxpu.v1.Event
-	(EventType)(0),                  // 97: dxpu.v1.EventType
-	(*Tenant)(nil),                  // 98: dxpu.v1.Tenant
-	(*fieldmaskpb.FieldMask)(nil),   // 99: google.protobuf.FieldMask
-	(Role)(0),                       // 100: dxpu.v1.Role
-	(*Token)(nil),                   // 101: dxpu.v1.Token
-	(*timestamppb.Timestamp)(nil),   // 102: google.protobuf.Timestamp
-	(*AuditEntry)(nil),              // 103: dxpu.v1.AuditEntry
+	(*Binding)(nil),                 // 95: dxpu.v1.Binding
+	(*Taint)(nil),                   // 96: dxpu.v1.Taint
+	(*Event)(nil),                   // 97: dxpu.v1.Event
+	(EventType)(0),                  // 98: dxpu.v1.EventType
+	(*Tenant)(nil),                  // 99: dxpu.v1.Tenant
+	(*fieldmaskpb.FieldMask)(nil),   // 100: google.protobuf.FieldMask
+	(Role)(0),                       // 101: dxpu.v1.Role
+	(*Token)(nil),                   // 102: dxpu.v1.Token
+	(*timestamppb.Timestamp)(nil),   // 103: google.protobuf.Timestamp
+	(*AuditEntry)(nil),              // 104: dxpu.v1.AuditEntry
 }
 var file_dxpu_v1_dxpu_proto_depIdxs = []int32{
 	82,  // 0: dxpu.v1.GetPoolResponse.pool:type_name -> dxpu.v1.Pool
@@ -4917,123 +4940,125 @@ var file_dxpu_v1_dxpu_proto_depIdxs = []int32{
 	92,  // 16: dxpu.v1.CreateLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
 	91,  // 17: dxpu.v1.CreateLeaseResponse.lease:type_name -> dxpu.v1.Lease
 	91,  // 18: dxpu.v1.DeleteLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	91,  // 19: dxpu.v1.ResizeLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	92,  // 20: dxpu.v1.ExplainLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
-	91,  // 21: dxpu.v1.ReplaceGPUResponse.lease:type_name -> dxpu.v1.Lease
-	93,  // 22: dxpu.v1.ReplaceGPUResponse.binding:type_name -> dxpu.v1.Binding
-	93,  // 23: dxpu.v1.ReplugGPUResponse.binding:type_name -> dxpu.v1.Binding
-	33,  // 24: dxpu.v1.CordonRequest.target:type_name -> dxpu.v1.Target
-	33,  // 25: dxpu.v1.UncordonRequest.target:type_name -> dxpu.v1.Target
-	33,  // 26: dxpu.v1.DrainRequest.target:type_name -> dxpu.v1.Target
-	94,  // 27: dxpu.v1.DrainRequest.deadline:type_name -> google.protobuf.Duration
-	33,  // 28: dxpu.v1.SetTaintsRequest.target:type_name -> dxpu.v1.Target
-	95,  // 29: dxpu.v1.SetTaintsRequest.set:type_name -> dxpu.v1.Taint
-	95,  // 30: dxpu.v1.SetTaintsRequest.remove:type_name -> dxpu.v1.Taint
-	95,  // 31: dxpu.v1.SetTaintsResponse.taints:type_name -> dxpu.v1.Taint
-	46,  // 32: dxpu.v1.ListEventsRequest.filter:type_name -> dxpu.v1.EventFilter
-	96,  // 33: dxpu.v1.ListEventsResponse.events:type_name -> dxpu.v1.Event
-	97,  // 34: dxpu.v1.EventFilter.types:type_name -> dxpu.v1.EventType
-	46,  // 35: dxpu.v1.WatchEventsRequest.filter:type_name -> dxpu.v1.EventFilter
-	96,  // 36: dxpu.v1.WatchEventsResponse.event:type_name -> dxpu.v1.Event
-	91,  // 37: dxpu.v1.WatchLeasesResponse.lease:type_name -> dxpu.v1.Lease
-	89,  // 38: dxpu.v1.ClearGPUErrorsResponse.gpu:type_name -> dxpu.v1.GPU
-	98,  // 39: dxpu.v1.ListTenantsResponse.tenants:type_name -> dxpu.v1.Tenant
-	98,  // 40: dxpu.v1.GetTenantResponse.tenant:type_name -> dxpu.v1.Tenant
-	98,  // 41: dxpu.v1.PutTenantRequest.tenant:type_name -> dxpu.v1.Tenant
-	99,  // 42: dxpu.v1.PutTenantRequest.update_mask:type_name -> google.protobuf.FieldMask
-	98,  // 43: dxpu.v1.PutTenantResponse.tenant:type_name -> dxpu.v1.Tenant
-	100, // 44: dxpu.v1.CreateTokenRequest.role:type_name -> dxpu.v1.Role
-	94,  // 45: dxpu.v1.CreateTokenRequest.expires_after:type_name -> google.protobuf.Duration
-	101, // 46: dxpu.v1.CreateTokenResponse.token:type_name -> dxpu.v1.Token
-	101, // 47: dxpu.v1.ListTokensResponse.tokens:type_name -> dxpu.v1.Token
-	0,   // 48: dxpu.v1.Authority.step:type_name -> dxpu.v1.AuthorityStep
-	102, // 49: dxpu.v1.Authority.step_time:type_name -> google.protobuf.Timestamp
-	69,  // 50: dxpu.v1.GetAuthorityResponse.authority:type_name -> dxpu.v1.Authority
-	0,   // 51: dxpu.v1.RotateAuthorityRequest.step:type_name -> dxpu.v1.AuthorityStep
-	69,  // 52: dxpu.v1.RotateAuthorityResponse.authority:type_name -> dxpu.v1.Authority
-	100, // 53: dxpu.v1.WhoAmIResponse.role:type_name -> dxpu.v1.Role
-	103, // 54: dxpu.v1.ListAuditResponse.entries:type_name -> dxpu.v1.AuditEntry
-	1,   // 55: dxpu.v1.PoolService.GetPool:input_type -> dxpu.v1.GetPoolRequest
-	3,   // 56: dxpu.v1.PoolService.GetPoolHistory:input_type -> dxpu.v1.GetPoolHistoryRequest
-	5,   // 57: dxpu.v1.PoolService.ListHosts:input_type -> dxpu.v1.ListHostsRequest
-	7,   // 58: dxpu.v1.PoolService.GetHost:input_type -> dxpu.v1.GetHostRequest
-	9,   // 59: dxpu.v1.PoolService.ListBoxes:input_type -> dxpu.v1.ListBoxesRequest
-	11,  // 60: dxpu.v1.PoolService.GetBox:input_type -> dxpu.v1.GetBoxRequest
-	13,  // 61: dxpu.v1.PoolService.ListGPUs:input_type -> dxpu.v1.ListGPUsRequest
-	15,  // 62: dxpu.v1.PoolService.GetGPU:input_type -> dxpu.v1.GetGPURequest
-	17,  // 63: dxpu.v1.PoolService.ListLeases:input_type -> dxpu.v1.ListLeasesRequest
-	19,  // 64: dxpu.v1.PoolService.GetLease:input_type -> dxpu.v1.GetLeaseRequest
-	21,  // 65: dxpu.v1.PoolService.CreateLease:input_type -> dxpu.v1.CreateLeaseRequest
-	23,  // 66: dxpu.v1.PoolService.DeleteLease:input_type -> dxpu.v1.DeleteLeaseRequest
-	25,  // 67: dxpu.v1.PoolService.ResizeLease:input_type -> dxpu.v1.ResizeLeaseRequest
-	27,  // 68: dxpu.v1.PoolService.ExplainLease:input_type -> dxpu.v1.ExplainLeaseRequest
-	29,  // 69: dxpu.v1.PoolService.ReplaceGPU:input_type -> dxpu.v1.ReplaceGPURequest
-	31,  // 70: dxpu.v1.PoolService.ReplugGPU:input_type -> dxpu.v1.ReplugGPURequest
-	34,  // 71: dxpu.v1.PoolService.Cordon:input_type -> dxpu.v1.CordonRequest
-	36,  // 72: dxpu.v1.PoolService.Uncordon:input_type -> dxpu.v1.UncordonRequest
-	38,  // 73: dxpu.v1.PoolService.Drain:input_type -> dxpu.v1.DrainRequest
-	40,  // 74: dxpu.v1.PoolService.SetTaints:input_type -> dxpu.v1.SetTaintsRequest
-	51,  // 75: dxpu.v1.PoolService.ClearGPUErrors:input_type -> dxpu.v1.ClearGPUErrorsRequest
-	53,  // 76: dxpu.v1.PoolService.DeleteNode:input_type -> dxpu.v1.DeleteNodeRequest
-	55,  // 77: dxpu.v1.PoolService.ListTenants:input_type -> dxpu.v1.ListTenantsRequest
-	57,  // 78: dxpu.v1.PoolService.GetTenant:input_type -> dxpu.v1.GetTenantRequest
-	59,  // 79: dxpu.v1.PoolService.PutTenant:input_type -> dxpu.v1.PutTenantRequest
-	61,  // 80: dxpu.v1.PoolService.DeleteTenant:input_type -> dxpu.v1.DeleteTenantRequest
-	63,  // 81: dxpu.v1.PoolService.CreateToken:input_type -> dxpu.v1.CreateTokenRequest
-	65,  // 82: dxpu.v1.PoolService.ListTokens:input_type -> dxpu.v1.ListTokensRequest
-	67,  // 83: dxpu.v1.PoolService.DeleteToken:input_type -> dxpu.v1.DeleteTokenRequest
-	74,  // 84: dxpu.v1.PoolService.WhoAmI:input_type -> dxpu.v1.WhoAmIRequest
-	70,  // 85: dxpu.v1.PoolService.GetAuthority:input_type -> dxpu.v1.GetAuthorityRequest
-	72,  // 86: dxpu.v1.PoolService.RotateAuthority:input_type -> dxpu.v1.RotateAuthorityRequest
-	76,  // 87: dxpu.v1.PoolService.ListAudit:input_type -> dxpu.v1.ListAuditRequest
-	78,  // 88: dxpu.v1.PoolService.Backup:input_type -> dxpu.v1.BackupRequest
-	42,  // 89: dxpu.v1.PoolService.ReplaceMember:input_type -> dxpu.v1.ReplaceMemberRequest
-	44,  // 90: dxpu.v1.PoolService.ListEvents:input_type -> dxpu.v1.ListEventsRequest
-	47,  // 91: dxpu.v1.PoolService.WatchEvents:input_type -> dxpu.v1.WatchEventsRequest
-	49,  // 92: dxpu.v1.PoolService.WatchLeases:input_type -> dxpu.v1.WatchLeasesRequest
-	2,   // 93: dxpu.v1.PoolService.GetPool:output_type -> dxpu.v1.GetPoolResponse
-	4,   // 94: dxpu.v1.PoolService.GetPoolHistory:output_type -> dxpu.v1.GetPoolHistoryResponse
-	6,   // 95: dxpu.v1.PoolService.ListHosts:output_type -> dxpu.v1.ListHostsResponse
-	8,   // 96: dxpu.v1.PoolService.GetHost:output_type -> dxpu.v1.GetHostResponse
-	10,  // 97: dxpu.v1.PoolService.ListBoxes:output_type -> dxpu.v1.ListBoxesResponse
-	12,  // 98: dxpu.v1.PoolService.GetBox:output_type -> dxpu.v1.GetBoxResponse
-	14,  // 99: dxpu.v1.PoolService.ListGPUs:output_type -> dxpu.v1.ListGPUsResponse
-	16,  // 100: dxpu.v1.PoolService.GetGPU:output_type -> dxpu.v1.GetGPUResponse
-	18,  // 101: dxpu.v1.PoolService.ListLeases:output_type -> dxpu.v1.ListLeasesResponse
-	20,  // 102: dxpu.v1.PoolService.GetLease:output_type -> dxpu.v1.GetLeaseResponse
-	22,  // 103: dxpu.v1.PoolService.CreateLease:output_type -> dxpu.v1.CreateLeaseResponse
-	24,  // 104: dxpu.v1.PoolService.DeleteLease:output_type -> dxpu.v1.DeleteLeaseResponse
-	26,  // 105: dxpu.v1.PoolService.ResizeLease:output_type -> dxpu.v1.ResizeLeaseResponse
-	28,  // 106: dxpu.v1.PoolService.ExplainLease:output_type -> dxpu.v1.ExplainLeaseResponse
-	30,  // 107: dxpu.v1.PoolService.ReplaceGPU:output_type -> dxpu.v1.ReplaceGPUResponse
-	32,  // 108: dxpu.v1.PoolService.ReplugGPU:output_type -> dxpu.v1.ReplugGPUResponse
-	35,  // 109: dxpu.v1.PoolService.Cordon:output_type -> dxpu.v1.CordonResponse
-	37,  // 110: dxpu.v1.PoolService.Uncordon:output_type -> dxpu.v1.UncordonResponse
-	39,  // 111: dxpu.v1.PoolService.Drain:output_type -> dxpu.v1.DrainResponse
-	41,  // 112: dxpu.v1.PoolService.SetTaints:output_type -> dxpu.v1.SetTaintsResponse
-	52,  // 113: dxpu.v1.PoolService.ClearGPUErrors:output_type -> dxpu.v1.ClearGPUErrorsResponse
-	54,  // 114: dxpu.v1.PoolService.DeleteNode:output_type -> dxpu.v1.DeleteNodeResponse
-	56,  // 115: dxpu.v1.PoolService.ListTenants:output_type -> dxpu.v1.ListTenantsResponse
-	58,  // 116: dxpu.v1.PoolService.GetTenant:output_type -> dxpu.v1.GetTenantResponse
-	60,  // 117: dxpu.v1.PoolService.PutTenant:output_type -> dxpu.v1.PutTenantResponse
-	62,  // 118: dxpu.v1.PoolService.DeleteTenant:output_type -> dxpu.v1.DeleteTenantResponse
-	64,  // 119: dxpu.v1.PoolService.CreateToken:output_type -> dxpu.v1.CreateTokenResponse
-	66,  // 120: dxpu.v1.PoolService.ListTokens:output_type -> dxpu.v1.ListTokensResponse
-	68,  // 121: dxpu.v1.PoolService.DeleteToken:output_type -> dxpu.v1.DeleteTokenResponse
-	75,  // 122: dxpu.v1.PoolService.WhoAmI:output_type -> dxpu.v1.WhoAmIResponse
-	71,  // 123: dxpu.v1.PoolService.GetAuthority:output_type -> dxpu.v1.GetAuthorityResponse
-	73,  // 124: dxpu.v1.PoolService.RotateAuthority:output_type -> dxpu.v1.RotateAuthorityResponse
-	77,  // 125: dxpu.v1.PoolService.ListAudit:output_type -> dxpu.v1.ListAuditResponse
-	79,  // 126: dxpu.v1.PoolService.Backup:output_type -> dxpu.v1.BackupResponse
-	43,  // 127: dxpu.v1.PoolService.ReplaceMember:output_type -> dxpu.v1.ReplaceMemberResponse
-	45,  // 128: dxpu.v1.PoolService.ListEvents:output_type -> dxpu.v1.ListEventsResponse
-	48,  // 129: dxpu.v1.PoolService.WatchEvents:output_type -> dxpu.v1.WatchEventsResponse
-	50,  // 130: dxpu.v1.PoolService.WatchLeases:output_type -> dxpu.v1.WatchLeasesResponse
-	93,  // [93:131] is the sub-list for method output_type
-	55,  // [55:93] is the sub-list for method input_type
-	55,  // [55:55] is the sub-list for extension type_name
-	55,  // [55:55] is the sub-list for extension extendee
-	0,   // [0:55] is the sub-list for field type_name
+	93,  // 19: dxpu.v1.ResizeLeaseRequest.part:type_name -> dxpu.v1.Part
+	94,  // 20: dxpu.v1.ResizeLeaseRequest.deadline:type_name -> google.protobuf.Duration
+	91,  // 21: dxpu.v1.ResizeLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	92,  // 22: dxpu.v1.ExplainLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
+	91,  // 23: dxpu.v1.ReplaceGPUResponse.lease:type_name -> dxpu.v1.Lease
+	95,  // 24: dxpu.v1.ReplaceGPUResponse.binding:type_name -> dxpu.v1.Binding
+	95,  // 25: dxpu.v1.ReplugGPUResponse.binding:type_name -> dxpu.v1.Binding
+	33,  // 26: dxpu.v1.CordonRequest.target:type_name -> dxpu.v1.Target
+	33,  // 27: dxpu.v1.UncordonRequest.target:type_name -> dxpu.v1.Target
+	33,  // 28: dxpu.v1.DrainRequest.target:type_name -> dxpu.v1.Target
+	94,  // 29: dxpu.v1.DrainRequest.deadline:type_name -> google.protobuf.Duration
+	33,  // 30: dxpu.v1.SetTaintsRequest.target:type_name -> dxpu.v1.Target
+	96,  // 31: dxpu.v1.SetTaintsRequest.set:type_name -> dxpu.v1.Taint
+	96,  // 32: dxpu.v1.SetTaintsRequest.remove:type_name -> dxpu.v1.Taint
+	96,  // 33: dxpu.v1.SetTaintsResponse.taints:type_name -> dxpu.v1.Taint
+	46,  // 34: dxpu.v1.ListEventsRequest.filter:type_name -> dxpu.v1.EventFilter
+	97,  // 35: dxpu.v1.ListEventsResponse.events:type_name -> dxpu.v1.Event
+	98,  // 36: dxpu.v1.EventFilter.types:type_name -> dxpu.v1.EventType
+	46,  // 37: dxpu.v1.WatchEventsRequest.filter:type_name -> dxpu.v1.EventFilter
+	97,  // 38: dxpu.v1.WatchEventsResponse.event:type_name -> dxpu.v1.Event
+	91,  // 39: dxpu.v1.WatchLeasesResponse.lease:type_name -> dxpu.v1.Lease
+	89,  // 40: dxpu.v1.ClearGPUErrorsResponse.gpu:type_name -> dxpu.v1.GPU
+	99,  // 41: dxpu.v1.ListTenantsResponse.tenants:type_name -> dxpu.v1.Tenant
+	99,  // 42: dxpu.v1.GetTenantResponse.tenant:type_name -> dxpu.v1.Tenant
+	99,  // 43: dxpu.v1.PutTenantRequest.tenant:type_name -> dxpu.v1.Tenant
+	100, // 44: dxpu.v1.PutTenantRequest.update_mask:type_name -> google.protobuf.FieldMask
+	99,  // 45: dxpu.v1.PutTenantResponse.tenant:type_name -> dxpu.v1.Tenant
+	101, // 46: dxpu.v1.CreateTokenRequest.role:type_name -> dxpu.v1.Role
+	94,  // 47: dxpu.v1.CreateTokenRequest.expires_after:type_name -> google.protobuf.Duration
+	102, // 48: dxpu.v1.CreateTokenResponse.token:type_name -> dxpu.v1.Token
+	102, // 49: dxpu.v1.ListTokensResponse.tokens:type_name -> dxpu.v1.Token
+	0,   // 50: dxpu.v1.Authority.step:type_name -> dxpu.v1.AuthorityStep
+	103, // 51: dxpu.v1.Authority.step_time:type_name -> google.protobuf.Timestamp
+	69,  // 52: dxpu.v1.GetAuthorityResponse.authority:type_name -> dxpu.v1.Authority
+	0,   // 53: dxpu.v1.RotateAuthorityRequest.step:type_name -> dxpu.v1.AuthorityStep
+	69,  // 54: dxpu.v1.RotateAuthorityResponse.authority:type_name -> dxpu.v1.Authority
+	101, // 55: dxpu.v1.WhoAmIResponse.role:type_name -> dxpu.v1.Role
+	104, // 56: dxpu.v1.ListAuditResponse.entries:type_name -> dxpu.v1.AuditEntry
+	1,   // 57: dxpu.v1.PoolService.GetPool:input_type -> dxpu.v1.GetPoolRequest
+	3,   // 58: dxpu.v1.PoolService.GetPoolHistory:input_type -> dxpu.v1.GetPoolHistoryRequest
+	5,   // 59: dxpu.v1.PoolService.ListHosts:input_type -> dxpu.v1.ListHostsRequest
+	7,   // 60: dxpu.v1.PoolService.GetHost:input_type -> dxpu.v1.GetHostRequest
+	9,   // 61: dxpu.v1.PoolService.ListBoxes:input_type -> dxpu.v1.ListBoxesRequest
+	11,  // 62: dxpu.v1.PoolService.GetBox:input_type -> dxpu.v1.GetBoxRequest
+	13,  // 63: dxpu.v1.PoolService.ListGPUs:input_type -> dxpu.v1.ListGPUsRequest
+	15,  // 64: dxpu.v1.PoolService.GetGPU:input_type -> dxpu.v1.GetGPURequest
+	17,  // 65: dxpu.v1.PoolService.ListLeases:input_type -> dxpu.v1.ListLeasesRequest
+	19,  // 66: dxpu.v1.PoolService.GetLease:input_type -> dxpu.v1.GetLeaseRequest
+	21,  // 67: dxpu.v1.PoolService.CreateLease:input_type -> dxpu.v1.CreateLeaseRequest
+	23,  // 68: dxpu.v1.PoolService.DeleteLease:input_type -> dxpu.v1.DeleteLeaseRequest
+	25,  // 69: dxpu.v1.PoolService.ResizeLease:input_type -> dxpu.v1.ResizeLeaseRequest
+	27,  // 70: dxpu.v1.PoolService.ExplainLease:input_type -> dxpu.v1.ExplainLeaseRequest
+	29,  // 71: dxpu.v1.PoolService.ReplaceGPU:input_type -> dxpu.v1.ReplaceGPURequest
+	31,  // 72: dxpu.v1.PoolService.ReplugGPU:input_type -> dxpu.v1.ReplugGPURequest
+	34,  // 73: dxpu.v1.PoolService.Cordon:input_type -> dxpu.v1.CordonRequest
+	36,  // 74: dxpu.v1.PoolService.Uncordon:input_type -> dxpu.v1.UncordonRequest
+	38,  // 75: dxpu.v1.PoolService.Drain:input_type -> dxpu.v1.DrainRequest
+	40,  // 76: dxpu.v1.PoolService.SetTaints:input_type -> dxpu.v1.SetTaintsRequest
+	51,  // 77: dxpu.v1.PoolService.ClearGPUErrors:input_type -> dxpu.v1.ClearGPUErrorsRequest
+	53,  // 78: dxpu.v1.PoolService.DeleteNode:input_type -> dxpu.v1.DeleteNodeRequest
+	55,  // 79: dxpu.v1.PoolService.ListTenants:input_type -> dxpu.v1.ListTenantsRequest
+	57,  // 80: dxpu.v1.PoolService.GetTenant:input_type -> dxpu.v1.GetTenantRequest
+	59,  // 81: dxpu.v1.PoolService.PutTenant:input_type -> dxpu.v1.PutTenantRequest
+	61,  // 82: dxpu.v1.PoolService.DeleteTenant:input_type -> dxpu.v1.DeleteTenantRequest
+	63,  // 83: dxpu.v1.PoolService.CreateToken:input_type -> dxpu.v1.CreateTokenRequest
+	65,  // 84: dxpu.v1.PoolService.ListTokens:input_type -> dxpu.v1.ListTokensRequest
+	67,  // 85: dxpu.v1.PoolService.DeleteToken:input_type -> dxpu.v1.DeleteTokenRequest
+	74,  // 86: dxpu.v1.PoolService.WhoAmI:input_type -> dxpu.v1.WhoAmIRequest
+	70,  // 87: dxpu.v1.PoolService.GetAuthority:input_type -> dxpu.v1.GetAuthorityRequest
+	72,  // 88: dxpu.v1.PoolService.RotateAuthority:input_type -> dxpu.v1.RotateAuthorityRequest
+	76,  // 89: dxpu.v1.PoolService.ListAudit:input_type -> dxpu.v1.ListAuditRequest
+	78,  // 90: dxpu.v1.PoolService.Backup:input_type -> dxpu.v1.BackupRequest
+	42,  // 91: dxpu.v1.PoolService.ReplaceMember:input_type -> dxpu.v1.ReplaceMemberRequest
+	44,  // 92: dxpu.v1.PoolService.ListEvents:input_type -> dxpu.v1.ListEventsRequest
+	47,  // 93: dxpu.v1.PoolService.WatchEvents:input_type -> dxpu.v1.WatchEventsRequest
+	49,  // 94: dxpu.v1.PoolService.WatchLeases:input_type -> dxpu.v1.WatchLeasesRequest
+	2,   // 95: dxpu.v1.PoolService.GetPool:output_type -> dxpu.v1.GetPoolResponse
+	4,   // 96: dxpu.v1.PoolService.GetPoolHistory:output_type -> dxpu.v1.GetPoolHistoryResponse
+	6,   // 97: dxpu.v1.PoolService.ListHosts:output_type -> dxpu.v1.ListHostsResponse
+	8,   // 98: dxpu.v1.PoolService.GetHost:output_type -> dxpu.v1.GetHostResponse
+	10,  // 99: dxpu.v1.PoolService.ListBoxes:output_type -> dxpu.v1.ListBoxesResponse
+	12,  // 100: dxpu.v1.PoolService.GetBox:output_type -> dxpu.v1.GetBoxResponse
+	14,  // 101: dxpu.v1.PoolService.ListGPUs:output_type -> dxpu.v1.ListGPUsResponse
+	16,  // 102: dxpu.v1.PoolService.GetGPU:output_type -> dxpu.v1.GetGPUResponse
+	18,  // 103: dxpu.v1.PoolService.ListLeases:output_type -> dxpu.v1.ListLeasesResponse
+	20,  // 104: dxpu.v1.PoolService.GetLease:output_type -> dxpu.v1.GetLeaseResponse
+	22,  // 105: dxpu.v1.PoolService.CreateLease:output_type -> dxpu.v1.CreateLeaseResponse
+	24,  // 106: dxpu.v1.PoolService.DeleteLease:output_type -> dxpu.v1.DeleteLeaseResponse
+	26,  // 107: dxpu.v1.PoolService.ResizeLease:output_type -> dxpu.v1.ResizeLeaseResponse
+	28,  // 108: dxpu.v1.PoolService.ExplainLease:output_type -> dxpu.v1.ExplainLeaseResponse
+	30,  // 109: dxpu.v1.PoolService.ReplaceGPU:output_type -> dxpu.v1.ReplaceGPUResponse
+	32,  // 110: dxpu.v1.PoolService.ReplugGPU:output_type -> dxpu.v1.ReplugGPUResponse
+	35,  // 111: dxpu.v1.PoolService.Cordon:output_type -> dxpu.v1.CordonResponse
+	37,  // 112: dxpu.v1.PoolService.Uncordon:output_type -> dxpu.v1.UncordonResponse
+	39,  // 113: dxpu.v1.PoolService.Drain:output_type -> dxpu.v1.DrainResponse
+	41,  // 114: dxpu.v1.PoolService.SetTaints:output_type -> dxpu.v1.SetTaintsResponse
+	52,  // 115: dxpu.v1.PoolService.ClearGPUErrors:output_type -> dxpu.v1.ClearGPUErrorsResponse
+	54,  // 116: dxpu.v1.PoolService.DeleteNode:output_type -> dxpu.v1.DeleteNodeResponse
+	56,  // 117: dxpu.v1.PoolService.ListTenants:output_type -> dxpu.v1.ListTenantsResponse
+	58,  // 118: dxpu.v1.PoolService.GetTenant:output_type -> dxpu.v1.GetTenantResponse
+	60,  // 119: dxpu.v1.PoolService.PutTenant:output_type -> dxpu.v1.PutTenantResponse
+	62,  // 120: dxpu.v1.PoolService.DeleteTenant:output_type -> dxpu.v1.DeleteTenantResponse
+	64,  // 121: dxpu.v1.PoolService.CreateToken:output_type -> dxpu.v1.CreateTokenResponse
+	66,  // 122: dxpu.v1.PoolService.ListTokens:output_type -> dxpu.v1.ListTokensResponse
+	68,  // 123: dxpu.v1.PoolService.DeleteToken:output_type -> dxpu.v1.DeleteTokenResponse
+	75,  // 124: dxpu.v1.PoolService.WhoAmI:output_type -> dxpu.v1.WhoAmIResponse
+	71,  // 125: dxpu.v1.PoolService.GetAuthority:output_type -> dxpu.v1.GetAuthorityResponse
+	73,  // 126: dxpu.v1.PoolService.RotateAuthority:output_type -> dxpu.v1.RotateAuthorityResponse
+	77,  // 127: dxpu.v1.PoolService.ListAudit:output_type -> dxpu.v1.ListAuditResponse
+	79,  // 128: dxpu.v1.PoolService.Backup:output_type -> dxpu.v1.BackupResponse
+	43,  // 129: dxpu.v1.PoolService.ReplaceMember:output_type -> dxpu.v1.ReplaceMemberResponse
+	45,  // 130: dxpu.v1.PoolService.ListEvents:output_type -> dxpu.v1.ListEventsResponse
+	48,  // 131: dxpu.v1.PoolService.WatchEvents:output_type -> dxpu.v1.WatchEventsResponse
+	50,  // 132: dxpu.v1.PoolService.WatchLeases:output_type -> dxpu.v1.WatchLeasesResponse
+	95,  // [95:133] is the sub-list for method output_type
+	57,  // [57:95] is the sub-list for method input_type
+	57,  // [57:57] is the sub-list for extension type_name
+	57,  // [57:57] is the sub-list for extension extendee
+	0,   // [0:57] is the sub-list for field type_name
 }
 
 func init() { file_dxpu_v1_dxpu_proto_init() }

@@ -555,7 +555,11 @@ type DesiredBinding struct {
 	Traceparent string `protobuf:"bytes,14,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
 	// Hosts: how many times to plug the device in again after the guest has ejected
 	// it.
-	Replugs       uint32 `protobuf:"varint,15,opt,name=replugs,proto3" json:"replugs,omitempty"`
+	Replugs uint32 `protobuf:"varint,15,opt,name=replugs,proto3" json:"replugs,omitempty"`
+	// The part of the GPU, if the box slot is that of a part. The same binding may come
+	// again with another part: the box changes the limits of the running part. It takes
+	// memory away only where the guest does not use it.
+	Part          *Part `protobuf:"bytes,16,opt,name=part,proto3" json:"part,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -693,6 +697,13 @@ func (x *DesiredBinding) GetReplugs() uint32 {
 		return x.Replugs
 	}
 	return 0
+}
+
+func (x *DesiredBinding) GetPart() *Part {
+	if x != nil {
+		return x.Part
+	}
+	return nil
 }
 
 // Peer is the other side of a binding.
@@ -1025,7 +1036,11 @@ type ObservedSlot struct {
 	// Boxes: the sequence of the last DesiredReset carried out.
 	ResetSequence uint64 `protobuf:"varint,8,opt,name=reset_sequence,json=resetSequence,proto3" json:"reset_sequence,omitempty"`
 	// Hosts: how the slot's last device was removed.
-	Removal       *Removal `protobuf:"bytes,9,opt,name=removal,proto3" json:"removal,omitempty"`
+	Removal *Removal `protobuf:"bytes,9,opt,name=removal,proto3" json:"removal,omitempty"`
+	// Boxes: the slot of the GPU of which this slot is a part, such as a virtual function
+	// of it. The box reports one slot for each part that can be bound, bound or not.
+	// Unset: the slot has a whole device.
+	PartOf        *uint32 `protobuf:"varint,10,opt,name=part_of,json=partOf,proto3,oneof" json:"part_of,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1123,6 +1138,13 @@ func (x *ObservedSlot) GetRemoval() *Removal {
 	return nil
 }
 
+func (x *ObservedSlot) GetPartOf() uint32 {
+	if x != nil && x.PartOf != nil {
+		return *x.PartOf
+	}
+	return 0
+}
+
 // ObservedBinding is one side of a binding, as reported by the node.
 type ObservedBinding struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -1144,7 +1166,9 @@ type ObservedBinding struct {
 	Reason Reason `protobuf:"varint,11,opt,name=reason,proto3,enum=dxpu.v1.Reason" json:"reason,omitempty"`
 	// Hosts, PREPARING: the binding waits for something outside the pool, such as a VM
 	// that has not been started; detail names it. The manager waits, too.
-	Waiting       bool `protobuf:"varint,12,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	Waiting bool `protobuf:"varint,12,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	// Boxes: the limits of the part that are in force.
+	Part          *Part `protobuf:"bytes,13,opt,name=part,proto3" json:"part,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1263,6 +1287,13 @@ func (x *ObservedBinding) GetWaiting() bool {
 	return false
 }
 
+func (x *ObservedBinding) GetPart() *Part {
+	if x != nil {
+		return x.Part
+	}
+	return nil
+}
+
 // Removal is how a device was removed from a guest.
 type Removal struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -1373,7 +1404,7 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	"\x06resets\x18\x06 \x03(\v2\x15.dxpu.v1.DesiredResetR\x06resets\">\n" +
 	"\fDesiredReset\x12\x12\n" +
 	"\x04slot\x18\x01 \x01(\rR\x04slot\x12\x1a\n" +
-	"\bsequence\x18\x02 \x01(\x04R\bsequence\"\xea\x03\n" +
+	"\bsequence\x18\x02 \x01(\x04R\bsequence\"\x8d\x04\n" +
 	"\x0eDesiredBinding\x12\x1d\n" +
 	"\n" +
 	"binding_id\x18\x01 \x01(\tR\tbindingId\x12\x14\n" +
@@ -1391,7 +1422,8 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	"\x0eunplug_timeout\x18\f \x01(\v2\x19.google.protobuf.DurationR\runplugTimeout\x12+\n" +
 	"\x05state\x18\r \x01(\x0e2\x15.dxpu.v1.BindingStateR\x05state\x12 \n" +
 	"\vtraceparent\x18\x0e \x01(\tR\vtraceparent\x12\x18\n" +
-	"\areplugs\x18\x0f \x01(\rR\areplugs\"\x88\x01\n" +
+	"\areplugs\x18\x0f \x01(\rR\areplugs\x12!\n" +
+	"\x04part\x18\x10 \x01(\v2\r.dxpu.v1.PartR\x04part\"\x88\x01\n" +
 	"\x04Peer\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1f\n" +
 	"\vnode_number\x18\x02 \x01(\rR\n" +
@@ -1421,7 +1453,7 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	"proxy_gpus\x18\v \x01(\rR\tproxyGpus\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe6\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x90\x03\n" +
 	"\fObservedSlot\x12\x12\n" +
 	"\x04slot\x18\x01 \x01(\rR\x04slot\x12'\n" +
 	"\x06device\x18\x02 \x01(\v2\x0f.dxpu.v1.DeviceR\x06device\x12'\n" +
@@ -1431,7 +1463,11 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	"\abinding\x18\x06 \x01(\v2\x18.dxpu.v1.ObservedBindingR\abinding\x12,\n" +
 	"\x06errors\x18\a \x03(\v2\x14.dxpu.v1.DeviceErrorR\x06errors\x12%\n" +
 	"\x0ereset_sequence\x18\b \x01(\x04R\rresetSequence\x12*\n" +
-	"\aremoval\x18\t \x01(\v2\x10.dxpu.v1.RemovalR\aremoval\"\xa1\x03\n" +
+	"\aremoval\x18\t \x01(\v2\x10.dxpu.v1.RemovalR\aremoval\x12\x1c\n" +
+	"\apart_of\x18\n" +
+	" \x01(\rH\x00R\x06partOf\x88\x01\x01B\n" +
+	"\n" +
+	"\b_part_of\"\xc4\x03\n" +
 	"\x0fObservedBinding\x12\x1d\n" +
 	"\n" +
 	"binding_id\x18\x01 \x01(\tR\tbindingId\x12\x14\n" +
@@ -1446,7 +1482,8 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	"\areplugs\x18\n" +
 	" \x01(\rR\areplugs\x12'\n" +
 	"\x06reason\x18\v \x01(\x0e2\x0f.dxpu.v1.ReasonR\x06reason\x12\x18\n" +
-	"\awaiting\x18\f \x01(\bR\awaiting\"X\n" +
+	"\awaiting\x18\f \x01(\bR\awaiting\x12!\n" +
+	"\x04part\x18\r \x01(\v2\r.dxpu.v1.PartR\x04part\"X\n" +
 	"\aRemoval\x12\x1d\n" +
 	"\n" +
 	"binding_id\x18\x01 \x01(\tR\tbindingId\x12\x16\n" +
@@ -1493,15 +1530,16 @@ var file_dxpu_v1_node_proto_goTypes = []any{
 	(Cipher)(0),                 // 18: dxpu.v1.Cipher
 	(*Device)(nil),              // 19: dxpu.v1.Device
 	(BindingState)(0),           // 20: dxpu.v1.BindingState
-	(*PathAddress)(nil),         // 21: dxpu.v1.PathAddress
-	(BoxKind)(0),                // 22: dxpu.v1.BoxKind
-	(Health)(0),                 // 23: dxpu.v1.Health
-	(*DeviceError)(nil),         // 24: dxpu.v1.DeviceError
-	(*Counters)(nil),            // 25: dxpu.v1.Counters
-	(*Step)(nil),                // 26: dxpu.v1.Step
-	(*PathStatus)(nil),          // 27: dxpu.v1.PathStatus
-	(Use)(0),                    // 28: dxpu.v1.Use
-	(Reason)(0),                 // 29: dxpu.v1.Reason
+	(*Part)(nil),                // 21: dxpu.v1.Part
+	(*PathAddress)(nil),         // 22: dxpu.v1.PathAddress
+	(BoxKind)(0),                // 23: dxpu.v1.BoxKind
+	(Health)(0),                 // 24: dxpu.v1.Health
+	(*DeviceError)(nil),         // 25: dxpu.v1.DeviceError
+	(*Counters)(nil),            // 26: dxpu.v1.Counters
+	(*Step)(nil),                // 27: dxpu.v1.Step
+	(*PathStatus)(nil),          // 28: dxpu.v1.PathStatus
+	(Use)(0),                    // 29: dxpu.v1.Use
+	(Reason)(0),                 // 30: dxpu.v1.Reason
 }
 var file_dxpu_v1_node_proto_depIdxs = []int32{
 	16, // 0: dxpu.v1.EnrollRequest.kind:type_name -> dxpu.v1.NodeKind
@@ -1513,37 +1551,39 @@ var file_dxpu_v1_node_proto_depIdxs = []int32{
 	19, // 6: dxpu.v1.DesiredBinding.device:type_name -> dxpu.v1.Device
 	17, // 7: dxpu.v1.DesiredBinding.unplug_timeout:type_name -> google.protobuf.Duration
 	20, // 8: dxpu.v1.DesiredBinding.state:type_name -> dxpu.v1.BindingState
-	21, // 9: dxpu.v1.Peer.addresses:type_name -> dxpu.v1.PathAddress
-	11, // 10: dxpu.v1.ReportRequest.state:type_name -> dxpu.v1.ObservedState
-	17, // 11: dxpu.v1.ReportResponse.heartbeat_interval:type_name -> google.protobuf.Duration
-	15, // 12: dxpu.v1.ObservedState.labels:type_name -> dxpu.v1.ObservedState.LabelsEntry
-	21, // 13: dxpu.v1.ObservedState.addresses:type_name -> dxpu.v1.PathAddress
-	22, // 14: dxpu.v1.ObservedState.box_kind:type_name -> dxpu.v1.BoxKind
-	12, // 15: dxpu.v1.ObservedState.slots:type_name -> dxpu.v1.ObservedSlot
-	19, // 16: dxpu.v1.ObservedSlot.device:type_name -> dxpu.v1.Device
-	23, // 17: dxpu.v1.ObservedSlot.health:type_name -> dxpu.v1.Health
-	13, // 18: dxpu.v1.ObservedSlot.binding:type_name -> dxpu.v1.ObservedBinding
-	24, // 19: dxpu.v1.ObservedSlot.errors:type_name -> dxpu.v1.DeviceError
-	14, // 20: dxpu.v1.ObservedSlot.removal:type_name -> dxpu.v1.Removal
-	20, // 21: dxpu.v1.ObservedBinding.state:type_name -> dxpu.v1.BindingState
-	25, // 22: dxpu.v1.ObservedBinding.counters:type_name -> dxpu.v1.Counters
-	26, // 23: dxpu.v1.ObservedBinding.steps:type_name -> dxpu.v1.Step
-	27, // 24: dxpu.v1.ObservedBinding.paths:type_name -> dxpu.v1.PathStatus
-	28, // 25: dxpu.v1.ObservedBinding.use:type_name -> dxpu.v1.Use
-	29, // 26: dxpu.v1.ObservedBinding.reason:type_name -> dxpu.v1.Reason
-	2,  // 27: dxpu.v1.NodeService.Enroll:input_type -> dxpu.v1.EnrollRequest
-	4,  // 28: dxpu.v1.NodeService.WatchDesired:input_type -> dxpu.v1.WatchDesiredRequest
-	9,  // 29: dxpu.v1.NodeService.Report:input_type -> dxpu.v1.ReportRequest
-	0,  // 30: dxpu.v1.NodeService.Renew:input_type -> dxpu.v1.RenewRequest
-	3,  // 31: dxpu.v1.NodeService.Enroll:output_type -> dxpu.v1.EnrollResponse
-	5,  // 32: dxpu.v1.NodeService.WatchDesired:output_type -> dxpu.v1.DesiredState
-	10, // 33: dxpu.v1.NodeService.Report:output_type -> dxpu.v1.ReportResponse
-	1,  // 34: dxpu.v1.NodeService.Renew:output_type -> dxpu.v1.RenewResponse
-	31, // [31:35] is the sub-list for method output_type
-	27, // [27:31] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	21, // 9: dxpu.v1.DesiredBinding.part:type_name -> dxpu.v1.Part
+	22, // 10: dxpu.v1.Peer.addresses:type_name -> dxpu.v1.PathAddress
+	11, // 11: dxpu.v1.ReportRequest.state:type_name -> dxpu.v1.ObservedState
+	17, // 12: dxpu.v1.ReportResponse.heartbeat_interval:type_name -> google.protobuf.Duration
+	15, // 13: dxpu.v1.ObservedState.labels:type_name -> dxpu.v1.ObservedState.LabelsEntry
+	22, // 14: dxpu.v1.ObservedState.addresses:type_name -> dxpu.v1.PathAddress
+	23, // 15: dxpu.v1.ObservedState.box_kind:type_name -> dxpu.v1.BoxKind
+	12, // 16: dxpu.v1.ObservedState.slots:type_name -> dxpu.v1.ObservedSlot
+	19, // 17: dxpu.v1.ObservedSlot.device:type_name -> dxpu.v1.Device
+	24, // 18: dxpu.v1.ObservedSlot.health:type_name -> dxpu.v1.Health
+	13, // 19: dxpu.v1.ObservedSlot.binding:type_name -> dxpu.v1.ObservedBinding
+	25, // 20: dxpu.v1.ObservedSlot.errors:type_name -> dxpu.v1.DeviceError
+	14, // 21: dxpu.v1.ObservedSlot.removal:type_name -> dxpu.v1.Removal
+	20, // 22: dxpu.v1.ObservedBinding.state:type_name -> dxpu.v1.BindingState
+	26, // 23: dxpu.v1.ObservedBinding.counters:type_name -> dxpu.v1.Counters
+	27, // 24: dxpu.v1.ObservedBinding.steps:type_name -> dxpu.v1.Step
+	28, // 25: dxpu.v1.ObservedBinding.paths:type_name -> dxpu.v1.PathStatus
+	29, // 26: dxpu.v1.ObservedBinding.use:type_name -> dxpu.v1.Use
+	30, // 27: dxpu.v1.ObservedBinding.reason:type_name -> dxpu.v1.Reason
+	21, // 28: dxpu.v1.ObservedBinding.part:type_name -> dxpu.v1.Part
+	2,  // 29: dxpu.v1.NodeService.Enroll:input_type -> dxpu.v1.EnrollRequest
+	4,  // 30: dxpu.v1.NodeService.WatchDesired:input_type -> dxpu.v1.WatchDesiredRequest
+	9,  // 31: dxpu.v1.NodeService.Report:input_type -> dxpu.v1.ReportRequest
+	0,  // 32: dxpu.v1.NodeService.Renew:input_type -> dxpu.v1.RenewRequest
+	3,  // 33: dxpu.v1.NodeService.Enroll:output_type -> dxpu.v1.EnrollResponse
+	5,  // 34: dxpu.v1.NodeService.WatchDesired:output_type -> dxpu.v1.DesiredState
+	10, // 35: dxpu.v1.NodeService.Report:output_type -> dxpu.v1.ReportResponse
+	1,  // 36: dxpu.v1.NodeService.Renew:output_type -> dxpu.v1.RenewResponse
+	33, // [33:37] is the sub-list for method output_type
+	29, // [29:33] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_dxpu_v1_node_proto_init() }
@@ -1552,6 +1592,7 @@ func file_dxpu_v1_node_proto_init() {
 		return
 	}
 	file_dxpu_v1_types_proto_init()
+	file_dxpu_v1_node_proto_msgTypes[12].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

@@ -196,6 +196,8 @@ const (
 	GPUState_GPU_STATE_BOUND GPUState = 3
 	// Being detached, reset and scrubbed.
 	GPUState_GPU_STATE_RELEASING GPUState = 4
+	// Some of its parts are bound, and none of the rest is given out whole.
+	GPUState_GPU_STATE_SHARED GPUState = 5
 )
 
 // Enum value maps for GPUState.
@@ -206,6 +208,7 @@ var (
 		2: "GPU_STATE_UNAVAILABLE",
 		3: "GPU_STATE_BOUND",
 		4: "GPU_STATE_RELEASING",
+		5: "GPU_STATE_SHARED",
 	}
 	GPUState_value = map[string]int32{
 		"GPU_STATE_UNSPECIFIED": 0,
@@ -213,6 +216,7 @@ var (
 		"GPU_STATE_UNAVAILABLE": 2,
 		"GPU_STATE_BOUND":       3,
 		"GPU_STATE_RELEASING":   4,
+		"GPU_STATE_SHARED":      5,
 	}
 )
 
@@ -737,6 +741,115 @@ func (Preference) EnumDescriptor() ([]byte, []int) {
 	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{10}
 }
 
+// PartClass is the class of the work on a part of a GPU.
+type PartClass int32
+
+const (
+	PartClass_PART_CLASS_UNSPECIFIED PartClass = 0
+	// Work with a bound on its latency. The default.
+	PartClass_PART_CLASS_ONLINE PartClass = 1
+	// Work without one, which also gets what online work leaves.
+	PartClass_PART_CLASS_OFFLINE PartClass = 2
+)
+
+// Enum value maps for PartClass.
+var (
+	PartClass_name = map[int32]string{
+		0: "PART_CLASS_UNSPECIFIED",
+		1: "PART_CLASS_ONLINE",
+		2: "PART_CLASS_OFFLINE",
+	}
+	PartClass_value = map[string]int32{
+		"PART_CLASS_UNSPECIFIED": 0,
+		"PART_CLASS_ONLINE":      1,
+		"PART_CLASS_OFFLINE":     2,
+	}
+)
+
+func (x PartClass) Enum() *PartClass {
+	p := new(PartClass)
+	*p = x
+	return p
+}
+
+func (x PartClass) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (PartClass) Descriptor() protoreflect.EnumDescriptor {
+	return file_dxpu_v1_types_proto_enumTypes[11].Descriptor()
+}
+
+func (PartClass) Type() protoreflect.EnumType {
+	return &file_dxpu_v1_types_proto_enumTypes[11]
+}
+
+func (x PartClass) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use PartClass.Descriptor instead.
+func (PartClass) EnumDescriptor() ([]byte, []int) {
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{11}
+}
+
+// ShareMode is how the parts of a GPU share its multiprocessors. All parts of a GPU share
+// it in one mode.
+type ShareMode int32
+
+const (
+	ShareMode_SHARE_MODE_UNSPECIFIED ShareMode = 0
+	// Kernels of all parts run at the same time.
+	ShareMode_SHARE_MODE_SPACE ShareMode = 1
+	// The parts take turns.
+	ShareMode_SHARE_MODE_TIME ShareMode = 2
+	// Each part has multiprocessors of its own.
+	ShareMode_SHARE_MODE_PARTITION ShareMode = 3
+)
+
+// Enum value maps for ShareMode.
+var (
+	ShareMode_name = map[int32]string{
+		0: "SHARE_MODE_UNSPECIFIED",
+		1: "SHARE_MODE_SPACE",
+		2: "SHARE_MODE_TIME",
+		3: "SHARE_MODE_PARTITION",
+	}
+	ShareMode_value = map[string]int32{
+		"SHARE_MODE_UNSPECIFIED": 0,
+		"SHARE_MODE_SPACE":       1,
+		"SHARE_MODE_TIME":        2,
+		"SHARE_MODE_PARTITION":   3,
+	}
+)
+
+func (x ShareMode) Enum() *ShareMode {
+	p := new(ShareMode)
+	*p = x
+	return p
+}
+
+func (x ShareMode) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ShareMode) Descriptor() protoreflect.EnumDescriptor {
+	return file_dxpu_v1_types_proto_enumTypes[12].Descriptor()
+}
+
+func (ShareMode) Type() protoreflect.EnumType {
+	return &file_dxpu_v1_types_proto_enumTypes[12]
+}
+
+func (x ShareMode) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ShareMode.Descriptor instead.
+func (ShareMode) EnumDescriptor() ([]byte, []int) {
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{12}
+}
+
 // Cipher is the encryption of a binding's datagrams.
 type Cipher int32
 
@@ -772,11 +885,11 @@ func (x Cipher) String() string {
 }
 
 func (Cipher) Descriptor() protoreflect.EnumDescriptor {
-	return file_dxpu_v1_types_proto_enumTypes[11].Descriptor()
+	return file_dxpu_v1_types_proto_enumTypes[13].Descriptor()
 }
 
 func (Cipher) Type() protoreflect.EnumType {
-	return &file_dxpu_v1_types_proto_enumTypes[11]
+	return &file_dxpu_v1_types_proto_enumTypes[13]
 }
 
 func (x Cipher) Number() protoreflect.EnumNumber {
@@ -785,7 +898,7 @@ func (x Cipher) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Cipher.Descriptor instead.
 func (Cipher) EnumDescriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{11}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{13}
 }
 
 // EventType is the type of an event.
@@ -956,11 +1069,11 @@ func (x EventType) String() string {
 }
 
 func (EventType) Descriptor() protoreflect.EnumDescriptor {
-	return file_dxpu_v1_types_proto_enumTypes[12].Descriptor()
+	return file_dxpu_v1_types_proto_enumTypes[14].Descriptor()
 }
 
 func (EventType) Type() protoreflect.EnumType {
-	return &file_dxpu_v1_types_proto_enumTypes[12]
+	return &file_dxpu_v1_types_proto_enumTypes[14]
 }
 
 func (x EventType) Number() protoreflect.EnumNumber {
@@ -969,7 +1082,7 @@ func (x EventType) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use EventType.Descriptor instead.
 func (EventType) EnumDescriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{12}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{14}
 }
 
 // CallEffect says whether a call that failed has had an effect.
@@ -1009,11 +1122,11 @@ func (x CallEffect) String() string {
 }
 
 func (CallEffect) Descriptor() protoreflect.EnumDescriptor {
-	return file_dxpu_v1_types_proto_enumTypes[13].Descriptor()
+	return file_dxpu_v1_types_proto_enumTypes[15].Descriptor()
 }
 
 func (CallEffect) Type() protoreflect.EnumType {
-	return &file_dxpu_v1_types_proto_enumTypes[13]
+	return &file_dxpu_v1_types_proto_enumTypes[15]
 }
 
 func (x CallEffect) Number() protoreflect.EnumNumber {
@@ -1022,7 +1135,7 @@ func (x CallEffect) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use CallEffect.Descriptor instead.
 func (CallEffect) EnumDescriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{13}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{15}
 }
 
 // TaintEffect is what a taint does to the leases that do not tolerate it.
@@ -1061,11 +1174,11 @@ func (x TaintEffect) String() string {
 }
 
 func (TaintEffect) Descriptor() protoreflect.EnumDescriptor {
-	return file_dxpu_v1_types_proto_enumTypes[14].Descriptor()
+	return file_dxpu_v1_types_proto_enumTypes[16].Descriptor()
 }
 
 func (TaintEffect) Type() protoreflect.EnumType {
-	return &file_dxpu_v1_types_proto_enumTypes[14]
+	return &file_dxpu_v1_types_proto_enumTypes[16]
 }
 
 func (x TaintEffect) Number() protoreflect.EnumNumber {
@@ -1074,7 +1187,80 @@ func (x TaintEffect) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TaintEffect.Descriptor instead.
 func (TaintEffect) EnumDescriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{14}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{16}
+}
+
+// Part is a part of a GPU.
+type Part struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Memory of the GPU that the part has, in bytes.
+	MemoryBytes uint64 `protobuf:"varint,1,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	// Share of the GPU's multiprocessors or of its time, in thousandths, 1 to 1000.
+	Compute uint32 `protobuf:"varint,2,opt,name=compute,proto3" json:"compute,omitempty"`
+	// Unspecified: online.
+	Class PartClass `protobuf:"varint,3,opt,name=class,proto3,enum=dxpu.v1.PartClass" json:"class,omitempty"`
+	// Unspecified: any mode that the GPU has, or is shared in already.
+	Share         ShareMode `protobuf:"varint,4,opt,name=share,proto3,enum=dxpu.v1.ShareMode" json:"share,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Part) Reset() {
+	*x = Part{}
+	mi := &file_dxpu_v1_types_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Part) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Part) ProtoMessage() {}
+
+func (x *Part) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_types_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Part.ProtoReflect.Descriptor instead.
+func (*Part) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *Part) GetMemoryBytes() uint64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
+func (x *Part) GetCompute() uint32 {
+	if x != nil {
+		return x.Compute
+	}
+	return 0
+}
+
+func (x *Part) GetClass() PartClass {
+	if x != nil {
+		return x.Class
+	}
+	return PartClass_PART_CLASS_UNSPECIFIED
+}
+
+func (x *Part) GetShare() ShareMode {
+	if x != nil {
+		return x.Share
+	}
+	return ShareMode_SHARE_MODE_UNSPECIFIED
 }
 
 // CallOutcome is a detail of the errors UNAVAILABLE, CANCELED and DEADLINE_EXCEEDED of
@@ -1088,7 +1274,7 @@ type CallOutcome struct {
 
 func (x *CallOutcome) Reset() {
 	*x = CallOutcome{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[0]
+	mi := &file_dxpu_v1_types_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1100,7 +1286,7 @@ func (x *CallOutcome) String() string {
 func (*CallOutcome) ProtoMessage() {}
 
 func (x *CallOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[0]
+	mi := &file_dxpu_v1_types_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1113,7 +1299,7 @@ func (x *CallOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CallOutcome.ProtoReflect.Descriptor instead.
 func (*CallOutcome) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{0}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *CallOutcome) GetEffect() CallEffect {
@@ -1140,7 +1326,7 @@ type PathAddress struct {
 
 func (x *PathAddress) Reset() {
 	*x = PathAddress{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[1]
+	mi := &file_dxpu_v1_types_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1152,7 +1338,7 @@ func (x *PathAddress) String() string {
 func (*PathAddress) ProtoMessage() {}
 
 func (x *PathAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[1]
+	mi := &file_dxpu_v1_types_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1165,7 +1351,7 @@ func (x *PathAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathAddress.ProtoReflect.Descriptor instead.
 func (*PathAddress) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{1}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *PathAddress) GetPath() uint32 {
@@ -1208,14 +1394,18 @@ type Device struct {
 	// GPUs of one box with the same non-empty domain are joined by NVLink.
 	NvlinkDomain string `protobuf:"bytes,6,opt,name=nvlink_domain,json=nvlinkDomain,proto3" json:"nvlink_domain,omitempty"`
 	// The PCIe switch above the slot.
-	PcieSwitch    string `protobuf:"bytes,7,opt,name=pcie_switch,json=pcieSwitch,proto3" json:"pcie_switch,omitempty"`
+	PcieSwitch string `protobuf:"bytes,7,opt,name=pcie_switch,json=pcieSwitch,proto3" json:"pcie_switch,omitempty"`
+	// The multiprocessors of a GPU that can be divided. 0: unknown.
+	Multiprocessors uint32 `protobuf:"varint,8,opt,name=multiprocessors,proto3" json:"multiprocessors,omitempty"`
+	// The modes in which parts can share the GPU. Empty: it cannot be divided.
+	ShareModes    []ShareMode `protobuf:"varint,9,rep,packed,name=share_modes,json=shareModes,proto3,enum=dxpu.v1.ShareMode" json:"share_modes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Device) Reset() {
 	*x = Device{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[2]
+	mi := &file_dxpu_v1_types_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1227,7 +1417,7 @@ func (x *Device) String() string {
 func (*Device) ProtoMessage() {}
 
 func (x *Device) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[2]
+	mi := &file_dxpu_v1_types_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1240,7 +1430,7 @@ func (x *Device) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Device.ProtoReflect.Descriptor instead.
 func (*Device) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{2}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Device) GetModel() string {
@@ -1292,6 +1482,20 @@ func (x *Device) GetPcieSwitch() string {
 	return ""
 }
 
+func (x *Device) GetMultiprocessors() uint32 {
+	if x != nil {
+		return x.Multiprocessors
+	}
+	return 0
+}
+
+func (x *Device) GetShareModes() []ShareMode {
+	if x != nil {
+		return x.ShareModes
+	}
+	return nil
+}
+
 // Counters are those of one binding at one node since the binding was made.
 type Counters struct {
 	state                  protoimpl.MessageState `protogen:"open.v1"`
@@ -1317,7 +1521,7 @@ type Counters struct {
 
 func (x *Counters) Reset() {
 	*x = Counters{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[3]
+	mi := &file_dxpu_v1_types_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1329,7 +1533,7 @@ func (x *Counters) String() string {
 func (*Counters) ProtoMessage() {}
 
 func (x *Counters) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[3]
+	mi := &file_dxpu_v1_types_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1342,7 +1546,7 @@ func (x *Counters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counters.ProtoReflect.Descriptor instead.
 func (*Counters) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{3}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Counters) GetTlpsSent() uint64 {
@@ -1439,7 +1643,7 @@ type DeviceError struct {
 
 func (x *DeviceError) Reset() {
 	*x = DeviceError{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[4]
+	mi := &file_dxpu_v1_types_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1451,7 +1655,7 @@ func (x *DeviceError) String() string {
 func (*DeviceError) ProtoMessage() {}
 
 func (x *DeviceError) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[4]
+	mi := &file_dxpu_v1_types_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1464,7 +1668,7 @@ func (x *DeviceError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceError.ProtoReflect.Descriptor instead.
 func (*DeviceError) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{4}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *DeviceError) GetCode() uint32 {
@@ -1514,7 +1718,7 @@ type PathStatus struct {
 
 func (x *PathStatus) Reset() {
 	*x = PathStatus{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[5]
+	mi := &file_dxpu_v1_types_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1526,7 +1730,7 @@ func (x *PathStatus) String() string {
 func (*PathStatus) ProtoMessage() {}
 
 func (x *PathStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[5]
+	mi := &file_dxpu_v1_types_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1539,7 +1743,7 @@ func (x *PathStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathStatus.ProtoReflect.Descriptor instead.
 func (*PathStatus) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{5}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *PathStatus) GetPath() uint32 {
@@ -1581,7 +1785,7 @@ type Step struct {
 
 func (x *Step) Reset() {
 	*x = Step{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[6]
+	mi := &file_dxpu_v1_types_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1593,7 +1797,7 @@ func (x *Step) String() string {
 func (*Step) ProtoMessage() {}
 
 func (x *Step) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[6]
+	mi := &file_dxpu_v1_types_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1606,7 +1810,7 @@ func (x *Step) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Step.ProtoReflect.Descriptor instead.
 func (*Step) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{6}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Step) GetName() string {
@@ -1672,7 +1876,7 @@ type NodeInfo struct {
 
 func (x *NodeInfo) Reset() {
 	*x = NodeInfo{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[7]
+	mi := &file_dxpu_v1_types_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1684,7 +1888,7 @@ func (x *NodeInfo) String() string {
 func (*NodeInfo) ProtoMessage() {}
 
 func (x *NodeInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[7]
+	mi := &file_dxpu_v1_types_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1697,7 +1901,7 @@ func (x *NodeInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeInfo.ProtoReflect.Descriptor instead.
 func (*NodeInfo) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{7}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *NodeInfo) GetId() string {
@@ -1834,7 +2038,7 @@ type Taint struct {
 
 func (x *Taint) Reset() {
 	*x = Taint{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[8]
+	mi := &file_dxpu_v1_types_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1846,7 +2050,7 @@ func (x *Taint) String() string {
 func (*Taint) ProtoMessage() {}
 
 func (x *Taint) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[8]
+	mi := &file_dxpu_v1_types_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1859,7 +2063,7 @@ func (x *Taint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Taint.ProtoReflect.Descriptor instead.
 func (*Taint) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{8}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Taint) GetKey() string {
@@ -1899,7 +2103,7 @@ type Toleration struct {
 
 func (x *Toleration) Reset() {
 	*x = Toleration{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[9]
+	mi := &file_dxpu_v1_types_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1911,7 +2115,7 @@ func (x *Toleration) String() string {
 func (*Toleration) ProtoMessage() {}
 
 func (x *Toleration) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[9]
+	mi := &file_dxpu_v1_types_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1924,7 +2128,7 @@ func (x *Toleration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Toleration.ProtoReflect.Descriptor instead.
 func (*Toleration) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{9}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Toleration) GetKey() string {
@@ -1967,7 +2171,7 @@ type Host struct {
 
 func (x *Host) Reset() {
 	*x = Host{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[10]
+	mi := &file_dxpu_v1_types_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1979,7 +2183,7 @@ func (x *Host) String() string {
 func (*Host) ProtoMessage() {}
 
 func (x *Host) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[10]
+	mi := &file_dxpu_v1_types_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1992,7 +2196,7 @@ func (x *Host) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Host.ProtoReflect.Descriptor instead.
 func (*Host) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{10}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Host) GetNode() *NodeInfo {
@@ -2040,7 +2244,7 @@ type HostSlot struct {
 
 func (x *HostSlot) Reset() {
 	*x = HostSlot{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[11]
+	mi := &file_dxpu_v1_types_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2052,7 +2256,7 @@ func (x *HostSlot) String() string {
 func (*HostSlot) ProtoMessage() {}
 
 func (x *HostSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[11]
+	mi := &file_dxpu_v1_types_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2065,7 +2269,7 @@ func (x *HostSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostSlot.ProtoReflect.Descriptor instead.
 func (*HostSlot) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{11}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *HostSlot) GetSlot() uint32 {
@@ -2157,7 +2361,7 @@ type Box struct {
 
 func (x *Box) Reset() {
 	*x = Box{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[12]
+	mi := &file_dxpu_v1_types_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2169,7 +2373,7 @@ func (x *Box) String() string {
 func (*Box) ProtoMessage() {}
 
 func (x *Box) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[12]
+	mi := &file_dxpu_v1_types_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2182,7 +2386,7 @@ func (x *Box) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Box.ProtoReflect.Descriptor instead.
 func (*Box) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{12}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Box) GetNode() *NodeInfo {
@@ -2273,7 +2477,7 @@ type GPU struct {
 
 func (x *GPU) Reset() {
 	*x = GPU{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[13]
+	mi := &file_dxpu_v1_types_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2285,7 +2489,7 @@ func (x *GPU) String() string {
 func (*GPU) ProtoMessage() {}
 
 func (x *GPU) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[13]
+	mi := &file_dxpu_v1_types_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2298,7 +2502,7 @@ func (x *GPU) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPU.ProtoReflect.Descriptor instead.
 func (*GPU) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{13}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GPU) GetId() string {
@@ -2530,14 +2734,19 @@ type LeaseSpec struct {
 	// The gang of the lease. Unset: none.
 	Gang *Gang `protobuf:"bytes,19,opt,name=gang,proto3" json:"gang,omitempty"`
 	// The taints that the lease tolerates, at most 16.
-	Tolerations   []*Toleration `protobuf:"bytes,21,rep,name=tolerations,proto3" json:"tolerations,omitempty"`
+	Tolerations []*Toleration `protobuf:"bytes,21,rep,name=tolerations,proto3" json:"tolerations,omitempty"`
+	// A part of one GPU instead of whole GPUs: count is 1. A part that names a GPU
+	// in gpu_ids is a part of that GPU.
+	Part *Part `protobuf:"bytes,20,opt,name=part,proto3" json:"part,omitempty"`
+	// Which parts may be on one GPU. Only with part.
+	PartRules     *PartRules `protobuf:"bytes,22,opt,name=part_rules,json=partRules,proto3" json:"part_rules,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LeaseSpec) Reset() {
 	*x = LeaseSpec{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[14]
+	mi := &file_dxpu_v1_types_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2549,7 +2758,7 @@ func (x *LeaseSpec) String() string {
 func (*LeaseSpec) ProtoMessage() {}
 
 func (x *LeaseSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[14]
+	mi := &file_dxpu_v1_types_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2562,7 +2771,7 @@ func (x *LeaseSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseSpec.ProtoReflect.Descriptor instead.
 func (*LeaseSpec) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{14}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *LeaseSpec) GetCount() uint32 {
@@ -2705,6 +2914,96 @@ func (x *LeaseSpec) GetTolerations() []*Toleration {
 	return nil
 }
 
+func (x *LeaseSpec) GetPart() *Part {
+	if x != nil {
+		return x.Part
+	}
+	return nil
+}
+
+func (x *LeaseSpec) GetPartRules() *PartRules {
+	if x != nil {
+		return x.PartRules
+	}
+	return nil
+}
+
+// PartRules says which parts of a tenant may be on one GPU, by labels of the tenant's
+// choice; each at most 63 bytes. Empty: no rule.
+type PartRules struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Parts with the same affinity are on the same GPU. Where no part has it yet, the
+	// GPU is chosen freely.
+	Affinity string `protobuf:"bytes,1,opt,name=affinity,proto3" json:"affinity,omitempty"`
+	// Parts with the same anti-affinity are never on the same GPU.
+	AntiAffinity string `protobuf:"bytes,2,opt,name=anti_affinity,json=antiAffinity,proto3" json:"anti_affinity,omitempty"`
+	// The GPU has parts with the same exclusion only, and none of other tenants. Parts
+	// without an exclusion do not join it.
+	Exclusion string `protobuf:"bytes,3,opt,name=exclusion,proto3" json:"exclusion,omitempty"`
+	// The name of the program, for its measured interference with others.
+	Workload      string `protobuf:"bytes,4,opt,name=workload,proto3" json:"workload,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PartRules) Reset() {
+	*x = PartRules{}
+	mi := &file_dxpu_v1_types_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PartRules) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PartRules) ProtoMessage() {}
+
+func (x *PartRules) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_types_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PartRules.ProtoReflect.Descriptor instead.
+func (*PartRules) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *PartRules) GetAffinity() string {
+	if x != nil {
+		return x.Affinity
+	}
+	return ""
+}
+
+func (x *PartRules) GetAntiAffinity() string {
+	if x != nil {
+		return x.AntiAffinity
+	}
+	return ""
+}
+
+func (x *PartRules) GetExclusion() string {
+	if x != nil {
+		return x.Exclusion
+	}
+	return ""
+}
+
+func (x *PartRules) GetWorkload() string {
+	if x != nil {
+		return x.Workload
+	}
+	return ""
+}
+
 // Gang is a group of leases that are of use only together, such as those of a job on
 // several hosts. Leases of one tenant that name the same gang belong to it. They get
 // their GPUs when all of them exist and all fit at once, and wait as one until then:
@@ -2722,7 +3021,7 @@ type Gang struct {
 
 func (x *Gang) Reset() {
 	*x = Gang{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[15]
+	mi := &file_dxpu_v1_types_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2734,7 +3033,7 @@ func (x *Gang) String() string {
 func (*Gang) ProtoMessage() {}
 
 func (x *Gang) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[15]
+	mi := &file_dxpu_v1_types_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2747,7 +3046,7 @@ func (x *Gang) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gang.ProtoReflect.Descriptor instead.
 func (*Gang) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{15}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Gang) GetName() string {
@@ -2793,7 +3092,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[16]
+	mi := &file_dxpu_v1_types_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2805,7 +3104,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[16]
+	mi := &file_dxpu_v1_types_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2818,7 +3117,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{16}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Lease) GetId() string {
@@ -2946,14 +3245,21 @@ type Binding struct {
 	Ejected bool `protobuf:"varint,16,opt,name=ejected,proto3" json:"ejected,omitempty"`
 	// READY, but the host waits for something outside the pool, such as a VM that has
 	// not been started; detail names it.
-	Waiting       bool `protobuf:"varint,17,opt,name=waiting,proto3" json:"waiting,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Waiting bool `protobuf:"varint,17,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	// The part of the GPU that the binding has; box_slot is the slot of the part. Unset:
+	// the whole GPU.
+	Part *Part `protobuf:"bytes,18,opt,name=part,proto3" json:"part,omitempty"`
+	// The GPU of the part.
+	PartOfGpuId string `protobuf:"bytes,19,opt,name=part_of_gpu_id,json=partOfGpuId,proto3" json:"part_of_gpu_id,omitempty"`
+	// The memory that the part still holds while it shrinks, in bytes. 0: it does not shrink.
+	HeldMemoryBytes uint64 `protobuf:"varint,20,opt,name=held_memory_bytes,json=heldMemoryBytes,proto3" json:"held_memory_bytes,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Binding) Reset() {
 	*x = Binding{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[17]
+	mi := &file_dxpu_v1_types_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2965,7 +3271,7 @@ func (x *Binding) String() string {
 func (*Binding) ProtoMessage() {}
 
 func (x *Binding) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[17]
+	mi := &file_dxpu_v1_types_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2978,7 +3284,7 @@ func (x *Binding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Binding.ProtoReflect.Descriptor instead.
 func (*Binding) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{17}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Binding) GetId() string {
@@ -3100,6 +3406,27 @@ func (x *Binding) GetWaiting() bool {
 	return false
 }
 
+func (x *Binding) GetPart() *Part {
+	if x != nil {
+		return x.Part
+	}
+	return nil
+}
+
+func (x *Binding) GetPartOfGpuId() string {
+	if x != nil {
+		return x.PartOfGpuId
+	}
+	return ""
+}
+
+func (x *Binding) GetHeldMemoryBytes() uint64 {
+	if x != nil {
+		return x.HeldMemoryBytes
+	}
+	return 0
+}
+
 // Pool is the totals of the pool and the manager's identity.
 type Pool struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3129,16 +3456,18 @@ type Pool struct {
 	// Active leases that lack a GPU.
 	LeasesDegraded uint32 `protobuf:"varint,19,opt,name=leases_degraded,json=leasesDegraded,proto3" json:"leases_degraded,omitempty"`
 	// How the guests use the GPUs in leases, as their hosts report it.
-	GpusIdle      uint32 `protobuf:"varint,20,opt,name=gpus_idle,json=gpusIdle,proto3" json:"gpus_idle,omitempty"`
-	GpusHeld      uint32 `protobuf:"varint,21,opt,name=gpus_held,json=gpusHeld,proto3" json:"gpus_held,omitempty"`
-	GpusBusy      uint32 `protobuf:"varint,22,opt,name=gpus_busy,json=gpusBusy,proto3" json:"gpus_busy,omitempty"`
+	GpusIdle uint32 `protobuf:"varint,20,opt,name=gpus_idle,json=gpusIdle,proto3" json:"gpus_idle,omitempty"`
+	GpusHeld uint32 `protobuf:"varint,21,opt,name=gpus_held,json=gpusHeld,proto3" json:"gpus_held,omitempty"`
+	GpusBusy uint32 `protobuf:"varint,22,opt,name=gpus_busy,json=gpusBusy,proto3" json:"gpus_busy,omitempty"`
+	// GPUs of which parts are bound; gpus_bound has them, too.
+	GpusShared    uint32 `protobuf:"varint,23,opt,name=gpus_shared,json=gpusShared,proto3" json:"gpus_shared,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[18]
+	mi := &file_dxpu_v1_types_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3150,7 +3479,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[18]
+	mi := &file_dxpu_v1_types_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3163,7 +3492,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{18}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Pool) GetClusterId() string {
@@ -3320,6 +3649,13 @@ func (x *Pool) GetGpusBusy() uint32 {
 	return 0
 }
 
+func (x *Pool) GetGpusShared() uint32 {
+	if x != nil {
+		return x.GpusShared
+	}
+	return 0
+}
+
 // ManagerInfo is a manager of the pool.
 type ManagerInfo struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3333,7 +3669,7 @@ type ManagerInfo struct {
 
 func (x *ManagerInfo) Reset() {
 	*x = ManagerInfo{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[19]
+	mi := &file_dxpu_v1_types_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3345,7 +3681,7 @@ func (x *ManagerInfo) String() string {
 func (*ManagerInfo) ProtoMessage() {}
 
 func (x *ManagerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[19]
+	mi := &file_dxpu_v1_types_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3358,7 +3694,7 @@ func (x *ManagerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerInfo.ProtoReflect.Descriptor instead.
 func (*ManagerInfo) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{19}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ManagerInfo) GetId() string {
@@ -3406,7 +3742,7 @@ type SpareStatus struct {
 
 func (x *SpareStatus) Reset() {
 	*x = SpareStatus{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[20]
+	mi := &file_dxpu_v1_types_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3418,7 +3754,7 @@ func (x *SpareStatus) String() string {
 func (*SpareStatus) ProtoMessage() {}
 
 func (x *SpareStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[20]
+	mi := &file_dxpu_v1_types_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3431,7 +3767,7 @@ func (x *SpareStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpareStatus.ProtoReflect.Descriptor instead.
 func (*SpareStatus) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{20}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SpareStatus) GetModel() string {
@@ -3479,7 +3815,8 @@ func (x *SpareStatus) GetExplanation() string {
 // Quota limits the resources of a tenant.
 type Quota struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// GPUs in current leases, without those in the queue. 0: no limit.
+	// GPUs in current leases, without those in the queue. 0: no limit. A part of a GPU
+	// counts as the larger one of its shares of the memory and of the compute.
 	MaxGpus uint32 `protobuf:"varint,1,opt,name=max_gpus,json=maxGpus,proto3" json:"max_gpus,omitempty"`
 	// Current leases, including those in the queue. 0: no limit.
 	MaxLeases uint32 `protobuf:"varint,2,opt,name=max_leases,json=maxLeases,proto3" json:"max_leases,omitempty"`
@@ -3505,7 +3842,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[21]
+	mi := &file_dxpu_v1_types_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3517,7 +3854,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[21]
+	mi := &file_dxpu_v1_types_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3530,7 +3867,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{21}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Quota) GetMaxGpus() uint32 {
@@ -3589,14 +3926,19 @@ type Tenant struct {
 	ResourceVersion uint64                 `protobuf:"varint,7,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
 	CreateTime      *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
 	// GPUs above the tenant's guarantee, which other tenants may take back.
-	BorrowedGpus  uint32 `protobuf:"varint,9,opt,name=borrowed_gpus,json=borrowedGpus,proto3" json:"borrowed_gpus,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	BorrowedGpus uint32 `protobuf:"varint,9,opt,name=borrowed_gpus,json=borrowedGpus,proto3" json:"borrowed_gpus,omitempty"`
+	// The parts of GPUs of the tenant: their number, memory and compute in thousandths of
+	// GPUs. gpus counts each part as the larger one of its shares, and rounds the sum up.
+	Parts           uint32 `protobuf:"varint,10,opt,name=parts,proto3" json:"parts,omitempty"`
+	PartMemoryBytes uint64 `protobuf:"varint,11,opt,name=part_memory_bytes,json=partMemoryBytes,proto3" json:"part_memory_bytes,omitempty"`
+	PartCompute     uint32 `protobuf:"varint,12,opt,name=part_compute,json=partCompute,proto3" json:"part_compute,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[22]
+	mi := &file_dxpu_v1_types_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3608,7 +3950,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[22]
+	mi := &file_dxpu_v1_types_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3621,7 +3963,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{22}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Tenant) GetId() string {
@@ -3687,6 +4029,27 @@ func (x *Tenant) GetBorrowedGpus() uint32 {
 	return 0
 }
 
+func (x *Tenant) GetParts() uint32 {
+	if x != nil {
+		return x.Parts
+	}
+	return 0
+}
+
+func (x *Tenant) GetPartMemoryBytes() uint64 {
+	if x != nil {
+		return x.PartMemoryBytes
+	}
+	return 0
+}
+
+func (x *Tenant) GetPartCompute() uint32 {
+	if x != nil {
+		return x.PartCompute
+	}
+	return 0
+}
+
 // Token is a credential of a user or a program. Its secret is returned only once.
 type Token struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3705,7 +4068,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[23]
+	mi := &file_dxpu_v1_types_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3717,7 +4080,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[23]
+	mi := &file_dxpu_v1_types_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3730,7 +4093,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{23}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Token) GetId() string {
@@ -3808,7 +4171,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[24]
+	mi := &file_dxpu_v1_types_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3820,7 +4183,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[24]
+	mi := &file_dxpu_v1_types_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3833,7 +4196,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{24}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *AuditEntry) GetRevision() uint64 {
@@ -3945,7 +4308,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[25]
+	mi := &file_dxpu_v1_types_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3957,7 +4320,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[25]
+	mi := &file_dxpu_v1_types_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3970,7 +4333,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{25}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Event) GetRevision() uint64 {
@@ -4119,7 +4482,7 @@ type Incident struct {
 
 func (x *Incident) Reset() {
 	*x = Incident{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[26]
+	mi := &file_dxpu_v1_types_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4131,7 +4494,7 @@ func (x *Incident) String() string {
 func (*Incident) ProtoMessage() {}
 
 func (x *Incident) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[26]
+	mi := &file_dxpu_v1_types_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4144,7 +4507,7 @@ func (x *Incident) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Incident.ProtoReflect.Descriptor instead.
 func (*Incident) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{26}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Incident) GetSubject() string {
@@ -4217,7 +4580,7 @@ type PoolSample struct {
 
 func (x *PoolSample) Reset() {
 	*x = PoolSample{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[27]
+	mi := &file_dxpu_v1_types_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4229,7 +4592,7 @@ func (x *PoolSample) String() string {
 func (*PoolSample) ProtoMessage() {}
 
 func (x *PoolSample) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[27]
+	mi := &file_dxpu_v1_types_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4242,7 +4605,7 @@ func (x *PoolSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolSample.ProtoReflect.Descriptor instead.
 func (*PoolSample) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{27}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *PoolSample) GetTime() *timestamppb.Timestamp {
@@ -4319,14 +4682,19 @@ var File_dxpu_v1_types_proto protoreflect.FileDescriptor
 
 const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\n" +
-	"\x13dxpu/v1/types.proto\x12\adxpu.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\":\n" +
+	"\x13dxpu/v1/types.proto\x12\adxpu.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x97\x01\n" +
+	"\x04Part\x12!\n" +
+	"\fmemory_bytes\x18\x01 \x01(\x04R\vmemoryBytes\x12\x18\n" +
+	"\acompute\x18\x02 \x01(\rR\acompute\x12(\n" +
+	"\x05class\x18\x03 \x01(\x0e2\x12.dxpu.v1.PartClassR\x05class\x12(\n" +
+	"\x05share\x18\x04 \x01(\x0e2\x12.dxpu.v1.ShareModeR\x05share\":\n" +
 	"\vCallOutcome\x12+\n" +
 	"\x06effect\x18\x01 \x01(\x0e2\x13.dxpu.v1.CallEffectR\x06effect\"g\n" +
 	"\vPathAddress\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\rR\x04path\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x10\n" +
 	"\x03mtu\x18\x03 \x01(\rR\x03mtu\x12\x18\n" +
-	"\anetwork\x18\x04 \x01(\tR\anetwork\"\xd9\x01\n" +
+	"\anetwork\x18\x04 \x01(\tR\anetwork\"\xb8\x02\n" +
 	"\x06Device\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12!\n" +
 	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\x12\x16\n" +
@@ -4335,7 +4703,10 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\tdevice_id\x18\x05 \x01(\rR\bdeviceId\x12#\n" +
 	"\rnvlink_domain\x18\x06 \x01(\tR\fnvlinkDomain\x12\x1f\n" +
 	"\vpcie_switch\x18\a \x01(\tR\n" +
-	"pcieSwitch\"\xa3\x03\n" +
+	"pcieSwitch\x12(\n" +
+	"\x0fmultiprocessors\x18\b \x01(\rR\x0fmultiprocessors\x123\n" +
+	"\vshare_modes\x18\t \x03(\x0e2\x12.dxpu.v1.ShareModeR\n" +
+	"shareModes\"\xa3\x03\n" +
 	"\bCounters\x12\x1b\n" +
 	"\ttlps_sent\x18\x01 \x01(\x04R\btlpsSent\x12#\n" +
 	"\rtlps_received\x18\x02 \x01(\x04R\ftlpsReceived\x12\x1d\n" +
@@ -4452,7 +4823,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\aejected\x18\x17 \x01(\bR\aejected\x12\x18\n" +
 	"\adrained\x18\x18 \x01(\bR\adrained\x12+\n" +
 	"\ahistory\x18\x19 \x03(\v2\x11.dxpu.v1.IncidentR\ahistory\x12&\n" +
-	"\x06taints\x18\x1b \x03(\v2\x0e.dxpu.v1.TaintR\x06taints\"\xf7\a\n" +
+	"\x06taints\x18\x1b \x03(\v2\x0e.dxpu.v1.TaintR\x06taints\"\xcd\b\n" +
 	"\tLeaseSpec\x12\x14\n" +
 	"\x05count\x18\x01 \x01(\rR\x05count\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12(\n" +
@@ -4477,7 +4848,10 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"box_labels\x18\x11 \x03(\v2!.dxpu.v1.LeaseSpec.BoxLabelsEntryR\tboxLabels\x12\x17\n" +
 	"\agpu_ids\x18\x12 \x03(\tR\x06gpuIds\x12!\n" +
 	"\x04gang\x18\x13 \x01(\v2\r.dxpu.v1.GangR\x04gang\x125\n" +
-	"\vtolerations\x18\x15 \x03(\v2\x13.dxpu.v1.TolerationR\vtolerations\x1a=\n" +
+	"\vtolerations\x18\x15 \x03(\v2\x13.dxpu.v1.TolerationR\vtolerations\x12!\n" +
+	"\x04part\x18\x14 \x01(\v2\r.dxpu.v1.PartR\x04part\x121\n" +
+	"\n" +
+	"part_rules\x18\x16 \x01(\v2\x12.dxpu.v1.PartRulesR\tpartRules\x1a=\n" +
 	"\x0fHostLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
@@ -4486,7 +4860,12 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a<\n" +
 	"\x0eBoxLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\".\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x86\x01\n" +
+	"\tPartRules\x12\x1a\n" +
+	"\baffinity\x18\x01 \x01(\tR\baffinity\x12#\n" +
+	"\ranti_affinity\x18\x02 \x01(\tR\fantiAffinity\x12\x1c\n" +
+	"\texclusion\x18\x03 \x01(\tR\texclusion\x12\x1a\n" +
+	"\bworkload\x18\x04 \x01(\tR\bworkload\".\n" +
 	"\x04Gang\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\rR\x04size\"\xcd\x04\n" +
@@ -4509,7 +4888,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\bend_time\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\aendTime\x12)\n" +
 	"\x10resource_version\x18\f \x01(\x04R\x0fresourceVersion\x12%\n" +
 	"\x0equeue_position\x18\r \x01(\rR\rqueuePosition\x12\x18\n" +
-	"\acreator\x18\x0e \x01(\tR\acreator\"\x82\x04\n" +
+	"\acreator\x18\x0e \x01(\tR\acreator\"\xf6\x04\n" +
 	"\aBinding\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x19\n" +
@@ -4529,7 +4908,10 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"host_clear\x18\x0e \x01(\bR\thostClear\x12\x1b\n" +
 	"\tbox_clear\x18\x0f \x01(\bR\bboxClear\x12\x18\n" +
 	"\aejected\x18\x10 \x01(\bR\aejected\x12\x18\n" +
-	"\awaiting\x18\x11 \x01(\bR\awaiting\"\xdd\x05\n" +
+	"\awaiting\x18\x11 \x01(\bR\awaiting\x12!\n" +
+	"\x04part\x18\x12 \x01(\v2\r.dxpu.v1.PartR\x04part\x12#\n" +
+	"\x0epart_of_gpu_id\x18\x13 \x01(\tR\vpartOfGpuId\x12*\n" +
+	"\x11held_memory_bytes\x18\x14 \x01(\x04R\x0fheldMemoryBytes\"\xfe\x05\n" +
 	"\x04Pool\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x18\n" +
@@ -4557,7 +4939,9 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x0fleases_degraded\x18\x13 \x01(\rR\x0eleasesDegraded\x12\x1b\n" +
 	"\tgpus_idle\x18\x14 \x01(\rR\bgpusIdle\x12\x1b\n" +
 	"\tgpus_held\x18\x15 \x01(\rR\bgpusHeld\x12\x1b\n" +
-	"\tgpus_busy\x18\x16 \x01(\rR\bgpusBusy\"a\n" +
+	"\tgpus_busy\x18\x16 \x01(\rR\bgpusBusy\x12\x1f\n" +
+	"\vgpus_shared\x18\x17 \x01(\rR\n" +
+	"gpusShared\"a\n" +
 	"\vManagerInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
 	"\x03url\x18\x02 \x01(\tR\x03url\x12\x18\n" +
@@ -4582,7 +4966,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01B\x0f\n" +
 	"\r_max_priorityB\x12\n" +
-	"\x10_guaranteed_gpus\"\xc0\x02\n" +
+	"\x10_guaranteed_gpus\"\xa5\x03\n" +
 	"\x06Tenant\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12 \n" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x12$\n" +
@@ -4593,7 +4977,11 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x10resource_version\x18\a \x01(\x04R\x0fresourceVersion\x12;\n" +
 	"\vcreate_time\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"createTime\x12#\n" +
-	"\rborrowed_gpus\x18\t \x01(\rR\fborrowedGpus\"\x88\x02\n" +
+	"\rborrowed_gpus\x18\t \x01(\rR\fborrowedGpus\x12\x14\n" +
+	"\x05parts\x18\n" +
+	" \x01(\rR\x05parts\x12*\n" +
+	"\x11part_memory_bytes\x18\v \x01(\x04R\x0fpartMemoryBytes\x12!\n" +
+	"\fpart_compute\x18\f \x01(\rR\vpartCompute\"\x88\x02\n" +
 	"\x05Token\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12!\n" +
 	"\x04role\x18\x02 \x01(\x0e2\r.dxpu.v1.RoleR\x04role\x12\x16\n" +
@@ -4679,13 +5067,14 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\tHEALTH_OK\x10\x01\x12\x13\n" +
 	"\x0fHEALTH_DEGRADED\x10\x02\x12\x11\n" +
 	"\rHEALTH_FAILED\x10\x03\x12\x16\n" +
-	"\x12HEALTH_UNREACHABLE\x10\x04*\x82\x01\n" +
+	"\x12HEALTH_UNREACHABLE\x10\x04*\x98\x01\n" +
 	"\bGPUState\x12\x19\n" +
 	"\x15GPU_STATE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eGPU_STATE_FREE\x10\x01\x12\x19\n" +
 	"\x15GPU_STATE_UNAVAILABLE\x10\x02\x12\x13\n" +
 	"\x0fGPU_STATE_BOUND\x10\x03\x12\x17\n" +
-	"\x13GPU_STATE_RELEASING\x10\x04*\x87\x02\n" +
+	"\x13GPU_STATE_RELEASING\x10\x04\x12\x14\n" +
+	"\x10GPU_STATE_SHARED\x10\x05*\x87\x02\n" +
 	"\fBindingState\x12\x1d\n" +
 	"\x19BINDING_STATE_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17BINDING_STATE_PREPARING\x10\x01\x12\x17\n" +
@@ -4748,7 +5137,16 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x16PREFERENCE_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14PREFERENCE_PREFERRED\x10\x01\x12\x17\n" +
 	"\x13PREFERENCE_REQUIRED\x10\x02\x12\x14\n" +
-	"\x10PREFERENCE_AVOID\x10\x03*I\n" +
+	"\x10PREFERENCE_AVOID\x10\x03*V\n" +
+	"\tPartClass\x12\x1a\n" +
+	"\x16PART_CLASS_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11PART_CLASS_ONLINE\x10\x01\x12\x16\n" +
+	"\x12PART_CLASS_OFFLINE\x10\x02*l\n" +
+	"\tShareMode\x12\x1a\n" +
+	"\x16SHARE_MODE_UNSPECIFIED\x10\x00\x12\x14\n" +
+	"\x10SHARE_MODE_SPACE\x10\x01\x12\x13\n" +
+	"\x0fSHARE_MODE_TIME\x10\x02\x12\x18\n" +
+	"\x14SHARE_MODE_PARTITION\x10\x03*I\n" +
 	"\x06Cipher\x12\x16\n" +
 	"\x12CIPHER_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12CIPHER_AES_256_GCM\x10\x01\x12\x0f\n" +
@@ -4817,8 +5215,8 @@ func file_dxpu_v1_types_proto_rawDescGZIP() []byte {
 	return file_dxpu_v1_types_proto_rawDescData
 }
 
-var file_dxpu_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 15)
-var file_dxpu_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
+var file_dxpu_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 17)
+var file_dxpu_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_dxpu_v1_types_proto_goTypes = []any{
 	(NodeKind)(0),                 // 0: dxpu.v1.NodeKind
 	(BoxKind)(0),                  // 1: dxpu.v1.BoxKind
@@ -4831,125 +5229,135 @@ var file_dxpu_v1_types_proto_goTypes = []any{
 	(ErrorAction)(0),              // 8: dxpu.v1.ErrorAction
 	(Use)(0),                      // 9: dxpu.v1.Use
 	(Preference)(0),               // 10: dxpu.v1.Preference
-	(Cipher)(0),                   // 11: dxpu.v1.Cipher
-	(EventType)(0),                // 12: dxpu.v1.EventType
-	(CallEffect)(0),               // 13: dxpu.v1.CallEffect
-	(TaintEffect)(0),              // 14: dxpu.v1.TaintEffect
-	(*CallOutcome)(nil),           // 15: dxpu.v1.CallOutcome
-	(*PathAddress)(nil),           // 16: dxpu.v1.PathAddress
-	(*Device)(nil),                // 17: dxpu.v1.Device
-	(*Counters)(nil),              // 18: dxpu.v1.Counters
-	(*DeviceError)(nil),           // 19: dxpu.v1.DeviceError
-	(*PathStatus)(nil),            // 20: dxpu.v1.PathStatus
-	(*Step)(nil),                  // 21: dxpu.v1.Step
-	(*NodeInfo)(nil),              // 22: dxpu.v1.NodeInfo
-	(*Taint)(nil),                 // 23: dxpu.v1.Taint
-	(*Toleration)(nil),            // 24: dxpu.v1.Toleration
-	(*Host)(nil),                  // 25: dxpu.v1.Host
-	(*HostSlot)(nil),              // 26: dxpu.v1.HostSlot
-	(*Box)(nil),                   // 27: dxpu.v1.Box
-	(*GPU)(nil),                   // 28: dxpu.v1.GPU
-	(*LeaseSpec)(nil),             // 29: dxpu.v1.LeaseSpec
-	(*Gang)(nil),                  // 30: dxpu.v1.Gang
-	(*Lease)(nil),                 // 31: dxpu.v1.Lease
-	(*Binding)(nil),               // 32: dxpu.v1.Binding
-	(*Pool)(nil),                  // 33: dxpu.v1.Pool
-	(*ManagerInfo)(nil),           // 34: dxpu.v1.ManagerInfo
-	(*SpareStatus)(nil),           // 35: dxpu.v1.SpareStatus
-	(*Quota)(nil),                 // 36: dxpu.v1.Quota
-	(*Tenant)(nil),                // 37: dxpu.v1.Tenant
-	(*Token)(nil),                 // 38: dxpu.v1.Token
-	(*AuditEntry)(nil),            // 39: dxpu.v1.AuditEntry
-	(*Event)(nil),                 // 40: dxpu.v1.Event
-	(*Incident)(nil),              // 41: dxpu.v1.Incident
-	(*PoolSample)(nil),            // 42: dxpu.v1.PoolSample
-	nil,                           // 43: dxpu.v1.NodeInfo.LabelsEntry
-	nil,                           // 44: dxpu.v1.LeaseSpec.HostLabelsEntry
-	nil,                           // 45: dxpu.v1.LeaseSpec.LabelsEntry
-	nil,                           // 46: dxpu.v1.LeaseSpec.BoxLabelsEntry
-	nil,                           // 47: dxpu.v1.Quota.MaxGpusByModelEntry
-	(*timestamppb.Timestamp)(nil), // 48: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 49: google.protobuf.Duration
+	(PartClass)(0),                // 11: dxpu.v1.PartClass
+	(ShareMode)(0),                // 12: dxpu.v1.ShareMode
+	(Cipher)(0),                   // 13: dxpu.v1.Cipher
+	(EventType)(0),                // 14: dxpu.v1.EventType
+	(CallEffect)(0),               // 15: dxpu.v1.CallEffect
+	(TaintEffect)(0),              // 16: dxpu.v1.TaintEffect
+	(*Part)(nil),                  // 17: dxpu.v1.Part
+	(*CallOutcome)(nil),           // 18: dxpu.v1.CallOutcome
+	(*PathAddress)(nil),           // 19: dxpu.v1.PathAddress
+	(*Device)(nil),                // 20: dxpu.v1.Device
+	(*Counters)(nil),              // 21: dxpu.v1.Counters
+	(*DeviceError)(nil),           // 22: dxpu.v1.DeviceError
+	(*PathStatus)(nil),            // 23: dxpu.v1.PathStatus
+	(*Step)(nil),                  // 24: dxpu.v1.Step
+	(*NodeInfo)(nil),              // 25: dxpu.v1.NodeInfo
+	(*Taint)(nil),                 // 26: dxpu.v1.Taint
+	(*Toleration)(nil),            // 27: dxpu.v1.Toleration
+	(*Host)(nil),                  // 28: dxpu.v1.Host
+	(*HostSlot)(nil),              // 29: dxpu.v1.HostSlot
+	(*Box)(nil),                   // 30: dxpu.v1.Box
+	(*GPU)(nil),                   // 31: dxpu.v1.GPU
+	(*LeaseSpec)(nil),             // 32: dxpu.v1.LeaseSpec
+	(*PartRules)(nil),             // 33: dxpu.v1.PartRules
+	(*Gang)(nil),                  // 34: dxpu.v1.Gang
+	(*Lease)(nil),                 // 35: dxpu.v1.Lease
+	(*Binding)(nil),               // 36: dxpu.v1.Binding
+	(*Pool)(nil),                  // 37: dxpu.v1.Pool
+	(*ManagerInfo)(nil),           // 38: dxpu.v1.ManagerInfo
+	(*SpareStatus)(nil),           // 39: dxpu.v1.SpareStatus
+	(*Quota)(nil),                 // 40: dxpu.v1.Quota
+	(*Tenant)(nil),                // 41: dxpu.v1.Tenant
+	(*Token)(nil),                 // 42: dxpu.v1.Token
+	(*AuditEntry)(nil),            // 43: dxpu.v1.AuditEntry
+	(*Event)(nil),                 // 44: dxpu.v1.Event
+	(*Incident)(nil),              // 45: dxpu.v1.Incident
+	(*PoolSample)(nil),            // 46: dxpu.v1.PoolSample
+	nil,                           // 47: dxpu.v1.NodeInfo.LabelsEntry
+	nil,                           // 48: dxpu.v1.LeaseSpec.HostLabelsEntry
+	nil,                           // 49: dxpu.v1.LeaseSpec.LabelsEntry
+	nil,                           // 50: dxpu.v1.LeaseSpec.BoxLabelsEntry
+	nil,                           // 51: dxpu.v1.Quota.MaxGpusByModelEntry
+	(*timestamppb.Timestamp)(nil), // 52: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 53: google.protobuf.Duration
 }
 var file_dxpu_v1_types_proto_depIdxs = []int32{
-	13, // 0: dxpu.v1.CallOutcome.effect:type_name -> dxpu.v1.CallEffect
-	8,  // 1: dxpu.v1.DeviceError.action:type_name -> dxpu.v1.ErrorAction
-	48, // 2: dxpu.v1.DeviceError.last_time:type_name -> google.protobuf.Timestamp
-	2,  // 3: dxpu.v1.PathStatus.health:type_name -> dxpu.v1.Health
-	48, // 4: dxpu.v1.Step.time:type_name -> google.protobuf.Timestamp
-	49, // 5: dxpu.v1.Step.duration:type_name -> google.protobuf.Duration
-	43, // 6: dxpu.v1.NodeInfo.labels:type_name -> dxpu.v1.NodeInfo.LabelsEntry
-	16, // 7: dxpu.v1.NodeInfo.addresses:type_name -> dxpu.v1.PathAddress
-	48, // 8: dxpu.v1.NodeInfo.last_report_time:type_name -> google.protobuf.Timestamp
-	23, // 9: dxpu.v1.NodeInfo.taints:type_name -> dxpu.v1.Taint
-	14, // 10: dxpu.v1.Taint.effect:type_name -> dxpu.v1.TaintEffect
-	14, // 11: dxpu.v1.Toleration.effect:type_name -> dxpu.v1.TaintEffect
-	22, // 12: dxpu.v1.Host.node:type_name -> dxpu.v1.NodeInfo
-	26, // 13: dxpu.v1.Host.slots:type_name -> dxpu.v1.HostSlot
-	4,  // 14: dxpu.v1.HostSlot.observed_state:type_name -> dxpu.v1.BindingState
-	18, // 15: dxpu.v1.HostSlot.counters:type_name -> dxpu.v1.Counters
-	20, // 16: dxpu.v1.HostSlot.paths:type_name -> dxpu.v1.PathStatus
-	9,  // 17: dxpu.v1.HostSlot.use:type_name -> dxpu.v1.Use
-	22, // 18: dxpu.v1.Box.node:type_name -> dxpu.v1.NodeInfo
-	1,  // 19: dxpu.v1.Box.kind:type_name -> dxpu.v1.BoxKind
-	28, // 20: dxpu.v1.Box.gpus:type_name -> dxpu.v1.GPU
-	17, // 21: dxpu.v1.GPU.device:type_name -> dxpu.v1.Device
-	1,  // 22: dxpu.v1.GPU.box_kind:type_name -> dxpu.v1.BoxKind
-	2,  // 23: dxpu.v1.GPU.health:type_name -> dxpu.v1.Health
-	3,  // 24: dxpu.v1.GPU.state:type_name -> dxpu.v1.GPUState
-	4,  // 25: dxpu.v1.GPU.observed_state:type_name -> dxpu.v1.BindingState
-	18, // 26: dxpu.v1.GPU.counters:type_name -> dxpu.v1.Counters
-	19, // 27: dxpu.v1.GPU.errors:type_name -> dxpu.v1.DeviceError
-	48, // 28: dxpu.v1.GPU.quarantined_until:type_name -> google.protobuf.Timestamp
-	9,  // 29: dxpu.v1.GPU.use:type_name -> dxpu.v1.Use
-	41, // 30: dxpu.v1.GPU.history:type_name -> dxpu.v1.Incident
-	23, // 31: dxpu.v1.GPU.taints:type_name -> dxpu.v1.Taint
-	1,  // 32: dxpu.v1.LeaseSpec.box_kind:type_name -> dxpu.v1.BoxKind
-	10, // 33: dxpu.v1.LeaseSpec.nvlink:type_name -> dxpu.v1.Preference
-	10, // 34: dxpu.v1.LeaseSpec.same_box:type_name -> dxpu.v1.Preference
-	44, // 35: dxpu.v1.LeaseSpec.host_labels:type_name -> dxpu.v1.LeaseSpec.HostLabelsEntry
-	49, // 36: dxpu.v1.LeaseSpec.expires_after:type_name -> google.protobuf.Duration
-	49, // 37: dxpu.v1.LeaseSpec.wait_timeout:type_name -> google.protobuf.Duration
-	45, // 38: dxpu.v1.LeaseSpec.labels:type_name -> dxpu.v1.LeaseSpec.LabelsEntry
-	46, // 39: dxpu.v1.LeaseSpec.box_labels:type_name -> dxpu.v1.LeaseSpec.BoxLabelsEntry
-	30, // 40: dxpu.v1.LeaseSpec.gang:type_name -> dxpu.v1.Gang
-	24, // 41: dxpu.v1.LeaseSpec.tolerations:type_name -> dxpu.v1.Toleration
-	29, // 42: dxpu.v1.Lease.spec:type_name -> dxpu.v1.LeaseSpec
-	6,  // 43: dxpu.v1.Lease.state:type_name -> dxpu.v1.LeaseState
-	32, // 44: dxpu.v1.Lease.bindings:type_name -> dxpu.v1.Binding
-	48, // 45: dxpu.v1.Lease.create_time:type_name -> google.protobuf.Timestamp
-	48, // 46: dxpu.v1.Lease.active_time:type_name -> google.protobuf.Timestamp
-	48, // 47: dxpu.v1.Lease.expire_time:type_name -> google.protobuf.Timestamp
-	48, // 48: dxpu.v1.Lease.end_time:type_name -> google.protobuf.Timestamp
-	4,  // 49: dxpu.v1.Binding.state:type_name -> dxpu.v1.BindingState
-	5,  // 50: dxpu.v1.Binding.reason:type_name -> dxpu.v1.Reason
-	21, // 51: dxpu.v1.Binding.timeline:type_name -> dxpu.v1.Step
-	34, // 52: dxpu.v1.Pool.managers:type_name -> dxpu.v1.ManagerInfo
-	35, // 53: dxpu.v1.Pool.spares:type_name -> dxpu.v1.SpareStatus
-	47, // 54: dxpu.v1.Quota.max_gpus_by_model:type_name -> dxpu.v1.Quota.MaxGpusByModelEntry
-	36, // 55: dxpu.v1.Tenant.quota:type_name -> dxpu.v1.Quota
-	48, // 56: dxpu.v1.Tenant.create_time:type_name -> google.protobuf.Timestamp
-	7,  // 57: dxpu.v1.Token.role:type_name -> dxpu.v1.Role
-	48, // 58: dxpu.v1.Token.create_time:type_name -> google.protobuf.Timestamp
-	48, // 59: dxpu.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
-	48, // 60: dxpu.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	7,  // 61: dxpu.v1.AuditEntry.role:type_name -> dxpu.v1.Role
-	48, // 62: dxpu.v1.Event.time:type_name -> google.protobuf.Timestamp
-	12, // 63: dxpu.v1.Event.type:type_name -> dxpu.v1.EventType
-	4,  // 64: dxpu.v1.Event.binding_state:type_name -> dxpu.v1.BindingState
-	6,  // 65: dxpu.v1.Event.lease_state:type_name -> dxpu.v1.LeaseState
-	5,  // 66: dxpu.v1.Event.reason:type_name -> dxpu.v1.Reason
-	49, // 67: dxpu.v1.Event.duration:type_name -> google.protobuf.Duration
-	8,  // 68: dxpu.v1.Event.error_action:type_name -> dxpu.v1.ErrorAction
-	12, // 69: dxpu.v1.Incident.type:type_name -> dxpu.v1.EventType
-	48, // 70: dxpu.v1.Incident.first_time:type_name -> google.protobuf.Timestamp
-	48, // 71: dxpu.v1.Incident.last_time:type_name -> google.protobuf.Timestamp
-	48, // 72: dxpu.v1.PoolSample.time:type_name -> google.protobuf.Timestamp
-	73, // [73:73] is the sub-list for method output_type
-	73, // [73:73] is the sub-list for method input_type
-	73, // [73:73] is the sub-list for extension type_name
-	73, // [73:73] is the sub-list for extension extendee
-	0,  // [0:73] is the sub-list for field type_name
+	11, // 0: dxpu.v1.Part.class:type_name -> dxpu.v1.PartClass
+	12, // 1: dxpu.v1.Part.share:type_name -> dxpu.v1.ShareMode
+	15, // 2: dxpu.v1.CallOutcome.effect:type_name -> dxpu.v1.CallEffect
+	12, // 3: dxpu.v1.Device.share_modes:type_name -> dxpu.v1.ShareMode
+	8,  // 4: dxpu.v1.DeviceError.action:type_name -> dxpu.v1.ErrorAction
+	52, // 5: dxpu.v1.DeviceError.last_time:type_name -> google.protobuf.Timestamp
+	2,  // 6: dxpu.v1.PathStatus.health:type_name -> dxpu.v1.Health
+	52, // 7: dxpu.v1.Step.time:type_name -> google.protobuf.Timestamp
+	53, // 8: dxpu.v1.Step.duration:type_name -> google.protobuf.Duration
+	47, // 9: dxpu.v1.NodeInfo.labels:type_name -> dxpu.v1.NodeInfo.LabelsEntry
+	19, // 10: dxpu.v1.NodeInfo.addresses:type_name -> dxpu.v1.PathAddress
+	52, // 11: dxpu.v1.NodeInfo.last_report_time:type_name -> google.protobuf.Timestamp
+	26, // 12: dxpu.v1.NodeInfo.taints:type_name -> dxpu.v1.Taint
+	16, // 13: dxpu.v1.Taint.effect:type_name -> dxpu.v1.TaintEffect
+	16, // 14: dxpu.v1.Toleration.effect:type_name -> dxpu.v1.TaintEffect
+	25, // 15: dxpu.v1.Host.node:type_name -> dxpu.v1.NodeInfo
+	29, // 16: dxpu.v1.Host.slots:type_name -> dxpu.v1.HostSlot
+	4,  // 17: dxpu.v1.HostSlot.observed_state:type_name -> dxpu.v1.BindingState
+	21, // 18: dxpu.v1.HostSlot.counters:type_name -> dxpu.v1.Counters
+	23, // 19: dxpu.v1.HostSlot.paths:type_name -> dxpu.v1.PathStatus
+	9,  // 20: dxpu.v1.HostSlot.use:type_name -> dxpu.v1.Use
+	25, // 21: dxpu.v1.Box.node:type_name -> dxpu.v1.NodeInfo
+	1,  // 22: dxpu.v1.Box.kind:type_name -> dxpu.v1.BoxKind
+	31, // 23: dxpu.v1.Box.gpus:type_name -> dxpu.v1.GPU
+	20, // 24: dxpu.v1.GPU.device:type_name -> dxpu.v1.Device
+	1,  // 25: dxpu.v1.GPU.box_kind:type_name -> dxpu.v1.BoxKind
+	2,  // 26: dxpu.v1.GPU.health:type_name -> dxpu.v1.Health
+	3,  // 27: dxpu.v1.GPU.state:type_name -> dxpu.v1.GPUState
+	4,  // 28: dxpu.v1.GPU.observed_state:type_name -> dxpu.v1.BindingState
+	21, // 29: dxpu.v1.GPU.counters:type_name -> dxpu.v1.Counters
+	22, // 30: dxpu.v1.GPU.errors:type_name -> dxpu.v1.DeviceError
+	52, // 31: dxpu.v1.GPU.quarantined_until:type_name -> google.protobuf.Timestamp
+	9,  // 32: dxpu.v1.GPU.use:type_name -> dxpu.v1.Use
+	45, // 33: dxpu.v1.GPU.history:type_name -> dxpu.v1.Incident
+	26, // 34: dxpu.v1.GPU.taints:type_name -> dxpu.v1.Taint
+	1,  // 35: dxpu.v1.LeaseSpec.box_kind:type_name -> dxpu.v1.BoxKind
+	10, // 36: dxpu.v1.LeaseSpec.nvlink:type_name -> dxpu.v1.Preference
+	10, // 37: dxpu.v1.LeaseSpec.same_box:type_name -> dxpu.v1.Preference
+	48, // 38: dxpu.v1.LeaseSpec.host_labels:type_name -> dxpu.v1.LeaseSpec.HostLabelsEntry
+	53, // 39: dxpu.v1.LeaseSpec.expires_after:type_name -> google.protobuf.Duration
+	53, // 40: dxpu.v1.LeaseSpec.wait_timeout:type_name -> google.protobuf.Duration
+	49, // 41: dxpu.v1.LeaseSpec.labels:type_name -> dxpu.v1.LeaseSpec.LabelsEntry
+	50, // 42: dxpu.v1.LeaseSpec.box_labels:type_name -> dxpu.v1.LeaseSpec.BoxLabelsEntry
+	34, // 43: dxpu.v1.LeaseSpec.gang:type_name -> dxpu.v1.Gang
+	27, // 44: dxpu.v1.LeaseSpec.tolerations:type_name -> dxpu.v1.Toleration
+	17, // 45: dxpu.v1.LeaseSpec.part:type_name -> dxpu.v1.Part
+	33, // 46: dxpu.v1.LeaseSpec.part_rules:type_name -> dxpu.v1.PartRules
+	32, // 47: dxpu.v1.Lease.spec:type_name -> dxpu.v1.LeaseSpec
+	6,  // 48: dxpu.v1.Lease.state:type_name -> dxpu.v1.LeaseState
+	36, // 49: dxpu.v1.Lease.bindings:type_name -> dxpu.v1.Binding
+	52, // 50: dxpu.v1.Lease.create_time:type_name -> google.protobuf.Timestamp
+	52, // 51: dxpu.v1.Lease.active_time:type_name -> google.protobuf.Timestamp
+	52, // 52: dxpu.v1.Lease.expire_time:type_name -> google.protobuf.Timestamp
+	52, // 53: dxpu.v1.Lease.end_time:type_name -> google.protobuf.Timestamp
+	4,  // 54: dxpu.v1.Binding.state:type_name -> dxpu.v1.BindingState
+	5,  // 55: dxpu.v1.Binding.reason:type_name -> dxpu.v1.Reason
+	24, // 56: dxpu.v1.Binding.timeline:type_name -> dxpu.v1.Step
+	17, // 57: dxpu.v1.Binding.part:type_name -> dxpu.v1.Part
+	38, // 58: dxpu.v1.Pool.managers:type_name -> dxpu.v1.ManagerInfo
+	39, // 59: dxpu.v1.Pool.spares:type_name -> dxpu.v1.SpareStatus
+	51, // 60: dxpu.v1.Quota.max_gpus_by_model:type_name -> dxpu.v1.Quota.MaxGpusByModelEntry
+	40, // 61: dxpu.v1.Tenant.quota:type_name -> dxpu.v1.Quota
+	52, // 62: dxpu.v1.Tenant.create_time:type_name -> google.protobuf.Timestamp
+	7,  // 63: dxpu.v1.Token.role:type_name -> dxpu.v1.Role
+	52, // 64: dxpu.v1.Token.create_time:type_name -> google.protobuf.Timestamp
+	52, // 65: dxpu.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
+	52, // 66: dxpu.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	7,  // 67: dxpu.v1.AuditEntry.role:type_name -> dxpu.v1.Role
+	52, // 68: dxpu.v1.Event.time:type_name -> google.protobuf.Timestamp
+	14, // 69: dxpu.v1.Event.type:type_name -> dxpu.v1.EventType
+	4,  // 70: dxpu.v1.Event.binding_state:type_name -> dxpu.v1.BindingState
+	6,  // 71: dxpu.v1.Event.lease_state:type_name -> dxpu.v1.LeaseState
+	5,  // 72: dxpu.v1.Event.reason:type_name -> dxpu.v1.Reason
+	53, // 73: dxpu.v1.Event.duration:type_name -> google.protobuf.Duration
+	8,  // 74: dxpu.v1.Event.error_action:type_name -> dxpu.v1.ErrorAction
+	14, // 75: dxpu.v1.Incident.type:type_name -> dxpu.v1.EventType
+	52, // 76: dxpu.v1.Incident.first_time:type_name -> google.protobuf.Timestamp
+	52, // 77: dxpu.v1.Incident.last_time:type_name -> google.protobuf.Timestamp
+	52, // 78: dxpu.v1.PoolSample.time:type_name -> google.protobuf.Timestamp
+	79, // [79:79] is the sub-list for method output_type
+	79, // [79:79] is the sub-list for method input_type
+	79, // [79:79] is the sub-list for extension type_name
+	79, // [79:79] is the sub-list for extension extendee
+	0,  // [0:79] is the sub-list for field type_name
 }
 
 func init() { file_dxpu_v1_types_proto_init() }
@@ -4957,14 +5365,14 @@ func file_dxpu_v1_types_proto_init() {
 	if File_dxpu_v1_types_proto != nil {
 		return
 	}
-	file_dxpu_v1_types_proto_msgTypes[21].OneofWrappers = []any{}
+	file_dxpu_v1_types_proto_msgTypes[23].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dxpu_v1_types_proto_rawDesc), len(file_dxpu_v1_types_proto_rawDesc)),
-			NumEnums:      15,
-			NumMessages:   33,
+			NumEnums:      17,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
