@@ -135,9 +135,12 @@ func spread(s stock, req *Request, d *Decision) []Ref {
 }
 
 // settle fixes the host once the first group is chosen.
-func (r *Request) settle(g *group) {
+func (r *Request) settle(g *group) { r.settleAt(g.location()) }
+
+// settleAt fixes the host once a place for the first GPU is chosen.
+func (r *Request) settleAt(at Location) {
 	if r.site != nil {
-		r.site = r.site.settle(g.location())
+		r.site = r.site.settle(at)
 	}
 }
 

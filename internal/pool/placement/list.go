@@ -24,7 +24,7 @@ func appendGroups(groups []*group, b *Box, req *Request, model string) []*group 
 	first := len(groups)
 	proxyRoom := proxyRoomOf(b)
 	for _, g := range b.GPUs {
-		if g.Model != model || g.Memory < req.MinMemory || !g.Usable || !g.Free || !req.tolerates(g.Restriction) || slices.Contains(req.Exclude, Ref{b.ID, g.Slot}) {
+		if g.Model != model || g.Memory < req.MinMemory || !req.divides(&g) || !g.Usable || !g.Free || !req.tolerates(g.Restriction) || slices.Contains(req.Exclude, Ref{b.ID, g.Slot}) {
 			continue
 		}
 		domain := ""

@@ -10,24 +10,32 @@ import (
 func (p *Pool) Place(reserve Reserve, req Request) Decision {
 	req.setSite()
 	p.decisions++
-	if len(req.Only) > 0 {
-		return p.placeNamed(reserve, &req)
+	if req.Part != nil {
+		return p.placePart(reserve, &req)
 	}
-	named := p.namedBoxes(&req)
+	return p.placeGPUs(reserve, &req)
+}
+
+// placeGPUs decides on whole GPUs, or on a free one for a part.
+func (p *Pool) placeGPUs(reserve Reserve, req *Request) Decision {
+	if len(req.Only) > 0 {
+		return p.placeNamed(reserve, req)
+	}
+	named := p.namedBoxes(req)
 	var models []model
 	if req.Model != "" {
-		models = p.appendModel(nil, p.models[req.Model], &req, named)
+		models = p.appendModel(nil, p.models[req.Model], req, named)
 	} else {
 		for _, m := range p.models {
-			models = p.appendModel(models, m, &req, named)
+			models = p.appendModel(models, m, req, named)
 		}
 		slices.SortFunc(models, compareContention)
 	}
 	in := inventory{
-		models: models, stock: func(model string) stock { return p.newLookup(p.models[model].view(&req, p.decisions), &req, named) },
-		intolerable: func() refused { return p.intolerable(&req) },
+		models: models, stock: func(model string) stock { return p.newLookup(p.models[model].view(req, p.decisions), req, named) },
+		intolerable: func() refused { return p.intolerable(req) },
 	}
-	return in.decide(reserve, &req)
+	return in.decide(reserve, req)
 }
 
 // namedBoxes returns the boxes of the GPUs in req.Exclude and req.Together. They

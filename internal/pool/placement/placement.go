@@ -28,6 +28,13 @@
 // (section 5.2: "grouped and indexed in advance"). Both use the rules in rules.go,
 // and TestPoolDecidesAsPlace compares them.
 //
+// # Parts of GPUs
+//
+// A request may ask for a part of a GPU: memory and compute (part.go). The index has the
+// GPUs that parts share by what is left of them (shared.go), beside the free ones. A part
+// goes where it adds least to the fragmentation of the pool, measured interference
+// included; labels of a tenant keep parts together or apart.
+//
 // # How to add a rule
 //
 //   - A rule that ranks boxes is a criterion, a function of one line in rules.go,
@@ -101,9 +108,13 @@ type GPU struct {
 	Domain string // NVLink domain within the box; empty: none
 	Switch string // PCIe switch above the slot; empty: not known
 	Usable bool   // healthy, reachable and not cordoned, free or not
-	Free   bool   // not bound
+	Free   bool   // not bound, nor any part of it
 	// Restriction is the taints of the GPU and of its box.
 	Restriction Restriction
+	// Modes are those in which parts can share the GPU; 0: it cannot be divided.
+	Modes ShareModes
+	// Whole is set while a binding has the GPU as a whole, or awaits it.
+	Whole bool
 }
 
 // Box is a GPU box.
@@ -117,6 +128,8 @@ type Box struct {
 	// (section 4.3.2, Table 12).
 	ProxyGPUs int
 	GPUs      []GPU
+	// Parts are the slots for parts of the GPUs, and the parts in them.
+	Parts []PartSlot
 }
 
 // Request asks for Count GPUs of one model.
@@ -142,6 +155,9 @@ type Request struct {
 	Tolerations []Toleration
 	// UseSpares lets the request take held-back GPUs: it replaces a broken one.
 	UseSpares bool
+	// Part asks for a part of one GPU; nil: whole GPUs. Count is 1, Only names GPUs, and
+	// the pick is a slot for parts. Together, NVLink and SameBox mean nothing then.
+	Part *Part
 	// Near is where the host is; nil: not known, or chosen by PlaceLease.
 	Near    *Location
 	Uplinks Uplinks // the full ones
@@ -154,6 +170,8 @@ type Request struct {
 type Decision struct {
 	// Picks are Count GPUs, or none if the request cannot be satisfied now.
 	Picks []Ref
+	// Share is the mode in which a part shares its GPU.
+	Share ShareMode
 	// Why explains the decision in sentences, in the order of its steps.
 	Why []string
 }
@@ -168,7 +186,7 @@ func (d *Decision) say(format string, args ...any) {
 // Place decides on a request by looking at every GPU. It does not change its
 // arguments. Pool gives the same decisions faster, and is tested against Place.
 func Place(boxes []Box, reserve Reserve, req Request) Decision {
-	if len(req.Only) > 0 {
+	if len(req.Only) > 0 || req.Part != nil {
 		p := NewPool()
 		for _, b := range boxes {
 			p.SetBox(b)
@@ -302,6 +320,9 @@ func modelsOf(boxes []Box, req *Request) []model {
 func compareContention(a, b model) int {
 	return cmp.Or(cmp.Compare(b.available, a.available), cmp.Compare(a.name, b.name))
 }
+
+// divides reports whether a GPU can be divided as the request needs.
+func (r *Request) divides(g *GPU) bool { return r.Part == nil || g.Modes.has(r.Part.Share) }
 
 // setSite makes a site of Near.
 func (r *Request) setSite() {

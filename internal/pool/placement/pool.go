@@ -13,6 +13,11 @@ type Pool struct {
 	boxes     map[string]*Box
 	models    map[string]*modelIndex
 	decisions uint64 // number of calls of Place
+
+	shared       shared // the GPUs that parts share
+	typical      []Typical
+	losses       map[lossKey]*loss // of typical, by kind of GPU
+	interference Interference
 }
 
 // modelIndex is what a Pool has of one model.
@@ -38,7 +43,9 @@ type memory struct {
 const maxViews = 8
 
 // NewPool returns an empty pool.
-func NewPool() *Pool { return &Pool{boxes: map[string]*Box{}, models: map[string]*modelIndex{}} }
+func NewPool() *Pool {
+	return &Pool{boxes: map[string]*Box{}, models: map[string]*modelIndex{}, shared: newShared(), losses: map[lossKey]*loss{}}
+}
 
 // Models returns the names of all models in the pool, sorted.
 func (p *Pool) Models() []string { return slices.Sorted(maps.Keys(p.models)) }
@@ -58,6 +65,7 @@ func (p *Pool) Usable() map[string]int {
 // slots must differ. The pool keeps a copy.
 func (p *Pool) SetBox(b Box) {
 	b.GPUs = slices.SortedFunc(slices.Values(b.GPUs), compareSlots)
+	b.Parts = slices.SortedStableFunc(slices.Values(b.Parts), func(a, b PartSlot) int { return cmp.Compare(a.Slot, b.Slot) })
 	p.replace(p.boxes[b.ID], &b)
 }
 
@@ -86,6 +94,16 @@ func (p *Pool) SetGPU(box string, g GPU) {
 	p.replace(old, &b)
 }
 
+// SetParts replaces the parts of a box. An unknown box changes nothing. The GPUs of the
+// box say themselves whether they are free.
+func (p *Pool) SetParts(box string, parts []PartSlot) {
+	if old := p.boxes[box]; old != nil {
+		b := *old
+		b.Parts = parts
+		p.SetBox(b)
+	}
+}
+
 func compareSlots(a, b GPU) int { return cmp.Compare(a.Slot, b.Slot) }
 
 // replace replaces one state of a box by another; either may be nil.
@@ -105,6 +123,7 @@ func (p *Pool) replace(old, b *Box) {
 			p.models[m].set(b)
 		}
 	}
+	p.setShared(old, b)
 	if old != nil {
 		for _, m := range modelsIn(old) {
 			if b == nil || !hasModel(b, m) {
@@ -129,7 +148,7 @@ func (p *Pool) removeFromModel(name, box string) {
 func (p *Pool) model(name string) *modelIndex {
 	m := p.models[name]
 	if m == nil {
-		m = &modelIndex{name: name, boxes: map[string]*Box{}, restrictions: map[Restriction]counts{}, views: []*view{newView(name, 0, restrictionSet{all: true})}}
+		m = &modelIndex{name: name, boxes: map[string]*Box{}, restrictions: map[Restriction]counts{}, views: []*view{newView(name, 0, restrictionSet{all: true}, allGPUs)}}
 		p.models[name] = m
 	}
 	return m
@@ -196,17 +215,17 @@ func (m *modelIndex) view(req *Request, decision uint64) *view {
 	}
 	tolerated := m.toleratedSet(req)
 	for _, v := range m.views {
-		if v.minMemory == smallest && v.contains.key == tolerated.key {
+		if v.minMemory == smallest && v.contains.key == tolerated.key && v.division == req.division() {
 			v.lastUsed = decision
 			return v
 		}
 	}
-	return m.addView(smallest, tolerated, decision)
+	return m.addView(smallest, tolerated, req.division(), decision)
 }
 
 // addView builds a view. If there are too many, it replaces the least recently used.
-func (m *modelIndex) addView(minMemory uint64, tolerated restrictionSet, decision uint64) *view {
-	v := newView(m.name, minMemory, tolerated)
+func (m *modelIndex) addView(minMemory uint64, tolerated restrictionSet, of division, decision uint64) *view {
+	v := newView(m.name, minMemory, tolerated, of)
 	v.lastUsed = decision
 	for _, id := range slices.Sorted(maps.Keys(m.boxes)) {
 		v.set(m.boxes[id])

@@ -7,6 +7,7 @@ type view struct {
 	model     string
 	minMemory uint64 // 0: all GPUs of the model
 	contains  restrictionSet
+	division  division
 	lastUsed  uint64 // Pool.decisions when a request last used the view
 	// byBox has the free GPUs of each box as one group. byDomain has those of the
 	// NVLink domains of NVLink boxes, noDomain those that are in no domain.
@@ -14,6 +15,30 @@ type view struct {
 	boxes                     map[string]viewBox
 	counts                    map[traits]counts
 	labels                    map[label]*labelled
+}
+
+// division is the GPUs that a view has: all, or those that can be divided in a mode.
+type division uint8
+
+const allGPUs division = 0
+
+func (r *Request) division() division {
+	if r.Part == nil {
+		return allGPUs
+	}
+	return division(r.Part.Share) + 1
+}
+
+// has reports whether a GPU belongs to the view's part of the pool.
+func (d division) has(g *GPU) bool { return d == allGPUs || g.Modes.has(ShareMode(d-1)) }
+
+// request returns the request whose groups the view has.
+func (v *view) request(nvlink Preference) *Request {
+	r := &Request{MinMemory: v.minMemory, contains: &v.contains, NVLink: nvlink}
+	if v.division != allGPUs {
+		r.Part = &Part{Share: ShareMode(v.division - 1)}
+	}
+	return r
 }
 
 // label is a label of boxes, and labelled the boxes of a view that have it.
@@ -70,22 +95,23 @@ func (c classes) remove(g *group) {
 	}
 }
 
-func newView(model string, minMemory uint64, contains restrictionSet) *view {
+func newView(model string, minMemory uint64, contains restrictionSet, of division) *view {
 	return &view{
-		model: model, minMemory: minMemory, contains: contains, boxes: map[string]viewBox{}, counts: map[traits]counts{}, labels: map[label]*labelled{},
+		model: model, minMemory: minMemory, contains: contains, division: of, boxes: map[string]viewBox{}, counts: map[traits]counts{}, labels: map[label]*labelled{},
 		byBox: classes{}, byDomain: classes{}, noDomain: classes{},
 	}
 }
 
 // has reports whether a GPU is in the view, free or not.
 func (v *view) has(g *GPU) bool {
-	return g.Usable && g.Model == v.model && g.Memory >= v.minMemory && v.contains.has(g.Restriction)
+	return g.Usable && g.Model == v.model && g.Memory >= v.minMemory && v.contains.has(g.Restriction) && v.division.has(g)
 }
 
 // set adds a box, or replaces the one of that ID.
 func (v *view) set(b *Box) {
 	v.remove(b.ID)
 	in := viewBox{traits: traitsOf(b), labels: b.Labels}
+	req := v.request(Indifferent)
 	for i := range b.GPUs {
 		g := &b.GPUs[i]
 		if !v.has(g) {
@@ -100,10 +126,10 @@ func (v *view) set(b *Box) {
 		return
 	}
 	if in.free > 0 {
-		in.groups = appendGroups(nil, b, &Request{MinMemory: v.minMemory, contains: &v.contains}, v.model)
+		in.groups = appendGroups(nil, b, req, v.model)
 	}
 	if in.free > 0 && b.Kind == NVLink {
-		in.domains = appendGroups(nil, b, &Request{MinMemory: v.minMemory, contains: &v.contains, NVLink: Required}, v.model)
+		in.domains = appendGroups(nil, b, v.request(Required), v.model)
 	}
 	v.boxes[b.ID] = in
 	v.count(b.ID, &in, 1)

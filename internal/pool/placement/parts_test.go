@@ -1,0 +1,287 @@
+package placement
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// partPool is a pool of boxes with GPUs that can be divided, beside what its parts hold.
+type partPool struct {
+	*Pool
+	boxes map[string]*Box
+	held  []heldPart
+}
+
+type heldPart struct {
+	at   Ref // the slot
+	gpu  Ref
+	part Part
+}
+
+// newPartPool returns boxes of four GPUs of 80 GiB with some slots for parts each.
+func newPartPool(boxes, slots int) *partPool {
+	p := &partPool{Pool: NewPool(), boxes: map[string]*Box{}}
+	for i := range boxes {
+		b := &Box{ID: fmt.Sprintf("b%d", i), Kind: PCIeSwitch, Location: Location{Rack: fmt.Sprintf("r%d", i%3)}}
+		for g := range uint32(4) {
+			b.GPUs = append(b.GPUs, GPU{Slot: g, Model: "A100", Memory: 80 << 30, Usable: true, Free: true, Modes: NewShareModes(Space, Time)})
+			for k := range uint32(slots) {
+				b.Parts = append(b.Parts, PartSlot{Slot: 100 + g*16 + k, GPU: g, Usable: true})
+			}
+		}
+		p.boxes[b.ID] = b
+		p.SetBox(*b)
+	}
+	return p
+}
+
+// set gives a slot a part, or takes it away.
+func (p *partPool) set(at Ref, part *Part) (gpu Ref) {
+	b := p.boxes[at.Box]
+	b.GPUs, b.Parts = slices.Clone(b.GPUs), slices.Clone(b.Parts)
+	s := &b.Parts[slices.IndexFunc(b.Parts, func(s PartSlot) bool { return s.Slot == at.Slot })]
+	if s.Taken = part != nil; part != nil {
+		s.Part = *part
+	} else {
+		s.Part = Part{}
+	}
+	for i := range b.GPUs {
+		b.GPUs[i].Free = !slices.ContainsFunc(b.Parts, func(s PartSlot) bool { return s.Taken && s.GPU == b.GPUs[i].Slot })
+	}
+	gpu = Ref{at.Box, s.GPU}
+	p.SetBox(*b)
+	return gpu
+}
+
+// lease places a part and keeps it.
+func (p *partPool) lease(part Part) Decision {
+	d := p.Place(Reserve{}, Request{Count: 1, Part: &part})
+	if d.OK() {
+		part.Share = d.Share
+		p.held = append(p.held, heldPart{d.Picks[0], p.set(d.Picks[0], &part), part})
+	}
+	return d
+}
+
+func (p *partPool) gpuOf(d Decision) Ref {
+	return p.held[slices.IndexFunc(p.held, func(h heldPart) bool { return h.at == d.Picks[0] })].gpu
+}
+
+func TestPartGoesToASharedGPU(t *testing.T) {
+	p := newPartPool(2, 8)
+	first := p.lease(Part{Memory: 16 << 30, Compute: 300})
+	second := p.lease(Part{Memory: 16 << 30, Compute: 300})
+	if !first.OK() || !second.OK() || p.gpuOf(first) != p.gpuOf(second) {
+		t.Fatalf("%v and %v are on two GPUs", first, second)
+	}
+	third := p.lease(Part{Memory: 16 << 30, Compute: 500})
+	if p.gpuOf(third) == p.gpuOf(first) {
+		t.Errorf("a GPU has 1100 thousandths: %v", third.Why)
+	}
+}
+
+func TestWholeGPUsAndPartsExcludeEachOther(t *testing.T) {
+	p := newPartPool(1, 8)
+	p.lease(Part{Memory: 1, Compute: 1})
+	d := p.Place(Reserve{}, Request{Count: 4})
+	if d.OK() {
+		t.Errorf("4 whole GPUs beside a part: %v", d.Picks)
+	}
+	b := p.boxes["b0"]
+	for i := range b.GPUs {
+		b.GPUs[i].Free, b.GPUs[i].Whole = false, true
+	}
+	p.SetBox(*b)
+	if d := p.Place(Reserve{}, Request{Count: 1, Part: &Part{Memory: 1, Compute: 1}}); d.OK() {
+		t.Errorf("a part on a GPU that is bound whole: %v", d.Picks)
+	}
+}
+
+func TestPartRules(t *testing.T) {
+	small := func(r PartRules) Part { return Part{Memory: 1 << 30, Compute: 50, PartRules: r} }
+	t.Run("affinity", func(t *testing.T) {
+		p := newPartPool(2, 8)
+		a := p.lease(small(PartRules{Tenant: "t", Affinity: "x"}))
+		p.lease(Part{Memory: 1 << 30, Compute: 800})
+		b := p.lease(small(PartRules{Tenant: "t", Affinity: "x"}))
+		if p.gpuOf(a) != p.gpuOf(b) {
+			t.Errorf("the parts are on two GPUs: %v", b.Why)
+		}
+		if d := p.lease(Part{Memory: 1, Compute: 999, PartRules: PartRules{Tenant: "t", Affinity: "x"}}); d.OK() || !strings.Contains(strings.Join(d.Why, " "), "1 lack the compute") {
+			t.Errorf("a part that must join a full GPU: %v", d)
+		}
+	})
+	t.Run("anti-affinity", func(t *testing.T) {
+		p := newPartPool(1, 8)
+		seen := map[Ref]bool{}
+		for range 4 {
+			d := p.lease(small(PartRules{Tenant: "t", AntiAffinity: "replica"}))
+			if !d.OK() || seen[p.gpuOf(d)] {
+				t.Fatalf("%v: two replicas on one GPU", d.Why)
+			}
+			seen[p.gpuOf(d)] = true
+		}
+		if d := p.lease(small(PartRules{Tenant: "t", AntiAffinity: "replica"})); d.OK() {
+			t.Errorf("a fifth replica on four GPUs: %v", d)
+		} else if !strings.Contains(strings.Join(d.Why, " "), "4 have a part with the same anti-affinity") {
+			t.Errorf("the reason is missing: %v", d.Why)
+		}
+		if d := p.lease(small(PartRules{Tenant: "other", AntiAffinity: "replica"})); !d.OK() {
+			t.Errorf("another tenant's label counts: %v", d.Why)
+		}
+	})
+	t.Run("exclusion", func(t *testing.T) {
+		p := newPartPool(2, 8)
+		a := p.lease(small(PartRules{Tenant: "t", Exclusion: "x"}))
+		b := p.lease(small(PartRules{Tenant: "t", Exclusion: "x"}))
+		c := p.lease(small(PartRules{Tenant: "other", Exclusion: "x"}))
+		d := p.lease(small(PartRules{Tenant: "t"}))
+		if p.gpuOf(a) != p.gpuOf(b) || p.gpuOf(c) == p.gpuOf(a) || p.gpuOf(d) == p.gpuOf(a) || p.gpuOf(d) == p.gpuOf(c) {
+			t.Errorf("GPUs %v, %v, %v, %v", p.gpuOf(a), p.gpuOf(b), p.gpuOf(c), p.gpuOf(d))
+		}
+	})
+}
+
+// TestInterferenceIsACost lets a part avoid a neighbour that slows it down, and take it
+// where nothing else is left.
+func TestInterferenceIsACost(t *testing.T) {
+	p := newPartPool(1, 8)
+	p.SetInterference(Interference{{"a", "b"}: 900, {"b", "a"}: 600})
+	part := func(w string) Part {
+		return Part{Memory: 30 << 30, Compute: 400, PartRules: PartRules{Workload: w}}
+	}
+	first := p.lease(part("a"))
+	if d := p.lease(part("b")); p.gpuOf(d) == p.gpuOf(first) {
+		t.Errorf("b is beside a: %v", d.Why)
+	}
+	for range 4 {
+		p.lease(Part{Memory: 70 << 30, Compute: 900})
+	}
+	d := p.lease(part("b"))
+	if !d.OK() {
+		t.Fatalf("interference refuses a part: %v", d.Why)
+	}
+	d = p.lease(Part{Memory: 1 << 30, Compute: 300, PartRules: PartRules{Workload: "b"}})
+	if !d.OK() || p.gpuOf(d) != p.gpuOf(first) {
+		t.Fatalf("the last place is beside a: %v", d)
+	}
+	if !strings.Contains(strings.Join(d.Why, " "), "interference") {
+		t.Errorf("the cost is not explained: %v", d.Why)
+	}
+}
+
+func TestSparesAreHeldBackFromParts(t *testing.T) {
+	p := newPartPool(1, 8)
+	d := p.Place(Reserve{Count: 4}, Request{Count: 1, Part: &Part{Memory: 1, Compute: 1}})
+	if d.OK() {
+		t.Errorf("a part opens a spare: %v", d)
+	}
+}
+
+// TestPromisedRoom counts room that a leaving part still holds, and that an awaited part
+// will have, once each.
+func TestPromisedRoom(t *testing.T) {
+	g := GPU{Memory: 100}
+	parts := []PartSlot{
+		{Slot: 1, Taken: true, Leaving: true, Part: Part{Memory: 60, Compute: 600}},
+		{Slot: 2, Taken: true, Awaited: true, Part: Part{Memory: 70, Compute: 100}},
+	}
+	if r := roomOf(&g, parts); r != (room{30, 400}) {
+		t.Errorf("room %+v, want 30 bytes and 400 thousandths", r)
+	}
+}
+
+// TestPartsNeverExceedAGPU leases and releases parts at random. No GPU ever has more than
+// its memory, its compute or its slots; a refused part has no place by brute force; and
+// the chosen place is one of least cost.
+func TestPartsNeverExceedAGPU(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		p := newPartPool(2, 4)
+		p.SetTypical([]Typical{{Compute: Whole, Count: 3}, {Memory: 20 << 30, Compute: 250, Count: 5}, {Memory: 50 << 30, Compute: 300, Count: 2}})
+		p.SetInterference(Interference{{"a", "b"}: 200})
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			if len(p.held) > 0 && rapid.IntRange(0, 3).Draw(t, "end") == 0 {
+				i := rapid.IntRange(0, len(p.held)-1).Draw(t, "which")
+				p.set(p.held[i].at, nil)
+				p.held = slices.Delete(p.held, i, i+1)
+				continue
+			}
+			part := drawPart(t)
+			cost, possible := p.leastCost(&part)
+			before := p.costs(&part)
+			d := p.lease(part)
+			if d.OK() != possible {
+				t.Fatalf("%+v: possible %v, decision %v", part, possible, d)
+			}
+			if d.OK() && before[p.gpuOf(d)] != cost {
+				t.Fatalf("%+v: cost %d, the least is %d: %v", part, before[p.gpuOf(d)], cost, d.Why)
+			}
+			p.check(t)
+		}
+	})
+}
+
+func drawPart(t *rapid.T) Part {
+	return Part{
+		Memory: rapid.Uint64Range(1, 80<<30).Draw(t, "memory"), Compute: rapid.Uint32Range(1, Whole).Draw(t, "compute"), Share: ShareMode(rapid.IntRange(0, 2).Draw(t, "share")),
+		PartRules: PartRules{
+			Tenant: rapid.SampledFrom([]string{"s", "t"}).Draw(t, "tenant"), AntiAffinity: rapid.SampledFrom([]string{"", "", "x"}).Draw(t, "anti"),
+			Exclusion: rapid.SampledFrom([]string{"", "", "y"}).Draw(t, "exclusion"), Workload: rapid.SampledFrom([]string{"", "a", "b"}).Draw(t, "workload"),
+		},
+	}
+}
+
+// costs returns the cost of each GPU that could take a part, found without the index.
+func (p *partPool) costs(part *Part) map[Ref]int64 {
+	out := map[Ref]int64{}
+	l := p.lossOf("A100", 80<<30)
+	for id, b := range p.boxes {
+		for _, g := range b.GPUs {
+			at := Ref{id, g.Slot}
+			left, n, fits := room{80 << 30, Whole}, 0, true
+			var beside []neighbour
+			for _, h := range p.held {
+				if h.gpu != at {
+					continue
+				}
+				n++
+				left = left.less(&h.part)
+				beside = append(beside, neighbour{h.part.Workload, h.part.Compute})
+				same := h.part.Tenant == part.Tenant
+				fits = fits && (part.Share == AnyShare || h.part.Share == part.Share) &&
+					(h.part.Exclusion == part.Exclusion && (same || part.Exclusion == "")) &&
+					(part.AntiAffinity == "" || !same || h.part.AntiAffinity != part.AntiAffinity)
+			}
+			if fits && n < 4 && left.fits(part) {
+				out[at] = l.gradient(left, 80<<30, part) + p.interference.slowdown(part, beside)
+			}
+		}
+	}
+	return out
+}
+
+func (p *partPool) leastCost(part *Part) (least int64, possible bool) {
+	for _, c := range p.costs(part) {
+		if !possible || c < least {
+			least, possible = c, true
+		}
+	}
+	return least, possible
+}
+
+func (p *partPool) check(t *rapid.T) {
+	memory, compute := map[Ref]uint64{}, map[Ref]uint32{}
+	slots := map[Ref]bool{}
+	for _, h := range p.held {
+		memory[h.gpu] += h.part.Memory
+		compute[h.gpu] += h.part.Compute
+		if slots[h.at] || memory[h.gpu] > 80<<30 || compute[h.gpu] > Whole {
+			t.Fatalf("GPU %s: %d bytes, %d thousandths, slot %s twice: %v", h.gpu, memory[h.gpu], compute[h.gpu], h.at, slots[h.at])
+		}
+		slots[h.at] = true
+	}
+}
