@@ -2470,7 +2470,15 @@ type GPU struct {
 	// in the answer of GetGPU, and only for callers who may see all leases.
 	History []*Incident `protobuf:"bytes,25,rep,name=history,proto3" json:"history,omitempty"`
 	// The taints of the GPU itself.
-	Taints        []*Taint `protobuf:"bytes,27,rep,name=taints,proto3" json:"taints,omitempty"`
+	Taints []*Taint `protobuf:"bytes,27,rep,name=taints,proto3" json:"taints,omitempty"`
+	// The parts of the GPU that are bound or being released, by slot.
+	Parts []*GPUPart `protobuf:"bytes,26,rep,name=parts,proto3" json:"parts,omitempty"`
+	// What no part has, of a GPU that is free or shared.
+	FreeMemoryBytes uint64 `protobuf:"varint,28,opt,name=free_memory_bytes,json=freeMemoryBytes,proto3" json:"free_memory_bytes,omitempty"`
+	// In thousandths.
+	FreeCompute uint32 `protobuf:"varint,29,opt,name=free_compute,json=freeCompute,proto3" json:"free_compute,omitempty"`
+	// The number of parts that can be bound beside the present ones.
+	FreeParts     uint32 `protobuf:"varint,30,opt,name=free_parts,json=freeParts,proto3" json:"free_parts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2687,6 +2695,137 @@ func (x *GPU) GetTaints() []*Taint {
 	return nil
 }
 
+func (x *GPU) GetParts() []*GPUPart {
+	if x != nil {
+		return x.Parts
+	}
+	return nil
+}
+
+func (x *GPU) GetFreeMemoryBytes() uint64 {
+	if x != nil {
+		return x.FreeMemoryBytes
+	}
+	return 0
+}
+
+func (x *GPU) GetFreeCompute() uint32 {
+	if x != nil {
+		return x.FreeCompute
+	}
+	return 0
+}
+
+func (x *GPU) GetFreeParts() uint32 {
+	if x != nil {
+		return x.FreeParts
+	}
+	return 0
+}
+
+// GPUPart is a part of a GPU in a binding.
+type GPUPart struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The box's slot of the part, and its ID, "BOX/SLOT".
+	Id        string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Slot      uint32 `protobuf:"varint,2,opt,name=slot,proto3" json:"slot,omitempty"`
+	Part      *Part  `protobuf:"bytes,3,opt,name=part,proto3" json:"part,omitempty"`
+	BindingId string `protobuf:"bytes,4,opt,name=binding_id,json=bindingId,proto3" json:"binding_id,omitempty"`
+	LeaseId   string `protobuf:"bytes,5,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	Tenant    string `protobuf:"bytes,6,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	HostId    string `protobuf:"bytes,7,opt,name=host_id,json=hostId,proto3" json:"host_id,omitempty"`
+	// The binding serves its lease. Otherwise the part is being released.
+	Serving       bool `protobuf:"varint,8,opt,name=serving,proto3" json:"serving,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GPUPart) Reset() {
+	*x = GPUPart{}
+	mi := &file_dxpu_v1_types_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GPUPart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GPUPart) ProtoMessage() {}
+
+func (x *GPUPart) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_types_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GPUPart.ProtoReflect.Descriptor instead.
+func (*GPUPart) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *GPUPart) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *GPUPart) GetSlot() uint32 {
+	if x != nil {
+		return x.Slot
+	}
+	return 0
+}
+
+func (x *GPUPart) GetPart() *Part {
+	if x != nil {
+		return x.Part
+	}
+	return nil
+}
+
+func (x *GPUPart) GetBindingId() string {
+	if x != nil {
+		return x.BindingId
+	}
+	return ""
+}
+
+func (x *GPUPart) GetLeaseId() string {
+	if x != nil {
+		return x.LeaseId
+	}
+	return ""
+}
+
+func (x *GPUPart) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *GPUPart) GetHostId() string {
+	if x != nil {
+		return x.HostId
+	}
+	return ""
+}
+
+func (x *GPUPart) GetServing() bool {
+	if x != nil {
+		return x.Serving
+	}
+	return false
+}
+
 // LeaseSpec is a tenant's request.
 type LeaseSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2746,7 +2885,7 @@ type LeaseSpec struct {
 
 func (x *LeaseSpec) Reset() {
 	*x = LeaseSpec{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[15]
+	mi := &file_dxpu_v1_types_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2758,7 +2897,7 @@ func (x *LeaseSpec) String() string {
 func (*LeaseSpec) ProtoMessage() {}
 
 func (x *LeaseSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[15]
+	mi := &file_dxpu_v1_types_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2771,7 +2910,7 @@ func (x *LeaseSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseSpec.ProtoReflect.Descriptor instead.
 func (*LeaseSpec) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{15}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *LeaseSpec) GetCount() uint32 {
@@ -2948,7 +3087,7 @@ type PartRules struct {
 
 func (x *PartRules) Reset() {
 	*x = PartRules{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[16]
+	mi := &file_dxpu_v1_types_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2960,7 +3099,7 @@ func (x *PartRules) String() string {
 func (*PartRules) ProtoMessage() {}
 
 func (x *PartRules) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[16]
+	mi := &file_dxpu_v1_types_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2973,7 +3112,7 @@ func (x *PartRules) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartRules.ProtoReflect.Descriptor instead.
 func (*PartRules) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{16}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PartRules) GetAffinity() string {
@@ -3021,7 +3160,7 @@ type Gang struct {
 
 func (x *Gang) Reset() {
 	*x = Gang{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[17]
+	mi := &file_dxpu_v1_types_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3033,7 +3172,7 @@ func (x *Gang) String() string {
 func (*Gang) ProtoMessage() {}
 
 func (x *Gang) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[17]
+	mi := &file_dxpu_v1_types_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3046,7 +3185,7 @@ func (x *Gang) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gang.ProtoReflect.Descriptor instead.
 func (*Gang) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{17}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Gang) GetName() string {
@@ -3092,7 +3231,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[18]
+	mi := &file_dxpu_v1_types_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3104,7 +3243,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[18]
+	mi := &file_dxpu_v1_types_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3117,7 +3256,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{18}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Lease) GetId() string {
@@ -3259,7 +3398,7 @@ type Binding struct {
 
 func (x *Binding) Reset() {
 	*x = Binding{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[19]
+	mi := &file_dxpu_v1_types_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3271,7 +3410,7 @@ func (x *Binding) String() string {
 func (*Binding) ProtoMessage() {}
 
 func (x *Binding) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[19]
+	mi := &file_dxpu_v1_types_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3284,7 +3423,7 @@ func (x *Binding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Binding.ProtoReflect.Descriptor instead.
 func (*Binding) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{19}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Binding) GetId() string {
@@ -3467,7 +3606,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[20]
+	mi := &file_dxpu_v1_types_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3479,7 +3618,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[20]
+	mi := &file_dxpu_v1_types_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3492,7 +3631,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{20}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Pool) GetClusterId() string {
@@ -3669,7 +3808,7 @@ type ManagerInfo struct {
 
 func (x *ManagerInfo) Reset() {
 	*x = ManagerInfo{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[21]
+	mi := &file_dxpu_v1_types_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3681,7 +3820,7 @@ func (x *ManagerInfo) String() string {
 func (*ManagerInfo) ProtoMessage() {}
 
 func (x *ManagerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[21]
+	mi := &file_dxpu_v1_types_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3694,7 +3833,7 @@ func (x *ManagerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerInfo.ProtoReflect.Descriptor instead.
 func (*ManagerInfo) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{21}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ManagerInfo) GetId() string {
@@ -3742,7 +3881,7 @@ type SpareStatus struct {
 
 func (x *SpareStatus) Reset() {
 	*x = SpareStatus{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[22]
+	mi := &file_dxpu_v1_types_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3754,7 +3893,7 @@ func (x *SpareStatus) String() string {
 func (*SpareStatus) ProtoMessage() {}
 
 func (x *SpareStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[22]
+	mi := &file_dxpu_v1_types_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3767,7 +3906,7 @@ func (x *SpareStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpareStatus.ProtoReflect.Descriptor instead.
 func (*SpareStatus) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{22}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SpareStatus) GetModel() string {
@@ -3842,7 +3981,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[23]
+	mi := &file_dxpu_v1_types_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3854,7 +3993,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[23]
+	mi := &file_dxpu_v1_types_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3867,7 +4006,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{23}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Quota) GetMaxGpus() uint32 {
@@ -3938,7 +4077,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[24]
+	mi := &file_dxpu_v1_types_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3950,7 +4089,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[24]
+	mi := &file_dxpu_v1_types_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3963,7 +4102,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{24}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Tenant) GetId() string {
@@ -4068,7 +4207,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[25]
+	mi := &file_dxpu_v1_types_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4080,7 +4219,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[25]
+	mi := &file_dxpu_v1_types_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4093,7 +4232,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{25}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Token) GetId() string {
@@ -4171,7 +4310,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[26]
+	mi := &file_dxpu_v1_types_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4183,7 +4322,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[26]
+	mi := &file_dxpu_v1_types_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4196,7 +4335,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{26}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *AuditEntry) GetRevision() uint64 {
@@ -4308,7 +4447,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[27]
+	mi := &file_dxpu_v1_types_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4320,7 +4459,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[27]
+	mi := &file_dxpu_v1_types_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4333,7 +4472,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{27}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Event) GetRevision() uint64 {
@@ -4482,7 +4621,7 @@ type Incident struct {
 
 func (x *Incident) Reset() {
 	*x = Incident{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[28]
+	mi := &file_dxpu_v1_types_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4494,7 +4633,7 @@ func (x *Incident) String() string {
 func (*Incident) ProtoMessage() {}
 
 func (x *Incident) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[28]
+	mi := &file_dxpu_v1_types_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4507,7 +4646,7 @@ func (x *Incident) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Incident.ProtoReflect.Descriptor instead.
 func (*Incident) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{28}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Incident) GetSubject() string {
@@ -4580,7 +4719,7 @@ type PoolSample struct {
 
 func (x *PoolSample) Reset() {
 	*x = PoolSample{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[29]
+	mi := &file_dxpu_v1_types_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4592,7 +4731,7 @@ func (x *PoolSample) String() string {
 func (*PoolSample) ProtoMessage() {}
 
 func (x *PoolSample) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[29]
+	mi := &file_dxpu_v1_types_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4605,7 +4744,7 @@ func (x *PoolSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolSample.ProtoReflect.Descriptor instead.
 func (*PoolSample) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{29}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *PoolSample) GetTime() *timestamppb.Timestamp {
@@ -4794,7 +4933,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"emptySlots\x12)\n" +
 	"\x10resource_version\x18\x05 \x01(\x04R\x0fresourceVersion\x12\x1d\n" +
 	"\n" +
-	"proxy_gpus\x18\x06 \x01(\rR\tproxyGpus\"\xaa\a\n" +
+	"proxy_gpus\x18\x06 \x01(\rR\tproxyGpus\"\xc0\b\n" +
 	"\x03GPU\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x15\n" +
 	"\x06box_id\x18\x02 \x01(\tR\x05boxId\x12\x12\n" +
@@ -4823,7 +4962,22 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\aejected\x18\x17 \x01(\bR\aejected\x12\x18\n" +
 	"\adrained\x18\x18 \x01(\bR\adrained\x12+\n" +
 	"\ahistory\x18\x19 \x03(\v2\x11.dxpu.v1.IncidentR\ahistory\x12&\n" +
-	"\x06taints\x18\x1b \x03(\v2\x0e.dxpu.v1.TaintR\x06taints\"\xcd\b\n" +
+	"\x06taints\x18\x1b \x03(\v2\x0e.dxpu.v1.TaintR\x06taints\x12&\n" +
+	"\x05parts\x18\x1a \x03(\v2\x10.dxpu.v1.GPUPartR\x05parts\x12*\n" +
+	"\x11free_memory_bytes\x18\x1c \x01(\x04R\x0ffreeMemoryBytes\x12!\n" +
+	"\ffree_compute\x18\x1d \x01(\rR\vfreeCompute\x12\x1d\n" +
+	"\n" +
+	"free_parts\x18\x1e \x01(\rR\tfreeParts\"\xd5\x01\n" +
+	"\aGPUPart\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04slot\x18\x02 \x01(\rR\x04slot\x12!\n" +
+	"\x04part\x18\x03 \x01(\v2\r.dxpu.v1.PartR\x04part\x12\x1d\n" +
+	"\n" +
+	"binding_id\x18\x04 \x01(\tR\tbindingId\x12\x19\n" +
+	"\blease_id\x18\x05 \x01(\tR\aleaseId\x12\x16\n" +
+	"\x06tenant\x18\x06 \x01(\tR\x06tenant\x12\x17\n" +
+	"\ahost_id\x18\a \x01(\tR\x06hostId\x12\x18\n" +
+	"\aserving\x18\b \x01(\bR\aserving\"\xcd\b\n" +
 	"\tLeaseSpec\x12\x14\n" +
 	"\x05count\x18\x01 \x01(\rR\x05count\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12(\n" +
@@ -5216,7 +5370,7 @@ func file_dxpu_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_dxpu_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 17)
-var file_dxpu_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_dxpu_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_dxpu_v1_types_proto_goTypes = []any{
 	(NodeKind)(0),                 // 0: dxpu.v1.NodeKind
 	(BoxKind)(0),                  // 1: dxpu.v1.BoxKind
@@ -5250,28 +5404,29 @@ var file_dxpu_v1_types_proto_goTypes = []any{
 	(*HostSlot)(nil),              // 29: dxpu.v1.HostSlot
 	(*Box)(nil),                   // 30: dxpu.v1.Box
 	(*GPU)(nil),                   // 31: dxpu.v1.GPU
-	(*LeaseSpec)(nil),             // 32: dxpu.v1.LeaseSpec
-	(*PartRules)(nil),             // 33: dxpu.v1.PartRules
-	(*Gang)(nil),                  // 34: dxpu.v1.Gang
-	(*Lease)(nil),                 // 35: dxpu.v1.Lease
-	(*Binding)(nil),               // 36: dxpu.v1.Binding
-	(*Pool)(nil),                  // 37: dxpu.v1.Pool
-	(*ManagerInfo)(nil),           // 38: dxpu.v1.ManagerInfo
-	(*SpareStatus)(nil),           // 39: dxpu.v1.SpareStatus
-	(*Quota)(nil),                 // 40: dxpu.v1.Quota
-	(*Tenant)(nil),                // 41: dxpu.v1.Tenant
-	(*Token)(nil),                 // 42: dxpu.v1.Token
-	(*AuditEntry)(nil),            // 43: dxpu.v1.AuditEntry
-	(*Event)(nil),                 // 44: dxpu.v1.Event
-	(*Incident)(nil),              // 45: dxpu.v1.Incident
-	(*PoolSample)(nil),            // 46: dxpu.v1.PoolSample
-	nil,                           // 47: dxpu.v1.NodeInfo.LabelsEntry
-	nil,                           // 48: dxpu.v1.LeaseSpec.HostLabelsEntry
-	nil,                           // 49: dxpu.v1.LeaseSpec.LabelsEntry
-	nil,                           // 50: dxpu.v1.LeaseSpec.BoxLabelsEntry
-	nil,                           // 51: dxpu.v1.Quota.MaxGpusByModelEntry
-	(*timestamppb.Timestamp)(nil), // 52: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 53: google.protobuf.Duration
+	(*GPUPart)(nil),               // 32: dxpu.v1.GPUPart
+	(*LeaseSpec)(nil),             // 33: dxpu.v1.LeaseSpec
+	(*PartRules)(nil),             // 34: dxpu.v1.PartRules
+	(*Gang)(nil),                  // 35: dxpu.v1.Gang
+	(*Lease)(nil),                 // 36: dxpu.v1.Lease
+	(*Binding)(nil),               // 37: dxpu.v1.Binding
+	(*Pool)(nil),                  // 38: dxpu.v1.Pool
+	(*ManagerInfo)(nil),           // 39: dxpu.v1.ManagerInfo
+	(*SpareStatus)(nil),           // 40: dxpu.v1.SpareStatus
+	(*Quota)(nil),                 // 41: dxpu.v1.Quota
+	(*Tenant)(nil),                // 42: dxpu.v1.Tenant
+	(*Token)(nil),                 // 43: dxpu.v1.Token
+	(*AuditEntry)(nil),            // 44: dxpu.v1.AuditEntry
+	(*Event)(nil),                 // 45: dxpu.v1.Event
+	(*Incident)(nil),              // 46: dxpu.v1.Incident
+	(*PoolSample)(nil),            // 47: dxpu.v1.PoolSample
+	nil,                           // 48: dxpu.v1.NodeInfo.LabelsEntry
+	nil,                           // 49: dxpu.v1.LeaseSpec.HostLabelsEntry
+	nil,                           // 50: dxpu.v1.LeaseSpec.LabelsEntry
+	nil,                           // 51: dxpu.v1.LeaseSpec.BoxLabelsEntry
+	nil,                           // 52: dxpu.v1.Quota.MaxGpusByModelEntry
+	(*timestamppb.Timestamp)(nil), // 53: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 54: google.protobuf.Duration
 }
 var file_dxpu_v1_types_proto_depIdxs = []int32{
 	11, // 0: dxpu.v1.Part.class:type_name -> dxpu.v1.PartClass
@@ -5279,13 +5434,13 @@ var file_dxpu_v1_types_proto_depIdxs = []int32{
 	15, // 2: dxpu.v1.CallOutcome.effect:type_name -> dxpu.v1.CallEffect
 	12, // 3: dxpu.v1.Device.share_modes:type_name -> dxpu.v1.ShareMode
 	8,  // 4: dxpu.v1.DeviceError.action:type_name -> dxpu.v1.ErrorAction
-	52, // 5: dxpu.v1.DeviceError.last_time:type_name -> google.protobuf.Timestamp
+	53, // 5: dxpu.v1.DeviceError.last_time:type_name -> google.protobuf.Timestamp
 	2,  // 6: dxpu.v1.PathStatus.health:type_name -> dxpu.v1.Health
-	52, // 7: dxpu.v1.Step.time:type_name -> google.protobuf.Timestamp
-	53, // 8: dxpu.v1.Step.duration:type_name -> google.protobuf.Duration
-	47, // 9: dxpu.v1.NodeInfo.labels:type_name -> dxpu.v1.NodeInfo.LabelsEntry
+	53, // 7: dxpu.v1.Step.time:type_name -> google.protobuf.Timestamp
+	54, // 8: dxpu.v1.Step.duration:type_name -> google.protobuf.Duration
+	48, // 9: dxpu.v1.NodeInfo.labels:type_name -> dxpu.v1.NodeInfo.LabelsEntry
 	19, // 10: dxpu.v1.NodeInfo.addresses:type_name -> dxpu.v1.PathAddress
-	52, // 11: dxpu.v1.NodeInfo.last_report_time:type_name -> google.protobuf.Timestamp
+	53, // 11: dxpu.v1.NodeInfo.last_report_time:type_name -> google.protobuf.Timestamp
 	26, // 12: dxpu.v1.NodeInfo.taints:type_name -> dxpu.v1.Taint
 	16, // 13: dxpu.v1.Taint.effect:type_name -> dxpu.v1.TaintEffect
 	16, // 14: dxpu.v1.Toleration.effect:type_name -> dxpu.v1.TaintEffect
@@ -5305,59 +5460,61 @@ var file_dxpu_v1_types_proto_depIdxs = []int32{
 	4,  // 28: dxpu.v1.GPU.observed_state:type_name -> dxpu.v1.BindingState
 	21, // 29: dxpu.v1.GPU.counters:type_name -> dxpu.v1.Counters
 	22, // 30: dxpu.v1.GPU.errors:type_name -> dxpu.v1.DeviceError
-	52, // 31: dxpu.v1.GPU.quarantined_until:type_name -> google.protobuf.Timestamp
+	53, // 31: dxpu.v1.GPU.quarantined_until:type_name -> google.protobuf.Timestamp
 	9,  // 32: dxpu.v1.GPU.use:type_name -> dxpu.v1.Use
-	45, // 33: dxpu.v1.GPU.history:type_name -> dxpu.v1.Incident
+	46, // 33: dxpu.v1.GPU.history:type_name -> dxpu.v1.Incident
 	26, // 34: dxpu.v1.GPU.taints:type_name -> dxpu.v1.Taint
-	1,  // 35: dxpu.v1.LeaseSpec.box_kind:type_name -> dxpu.v1.BoxKind
-	10, // 36: dxpu.v1.LeaseSpec.nvlink:type_name -> dxpu.v1.Preference
-	10, // 37: dxpu.v1.LeaseSpec.same_box:type_name -> dxpu.v1.Preference
-	48, // 38: dxpu.v1.LeaseSpec.host_labels:type_name -> dxpu.v1.LeaseSpec.HostLabelsEntry
-	53, // 39: dxpu.v1.LeaseSpec.expires_after:type_name -> google.protobuf.Duration
-	53, // 40: dxpu.v1.LeaseSpec.wait_timeout:type_name -> google.protobuf.Duration
-	49, // 41: dxpu.v1.LeaseSpec.labels:type_name -> dxpu.v1.LeaseSpec.LabelsEntry
-	50, // 42: dxpu.v1.LeaseSpec.box_labels:type_name -> dxpu.v1.LeaseSpec.BoxLabelsEntry
-	34, // 43: dxpu.v1.LeaseSpec.gang:type_name -> dxpu.v1.Gang
-	27, // 44: dxpu.v1.LeaseSpec.tolerations:type_name -> dxpu.v1.Toleration
-	17, // 45: dxpu.v1.LeaseSpec.part:type_name -> dxpu.v1.Part
-	33, // 46: dxpu.v1.LeaseSpec.part_rules:type_name -> dxpu.v1.PartRules
-	32, // 47: dxpu.v1.Lease.spec:type_name -> dxpu.v1.LeaseSpec
-	6,  // 48: dxpu.v1.Lease.state:type_name -> dxpu.v1.LeaseState
-	36, // 49: dxpu.v1.Lease.bindings:type_name -> dxpu.v1.Binding
-	52, // 50: dxpu.v1.Lease.create_time:type_name -> google.protobuf.Timestamp
-	52, // 51: dxpu.v1.Lease.active_time:type_name -> google.protobuf.Timestamp
-	52, // 52: dxpu.v1.Lease.expire_time:type_name -> google.protobuf.Timestamp
-	52, // 53: dxpu.v1.Lease.end_time:type_name -> google.protobuf.Timestamp
-	4,  // 54: dxpu.v1.Binding.state:type_name -> dxpu.v1.BindingState
-	5,  // 55: dxpu.v1.Binding.reason:type_name -> dxpu.v1.Reason
-	24, // 56: dxpu.v1.Binding.timeline:type_name -> dxpu.v1.Step
-	17, // 57: dxpu.v1.Binding.part:type_name -> dxpu.v1.Part
-	38, // 58: dxpu.v1.Pool.managers:type_name -> dxpu.v1.ManagerInfo
-	39, // 59: dxpu.v1.Pool.spares:type_name -> dxpu.v1.SpareStatus
-	51, // 60: dxpu.v1.Quota.max_gpus_by_model:type_name -> dxpu.v1.Quota.MaxGpusByModelEntry
-	40, // 61: dxpu.v1.Tenant.quota:type_name -> dxpu.v1.Quota
-	52, // 62: dxpu.v1.Tenant.create_time:type_name -> google.protobuf.Timestamp
-	7,  // 63: dxpu.v1.Token.role:type_name -> dxpu.v1.Role
-	52, // 64: dxpu.v1.Token.create_time:type_name -> google.protobuf.Timestamp
-	52, // 65: dxpu.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
-	52, // 66: dxpu.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	7,  // 67: dxpu.v1.AuditEntry.role:type_name -> dxpu.v1.Role
-	52, // 68: dxpu.v1.Event.time:type_name -> google.protobuf.Timestamp
-	14, // 69: dxpu.v1.Event.type:type_name -> dxpu.v1.EventType
-	4,  // 70: dxpu.v1.Event.binding_state:type_name -> dxpu.v1.BindingState
-	6,  // 71: dxpu.v1.Event.lease_state:type_name -> dxpu.v1.LeaseState
-	5,  // 72: dxpu.v1.Event.reason:type_name -> dxpu.v1.Reason
-	53, // 73: dxpu.v1.Event.duration:type_name -> google.protobuf.Duration
-	8,  // 74: dxpu.v1.Event.error_action:type_name -> dxpu.v1.ErrorAction
-	14, // 75: dxpu.v1.Incident.type:type_name -> dxpu.v1.EventType
-	52, // 76: dxpu.v1.Incident.first_time:type_name -> google.protobuf.Timestamp
-	52, // 77: dxpu.v1.Incident.last_time:type_name -> google.protobuf.Timestamp
-	52, // 78: dxpu.v1.PoolSample.time:type_name -> google.protobuf.Timestamp
-	79, // [79:79] is the sub-list for method output_type
-	79, // [79:79] is the sub-list for method input_type
-	79, // [79:79] is the sub-list for extension type_name
-	79, // [79:79] is the sub-list for extension extendee
-	0,  // [0:79] is the sub-list for field type_name
+	32, // 35: dxpu.v1.GPU.parts:type_name -> dxpu.v1.GPUPart
+	17, // 36: dxpu.v1.GPUPart.part:type_name -> dxpu.v1.Part
+	1,  // 37: dxpu.v1.LeaseSpec.box_kind:type_name -> dxpu.v1.BoxKind
+	10, // 38: dxpu.v1.LeaseSpec.nvlink:type_name -> dxpu.v1.Preference
+	10, // 39: dxpu.v1.LeaseSpec.same_box:type_name -> dxpu.v1.Preference
+	49, // 40: dxpu.v1.LeaseSpec.host_labels:type_name -> dxpu.v1.LeaseSpec.HostLabelsEntry
+	54, // 41: dxpu.v1.LeaseSpec.expires_after:type_name -> google.protobuf.Duration
+	54, // 42: dxpu.v1.LeaseSpec.wait_timeout:type_name -> google.protobuf.Duration
+	50, // 43: dxpu.v1.LeaseSpec.labels:type_name -> dxpu.v1.LeaseSpec.LabelsEntry
+	51, // 44: dxpu.v1.LeaseSpec.box_labels:type_name -> dxpu.v1.LeaseSpec.BoxLabelsEntry
+	35, // 45: dxpu.v1.LeaseSpec.gang:type_name -> dxpu.v1.Gang
+	27, // 46: dxpu.v1.LeaseSpec.tolerations:type_name -> dxpu.v1.Toleration
+	17, // 47: dxpu.v1.LeaseSpec.part:type_name -> dxpu.v1.Part
+	34, // 48: dxpu.v1.LeaseSpec.part_rules:type_name -> dxpu.v1.PartRules
+	33, // 49: dxpu.v1.Lease.spec:type_name -> dxpu.v1.LeaseSpec
+	6,  // 50: dxpu.v1.Lease.state:type_name -> dxpu.v1.LeaseState
+	37, // 51: dxpu.v1.Lease.bindings:type_name -> dxpu.v1.Binding
+	53, // 52: dxpu.v1.Lease.create_time:type_name -> google.protobuf.Timestamp
+	53, // 53: dxpu.v1.Lease.active_time:type_name -> google.protobuf.Timestamp
+	53, // 54: dxpu.v1.Lease.expire_time:type_name -> google.protobuf.Timestamp
+	53, // 55: dxpu.v1.Lease.end_time:type_name -> google.protobuf.Timestamp
+	4,  // 56: dxpu.v1.Binding.state:type_name -> dxpu.v1.BindingState
+	5,  // 57: dxpu.v1.Binding.reason:type_name -> dxpu.v1.Reason
+	24, // 58: dxpu.v1.Binding.timeline:type_name -> dxpu.v1.Step
+	17, // 59: dxpu.v1.Binding.part:type_name -> dxpu.v1.Part
+	39, // 60: dxpu.v1.Pool.managers:type_name -> dxpu.v1.ManagerInfo
+	40, // 61: dxpu.v1.Pool.spares:type_name -> dxpu.v1.SpareStatus
+	52, // 62: dxpu.v1.Quota.max_gpus_by_model:type_name -> dxpu.v1.Quota.MaxGpusByModelEntry
+	41, // 63: dxpu.v1.Tenant.quota:type_name -> dxpu.v1.Quota
+	53, // 64: dxpu.v1.Tenant.create_time:type_name -> google.protobuf.Timestamp
+	7,  // 65: dxpu.v1.Token.role:type_name -> dxpu.v1.Role
+	53, // 66: dxpu.v1.Token.create_time:type_name -> google.protobuf.Timestamp
+	53, // 67: dxpu.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
+	53, // 68: dxpu.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	7,  // 69: dxpu.v1.AuditEntry.role:type_name -> dxpu.v1.Role
+	53, // 70: dxpu.v1.Event.time:type_name -> google.protobuf.Timestamp
+	14, // 71: dxpu.v1.Event.type:type_name -> dxpu.v1.EventType
+	4,  // 72: dxpu.v1.Event.binding_state:type_name -> dxpu.v1.BindingState
+	6,  // 73: dxpu.v1.Event.lease_state:type_name -> dxpu.v1.LeaseState
+	5,  // 74: dxpu.v1.Event.reason:type_name -> dxpu.v1.Reason
+	54, // 75: dxpu.v1.Event.duration:type_name -> google.protobuf.Duration
+	8,  // 76: dxpu.v1.Event.error_action:type_name -> dxpu.v1.ErrorAction
+	14, // 77: dxpu.v1.Incident.type:type_name -> dxpu.v1.EventType
+	53, // 78: dxpu.v1.Incident.first_time:type_name -> google.protobuf.Timestamp
+	53, // 79: dxpu.v1.Incident.last_time:type_name -> google.protobuf.Timestamp
+	53, // 80: dxpu.v1.PoolSample.time:type_name -> google.protobuf.Timestamp
+	81, // [81:81] is the sub-list for method output_type
+	81, // [81:81] is the sub-list for method input_type
+	81, // [81:81] is the sub-list for extension type_name
+	81, // [81:81] is the sub-list for extension extendee
+	0,  // [0:81] is the sub-list for field type_name
 }
 
 func init() { file_dxpu_v1_types_proto_init() }
@@ -5365,14 +5522,14 @@ func file_dxpu_v1_types_proto_init() {
 	if File_dxpu_v1_types_proto != nil {
 		return
 	}
-	file_dxpu_v1_types_proto_msgTypes[23].OneofWrappers = []any{}
+	file_dxpu_v1_types_proto_msgTypes[24].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dxpu_v1_types_proto_rawDesc), len(file_dxpu_v1_types_proto_rawDesc)),
 			NumEnums:      17,
-			NumMessages:   35,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -80,6 +80,9 @@ func (t *tx) boxMessage(n *nodeRecord) *dxpuv1.Box {
 			out.EmptySlots = append(out.EmptySlots, n.Slots[i].Slot)
 			continue
 		}
+		if n.Slots[i].PartOf != nil { // its GPU tells
+			continue
+		}
 		out.Gpus = append(out.Gpus, t.gpuMessage(n, &n.Slots[i]))
 	}
 	return out
@@ -137,6 +140,9 @@ func (t *tx) gpuMessage(n *nodeRecord, s *slotRecord) *dxpuv1.GPU {
 			g.Use = o.Use
 		}
 	}
+	if s.PartOf == nil && s.Device != nil {
+		t.partsMessage(g, n)
+	}
 	return g
 }
 
@@ -146,7 +152,7 @@ func deviceMessage(d *deviceRecord) *dxpuv1.Device {
 	}
 	return &dxpuv1.Device{
 		Model: d.Model, MemoryBytes: d.MemoryBytes, Serial: d.Serial, VendorId: d.VendorID, DeviceId: d.DeviceID,
-		NvlinkDomain: d.NVLinkDomain, PcieSwitch: d.PCIeSwitch,
+		NvlinkDomain: d.NVLinkDomain, PcieSwitch: d.PCIeSwitch, Multiprocessors: d.Multiprocessors, ShareModes: shareModes(d.ShareModes),
 	}
 }
 
@@ -172,7 +178,10 @@ func bindingMessage(b *bindingRecord) *dxpuv1.Binding {
 		Id: b.ID, Epoch: b.Epoch, LeaseId: b.LeaseID, HostId: b.HostID, HostSlot: b.HostSlot, BoxId: b.BoxID,
 		BoxSlot: b.BoxSlot, GpuId: b.gpuID(), State: b.State, Reason: b.Reason, Detail: b.Detail,
 		ReplacesBindingId: b.Replaces, HostClear: b.HostClear, BoxClear: b.BoxClear,
-		Ejected: b.Ejected, Waiting: b.Waiting,
+		Ejected: b.Ejected, Waiting: b.Waiting, Part: b.Part.message(),
+	}
+	if b.Part != nil {
+		out.PartOfGpuId, out.HeldMemoryBytes = b.gpu().String(), b.Part.HeldMemory
 	}
 	for _, s := range b.Steps {
 		out.Timeline = append(out.Timeline, &dxpuv1.Step{
@@ -208,7 +217,7 @@ func (t *tx) desiredBinding(b *bindingRecord, slot uint32, peer string, peerSlot
 		Peer:   &dxpuv1.Peer{NodeId: peer, NodeNumber: p.Number, Slot: peerSlot, Addresses: addresses(p)},
 		Cipher: dxpuv1.Cipher_CIPHER_AES_256_GCM, Secret: b.Secret, Mtu: t.mtu(host, box),
 		UnplugTimeout: durationpb.New(t.cfg.UnplugTimeout), Domain: b.HostID + "/", State: b.State,
-		Traceparent: b.Trace, Replugs: b.Replugs,
+		Traceparent: b.Trace, Replugs: b.Replugs, Part: b.Part.message(),
 	}
 	if s := host.slot(b.HostSlot); s != nil {
 		out.Domain += s.Domain

@@ -81,6 +81,7 @@ func (t *tx) newBinding(l *leaseRecord, host string, hostSlot uint32, gpu placem
 		ID: t.bindingID(), Epoch: t.meta.Epoch, LeaseID: l.ID, HostID: host, HostSlot: hostSlot, BoxID: gpu.Box, BoxSlot: gpu.Slot,
 		Secret: make([]byte, 32), Trace: l.Trace, Steps: []stepRecord{{Name: "created", Time: t.now}},
 		HostClear: true, // the host does not know of the binding yet
+		Part:      t.newPart(l, gpu),
 	}
 	_, _ = rand.Read(b.Secret) // never fails: crypto/rand ends the program instead
 	return b
@@ -362,7 +363,14 @@ func (t *tx) boxSlot(r placement.Ref) *slotRecord {
 }
 
 func (t *tx) gpuHealth(b *bindingRecord) dxpuv1.Health {
-	s := t.boxSlot(b.ref())
+	if b.Part != nil && t.slotHealth(b.gpu()) == dxpuv1.Health_HEALTH_FAILED {
+		return dxpuv1.Health_HEALTH_FAILED
+	}
+	return t.slotHealth(b.ref())
+}
+
+func (t *tx) slotHealth(r placement.Ref) dxpuv1.Health {
+	s := t.boxSlot(r)
 	if s == nil || s.Device == nil {
 		return dxpuv1.Health_HEALTH_FAILED // the slot is empty
 	}

@@ -41,6 +41,8 @@ type fakeNode struct {
 	kind       dxpuv1.NodeKind
 	boxKind    dxpuv1.BoxKind
 	slots      int
+	divided    int  // slots for parts of each GPU, above those of the GPUs; 0: they cannot be divided
+	keeps      bool // parts keep their memory when they should shrink
 	model      string
 	models     map[uint32]string // of single slots, instead of model; empty: no device
 	serials    map[uint32]string
@@ -103,6 +105,7 @@ func (n *fakeNode) apply(d *dxpuv1.DesiredState) {
 			n.plugged, n.ejects = b.Replugs, false
 		}
 		if old := have[b.Slot]; old != nil && old.BindingId == b.BindingId && old.Epoch == b.Epoch {
+			n.resize(old, b.Part)
 			n.has[b.Slot] = old
 			continue
 		}
@@ -116,8 +119,28 @@ func (n *fakeNode) apply(d *dxpuv1.DesiredState) {
 		if b.State == attached || n.box() && b.State != preparing {
 			state = lost // the node had it before it forgot
 		}
-		n.has[b.Slot] = &dxpuv1.ObservedBinding{BindingId: b.BindingId, Epoch: b.Epoch, State: state}
+		n.has[b.Slot] = &dxpuv1.ObservedBinding{BindingId: b.BindingId, Epoch: b.Epoch, State: state, Part: proto.CloneOf(b.Part)}
 	}
+}
+
+// resize changes the part of a binding, as far as its guest lets it.
+func (n *fakeNode) resize(b *dxpuv1.ObservedBinding, want *dxpuv1.Part) {
+	if want == nil {
+		return
+	}
+	was := b.Part
+	b.Part = proto.CloneOf(want)
+	if n.keeps && was != nil {
+		b.Part.MemoryBytes = max(want.MemoryBytes, was.MemoryBytes)
+	}
+}
+
+// gpuOf returns the slot of the GPU of a box slot for parts.
+func (n *fakeNode) gpuOf(slot uint32) (gpu uint32, part bool) {
+	if !n.box() || slot < uint32(n.slots) {
+		return 0, false
+	}
+	return (slot - uint32(n.slots)) / uint32(n.divided), true
 }
 
 // unbind takes down a binding that is no longer desired, if the guest releases
@@ -147,7 +170,7 @@ func (n *fakeNode) observe() *dxpuv1.ObservedState {
 	for _, p := range paths {
 		o.Addresses = append(o.Addresses, &dxpuv1.PathAddress{Path: p, Address: "127.0.0.1:1"})
 	}
-	for i := range uint32(n.slots) {
+	for i := range uint32(n.slots * (1 + n.divided)) {
 		if n.unlisted[i] {
 			continue
 		}
@@ -161,6 +184,11 @@ func (n *fakeNode) observe() *dxpuv1.ObservedState {
 			if n.boxKind == dxpuv1.BoxKind_BOX_KIND_NVLINK {
 				s.Device.NvlinkDomain = "nv0"
 			}
+		}
+		if gpu, part := n.gpuOf(i); part {
+			s.PartOf, s.Device.MemoryBytes, s.Device.Serial = &gpu, 0, ""
+		} else if n.divided > 0 {
+			s.Device.ShareModes = []dxpuv1.ShareMode{dxpuv1.ShareMode_SHARE_MODE_SPACE, dxpuv1.ShareMode_SHARE_MODE_TIME}
 		}
 		if n.domain != nil {
 			s.Domain = n.domain(i)

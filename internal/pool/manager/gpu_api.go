@@ -34,7 +34,7 @@ func (t *tx) gpusFrom(visible scope, r *dxpuv1.ListGPUsRequest, after string) it
 		for id := range t.boxesFrom(visible, r, box) {
 			n := t.nodes.get(id)
 			for i := range n.Slots {
-				if n.Slots[i].Device == nil {
+				if n.Slots[i].Device == nil || n.Slots[i].PartOf != nil {
 					continue
 				}
 				g := t.gpuMessage(n, &n.Slots[i])
@@ -47,7 +47,9 @@ func (t *tx) gpusFrom(visible scope, r *dxpuv1.ListGPUsRequest, after string) it
 }
 
 func passes(g *dxpuv1.GPU, r *dxpuv1.ListGPUsRequest) bool {
-	return (r.HostId == "" || r.HostId == g.HostId) && (r.LeaseId == "" || r.LeaseId == g.LeaseId) &&
+	has := func(of func(*dxpuv1.GPUPart) bool) bool { return slices.ContainsFunc(g.Parts, of) }
+	return (r.HostId == "" || r.HostId == g.HostId || has(func(p *dxpuv1.GPUPart) bool { return p.HostId == r.HostId })) &&
+		(r.LeaseId == "" || r.LeaseId == g.LeaseId || has(func(p *dxpuv1.GPUPart) bool { return p.LeaseId == r.LeaseId })) &&
 		(r.Model == "" || r.Model == g.Device.Model) && (r.State == 0 || r.State == g.State) && (r.Health == 0 || r.Health == g.Health)
 }
 

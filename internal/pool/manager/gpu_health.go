@@ -182,9 +182,12 @@ func (t *tx) advanceRepair(id string, slot uint32) {
 		return
 	}
 	t.maintainSoon(id)
-	if b := t.holderOf(placement.Ref{Box: id, Slot: slot}); b != nil {
-		if l := t.leases.get(b.LeaseID); b.serving() && l != nil && l.holds() {
-			t.moveAway(l, []string{b.ID}, dxpuv1.Reason_REASON_GPU_FAILED)
+	if bound := t.boundAt(t.nodes.get(id), s); len(bound) > 0 {
+		for _, bid := range bound {
+			b := t.bindings.get(bid)
+			if l := t.leases.get(b.LeaseID); b.serving() && l != nil && l.holds() {
+				t.moveAway(l, []string{bid}, dxpuv1.Reason_REASON_GPU_FAILED)
+			}
 		}
 		return
 	}

@@ -231,7 +231,7 @@ func checkSpec(s *dxpuv1.LeaseSpec) error {
 	if !tenantPattern.MatchString(s.Tenant) {
 		return invalid("spec.tenant: %q is not 1 to 63 of a-z, 0-9, '.', '_' and '-'", s.Tenant)
 	}
-	if err := cmp.Or(checkGPUs(s), checkGang(s), checkTolerations(s), checkDuration("spec.expires_after", s.ExpiresAfter)); err != nil {
+	if err := cmp.Or(checkPart(s), checkGPUs(s), checkGang(s), checkTolerations(s), checkDuration("spec.expires_after", s.ExpiresAfter)); err != nil {
 		return err
 	}
 	return checkDuration("spec.wait_timeout", s.WaitTimeout)

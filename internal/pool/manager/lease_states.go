@@ -158,7 +158,7 @@ func (t *tx) replace(broken []string) bool {
 	l := t.leases.get(t.bindings.get(broken[0]).LeaseID)
 	d := t.findReplacements(l, broken)
 	for i, pick := range d.Picks {
-		t.bindReplacement(broken[i], pick)
+		t.bindReplacement(broken[i], pick, d.Share)
 	}
 	t.reportStuck(l, broken[len(d.Picks):], "be replaced", d.Why)
 	return len(d.Picks) == len(broken)
@@ -213,9 +213,10 @@ func (b *bindingRecord) excludesGPU() bool {
 	return b.Reason == dxpuv1.Reason_REASON_ATTACH_FAILED || b.Reason == dxpuv1.Reason_REASON_REPLACED
 }
 
-func (t *tx) bindReplacement(id string, pick placement.Ref) {
+func (t *tx) bindReplacement(id string, pick placement.Ref, share placement.ShareMode) {
 	b := t.bindings.edit(id)
 	l := t.editLease(b.LeaseID)
+	l.Share = shareMode(share)
 	if b.attachFailed() {
 		l.Attempts++
 	}

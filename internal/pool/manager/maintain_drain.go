@@ -10,7 +10,6 @@ import (
 	"connectrpc.com/connect"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
-	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
 func (s *poolService) Cordon(ctx context.Context, req *connect.Request[dxpuv1.CordonRequest]) (*connect.Response[dxpuv1.CordonResponse], error) {
@@ -150,10 +149,14 @@ func drainEvent(n *nodeRecord, s *slotRecord, typ dxpuv1.EventType) *dxpuv1.Even
 // boundAt returns the bindings that still occupy a node, or one of its slots.
 func (t *tx) boundAt(n *nodeRecord, s *slotRecord) []string {
 	if s != nil {
-		if b := t.holderOf(placement.Ref{Box: n.ID, Slot: s.Slot}); b != nil {
-			return []string{b.ID}
+		t.reindex()
+		var out []string
+		for _, b := range t.occupantsOf(n.ID) {
+			if b.holdsGPU() && (b.BoxSlot == s.Slot || b.gpu().Slot == s.Slot) {
+				out = append(out, b.ID)
+			}
 		}
-		return nil
+		return out
 	}
 	return slices.DeleteFunc(t.bindingsAt(n.ID), func(id string) bool {
 		b := t.bindings.get(id)
@@ -248,7 +251,7 @@ func (t *tx) moveAway(l *leaseRecord, ids []string, reason dxpuv1.Reason) bool {
 		t.release(id, reason, true)
 	}
 	for i, id := range ids {
-		t.bindReplacement(id, d.Picks[i])
+		t.bindReplacement(id, d.Picks[i], d.Share)
 	}
 	return true
 }

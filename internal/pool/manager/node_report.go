@@ -127,7 +127,7 @@ func (t *tx) inventory(o *dxpuv1.ObservedState) {
 	for _, s := range o.Slots {
 		r := slotRecord{
 			Slot: s.Slot, Domain: truncateText(s.Domain), Device: deviceOf(s.Device),
-			Health: s.Health, HealthDetail: truncateText(s.HealthDetail),
+			Health: s.Health, HealthDetail: truncateText(s.HealthDetail), PartOf: partOf(n, s),
 		}
 		if old := n.slot(s.Slot); old != nil {
 			r.Cordon, r.Taints, r.Fault, r.Duplicate = old.Cordon, old.Taints, old.Fault, old.Duplicate
@@ -183,10 +183,10 @@ func (t *tx) compareSlots(n *nodeRecord, slots []slotRecord) (changed bool) {
 			old = &slotRecord{Slot: s.Slot}
 			changed = true
 		}
-		if old.Domain != s.Domain || old.Health != s.Health || old.HealthDetail != s.HealthDetail || !sameDevice(old.Device, s.Device) {
+		if old.Domain != s.Domain || old.Health != s.Health || old.HealthDetail != s.HealthDetail || !sameDevice(old.Device, s.Device) || !samePartOf(old.PartOf, s.PartOf) {
 			changed = true
 		}
-		if !box {
+		if !box || s.PartOf != nil || old.PartOf != nil { // no GPU of its own
 			continue
 		}
 		gpu := func(typ dxpuv1.EventType) *dxpuv1.Event { return gpuEvent(n, s.Slot, typ) }
@@ -206,7 +206,7 @@ func (t *tx) compareSlots(n *nodeRecord, slots []slotRecord) (changed bool) {
 	}
 	for i := range n.Slots {
 		gone := func(s slotRecord) bool { return s.Slot == n.Slots[i].Slot }
-		if box && n.Slots[i].Device != nil && !slices.ContainsFunc(slots, gone) {
+		if box && n.Slots[i].Device != nil && n.Slots[i].PartOf == nil && !slices.ContainsFunc(slots, gone) {
 			t.event(gpuEvent(n, n.Slots[i].Slot, dxpuv1.EventType_EVENT_TYPE_GPU_REMOVED), "GPU %s was removed", gpuID(n.ID, n.Slots[i].Slot))
 		}
 	}
@@ -220,6 +220,7 @@ func deviceOf(d *dxpuv1.Device) *deviceRecord {
 	return &deviceRecord{
 		Model: truncateText(d.Model), MemoryBytes: d.MemoryBytes, Serial: truncateText(d.Serial), VendorID: d.VendorId, DeviceID: d.DeviceId,
 		NVLinkDomain: truncateText(d.NvlinkDomain), PCIeSwitch: truncateText(d.PcieSwitch),
+		Multiprocessors: d.Multiprocessors, ShareModes: shareModesOf(d.ShareModes),
 	}
 }
 

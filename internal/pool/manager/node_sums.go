@@ -18,6 +18,7 @@ type nodeEntry struct {
 	rack   string
 	gpus   uint32
 	bound  uint32 // GPUs with a binding that serves
+	shared uint32 // of these, GPUs whose parts are bound
 	free   uint32 // GPUs that can be allocated
 	models []modelSum
 	sick   []sickGPU // GPUs that are not healthy and in service
@@ -42,9 +43,10 @@ func (t *tx) nodeEntry(n *nodeRecord) nodeEntry {
 		return e
 	}
 	e.placementBox = t.placementBox(n)
+	occupants := t.occupantsOf(n.ID)
 	for i := range n.Slots {
 		s := &n.Slots[i]
-		if s.Device == nil {
+		if s.Device == nil || s.PartOf != nil {
 			continue
 		}
 		e.gpus++
@@ -60,10 +62,14 @@ func (t *tx) nodeEntry(n *nodeRecord) nodeEntry {
 		if usable {
 			e.models[at].usable++
 		}
+		parts := partsOn(occupants, s.Slot)
 		switch b := t.holder(n.ID, s.Slot); {
 		case b != nil && b.serving():
 			e.bound++
-		case b == nil && usable:
+		case slices.ContainsFunc(parts, (*bindingRecord).serving):
+			e.bound++
+			e.shared++
+		case b == nil && len(parts) == 0 && usable:
 			e.free++
 			e.models[at].free++
 		}
@@ -105,6 +111,7 @@ func (t *tx) addTotals(p *dxpuv1.Pool) {
 		}
 		p.Gpus += e.gpus
 		p.GpusBound += e.bound
+		p.GpusShared += e.shared
 		if !here {
 			p.GpusUnavailable += e.gpus - e.bound
 			continue

@@ -61,7 +61,7 @@ func (t *tx) dropNode(id string, k nodeEntry) {
 }
 
 func sameBox(a, b placement.Box) bool {
-	return a.Kind == b.Kind && a.Location == b.Location && maps.Equal(a.Labels, b.Labels) && a.ProxyGPUs == b.ProxyGPUs && slices.Equal(a.GPUs, b.GPUs)
+	return a.Kind == b.Kind && a.Location == b.Location && maps.Equal(a.Labels, b.Labels) && a.ProxyGPUs == b.ProxyGPUs && slices.Equal(a.GPUs, b.GPUs) && slices.Equal(a.Parts, b.Parts)
 }
 
 func sameHost(a, b placement.Host) bool {
@@ -74,17 +74,22 @@ func (t *tx) placementBox(n *nodeRecord) placement.Box {
 		ID: n.ID, Kind: placementKinds[n.BoxKind], Location: n.location(), Labels: n.Labels, ProxyGPUs: int(min(n.ProxyGPUs, maxSlots)),
 	}
 	here := t.connected(n.ID) && n.takesBindings()
+	occupants := t.occupantsOf(n.ID)
 	for _, s := range n.Slots {
-		if s.Device == nil {
+		if s.Device == nil || s.PartOf != nil {
 			continue
 		}
+		whole := wholeOn(occupants, s.Slot)
 		box.GPUs = append(box.GPUs, placement.GPU{
 			Slot: s.Slot, Model: s.Device.Model, Memory: s.Device.MemoryBytes, Domain: s.Device.NVLinkDomain, Switch: s.Device.PCIeSwitch,
 			Usable:      here && s.takesBindings() && !t.isDuplicate(n.ID, &s),
-			Free:        len(t.bindingsByGPU[placement.Ref{Box: n.ID, Slot: s.Slot}]) == 0,
+			Free:        !whole && len(partsOn(occupants, s.Slot)) == 0,
+			Whole:       whole,
+			Modes:       s.Device.ShareModes,
 			Restriction: restriction(n.Taints, s.Taints),
 		})
 	}
+	t.addParts(&box, n, here, occupants)
 	return box
 }
 
@@ -105,7 +110,8 @@ func boxGrew(old, box placement.Box) bool {
 			return true
 		}
 	}
-	return false
+	// A part that ends, or shrinks, leaves room.
+	return len(old.Parts) != len(box.Parts) || !slices.Equal(old.Parts, box.Parts)
 }
 
 // placementHost returns a host in the form that package placement needs.
@@ -144,6 +150,7 @@ func hostGrew(old, h placement.Host) bool {
 // chooseGPUs chooses GPUs for a host that is known, or for none.
 func (t *tx) chooseGPUs(req placement.Request) placement.Decision {
 	t.reindex()
+	t.tellTypical()
 	req.Uplinks = t.fullUplinks
 	return t.gpuPool.Place(t.cfg.Reserve, req)
 }
@@ -189,7 +196,7 @@ func requestOf(s *dxpuv1.LeaseSpec) placement.Request {
 	return placement.Request{
 		Count: int(s.Count), Model: s.Model, MinMemory: s.MinMemoryBytes,
 		Kind: placementKinds[s.BoxKind], NVLink: placementPreferences[s.Nvlink], SameBox: placementPreferences[s.SameBox],
-		Labels: s.BoxLabels, Only: gpuRefs(s.GpuIds), Tolerations: tolerationsOf(s),
+		Labels: s.BoxLabels, Only: gpuRefs(s.GpuIds), Tolerations: tolerationsOf(s), Part: placementPart(s),
 	}
 }
 
@@ -217,6 +224,7 @@ func (t *tx) decide(id string, s *dxpuv1.LeaseSpec) (placement.Decision, placeme
 		gpus.Exclude, host.Exclude = r.gpus, r.slots
 	}
 	t.reindex()
+	t.tellTypical()
 	gpus.Uplinks = t.fullUplinks
 	d, h := t.gpuPool.PlaceLease(t.hostPool, t.cfg.Reserve, gpus, host)
 	if r != nil && !(h.OK() && d.OK()) {

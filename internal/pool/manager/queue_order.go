@@ -54,7 +54,7 @@ func (t *tx) grant(id string) int {
 		return 0
 	}
 	d := t.decideTogether(leases)
-	var held map[placement.Ref]string
+	var held map[placement.Ref][]string
 	var why string
 	if !d.OK() {
 		if d, held, why = t.preempt(leases); !d.OK() {
@@ -71,16 +71,16 @@ func (t *tx) grant(id string) int {
 }
 
 // bindAssignment creates the bindings of a lease. held maps GPUs that other
-// bindings still hold to those bindings; the new ones wait for them.
-func (t *tx) bindAssignment(id string, a *placement.Assignment, held map[placement.Ref]string) {
+// bindings still hold, or parts of them, to those bindings; the new ones wait for them.
+func (t *tx) bindAssignment(id string, a *placement.Assignment, held map[placement.Ref][]string) {
 	l := t.editLease(id)
 	l.Explanation = nil
 	l.explain(slices.Concat(a.Host.Why, a.Why)...)
 	l.HostID = a.Host.Host
 	l.Granted = t.now
-	l.Model = t.modelAt(a.Picks[0])
+	l.Model, l.Share = t.modelAt(a.Picks[0]), shareMode(a.Share)
 	for i, gpu := range a.Picks {
-		t.bindAfter(l, a.Host.Host, a.Host.Slots[i], gpu, held[gpu])
+		t.bindAfter(l, a.Host.Host, a.Host.Slots[i], gpu, held[t.gpuAt(gpu)])
 	}
 	t.setLeaseState(id, leaseBinding, "GPUs are being attached")
 }

@@ -2,6 +2,7 @@ package manager
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,7 +16,7 @@ import (
 // priority, if those make enough room. The caller creates the bindings at once, so that no
 // other lease gets the GPUs first; each waits for the binding that holds its GPU, which
 // held returns. why names the leases that are preempted.
-func (t *tx) preempt(leases []*leaseRecord) (d placement.GangDecision, held map[placement.Ref]string, why string) {
+func (t *tx) preempt(leases []*leaseRecord) (d placement.GangDecision, held map[placement.Ref][]string, why string) {
 	gone := t.preemptionVictims(leases)
 	if len(gone) == 0 {
 		return d, nil, ""
@@ -27,9 +28,10 @@ func (t *tx) preempt(leases []*leaseRecord) (d placement.GangDecision, held map[
 		t.preemptLease(v.ID, leases)
 		names = append(names, v.ID)
 	}
-	held = map[placement.Ref]string{}
-	for id := range bindings {
-		held[t.bindings.get(id).ref()] = id
+	held = map[placement.Ref][]string{}
+	for _, id := range slices.Sorted(maps.Keys(bindings)) {
+		gpu := t.bindings.get(id).gpu()
+		held[gpu] = append(held[gpu], id)
 	}
 	why = fmt.Sprintf("lease %s is preempted", names[0])
 	if len(names) > 1 {
@@ -124,12 +126,9 @@ func (t *tx) decideWithout(leases []*leaseRecord, gone map[string]bool) (d place
 	boxes, hosts := map[string]bool{}, map[string]bool{}
 	for id := range gone {
 		b := t.bindings.get(id)
-		boxes[b.BoxID], hosts[b.HostID] = true, true
-		for _, g := range t.indexedNodes[b.BoxID].placementBox.GPUs {
-			if g.Slot == b.BoxSlot {
-				g.Free = true
-				t.gpuPool.SetGPU(b.BoxID, g)
-			}
+		if hosts[b.HostID] = true; !boxes[b.BoxID] {
+			boxes[b.BoxID] = true
+			t.gpuPool.SetBox(t.boxWithout(b.BoxID, gone))
 		}
 		for _, s := range t.indexedNodes[b.HostID].placementHost.Slots {
 			if s.Slot == b.HostSlot {
@@ -222,18 +221,35 @@ func (t *tx) whyNotPreempt(leases []*leaseRecord) string {
 	return fmt.Sprintf("Preempting all %d preemptible leases of lower priority would not make room.", n)
 }
 
-// bindAfter binds a GPU to a host. If holder is not empty, the binding waits
-// until that binding has released the GPU.
-func (t *tx) bindAfter(l *leaseRecord, host string, hostSlot uint32, gpu placement.Ref, holder string) {
-	if holder == "" {
+// bindAfter binds a GPU, or a part of one, to a host. The binding waits until the holders
+// have released the GPU or their parts of it.
+func (t *tx) bindAfter(l *leaseRecord, host string, hostSlot uint32, gpu placement.Ref, holders []string) {
+	if len(holders) == 0 {
 		t.bind(l, host, hostSlot, gpu, nil)
 		return
 	}
 	b := t.newBinding(l, host, hostSlot, gpu)
-	b.AwaitsGPUOf, b.BoxClear = holder, true
+	b.AwaitsGPUOf, b.BoxClear = holders[0], true
 	t.bindings.put(b.ID, b)
-	t.bindings.edit(holder).GPUPromisedTo = b.ID
+	for _, id := range holders {
+		t.bindings.edit(id).GPUPromisedTo = b.ID
+	}
 	t.setBindingState(b, preparing)
+}
+
+// boxWithout returns a box as placement would see it without some bindings.
+func (t *tx) boxWithout(id string, gone map[string]bool) placement.Box {
+	box := t.indexedNodes[id].placementBox
+	left := slices.DeleteFunc(t.occupantsOf(id), func(b *bindingRecord) bool { return gone[b.ID] })
+	box.GPUs = slices.Clone(box.GPUs)
+	for i := range box.GPUs {
+		g := &box.GPUs[i]
+		g.Whole = wholeOn(left, g.Slot)
+		g.Free = !g.Whole && len(partsOn(left, g.Slot)) == 0
+	}
+	box.Parts = slices.DeleteFunc(slices.Clone(box.Parts), func(s placement.PartSlot) bool { return s.Taken })
+	t.addOccupants(&box, left)
+	return box
 }
 
 // passGPUOn starts the binding that has waited for the GPU of b.
@@ -243,12 +259,27 @@ func (t *tx) passGPUOn(b *bindingRecord) {
 		return
 	}
 	h = t.bindings.edit(h.ID)
+	if next := t.otherHolder(h, b); next != "" {
+		h.AwaitsGPUOf = next
+		return
+	}
 	h.AwaitsGPUOf, h.BoxClear = "", false
 	if t.preemptibleLeases[h.LeaseID] && len(t.pendingByShape) > 0 {
 		t.capacityGrew = true // the lease has something to give now
 	}
 	h.BoxTold = t.touch(h.BoxID)
 	t.setBindingState(h, preparing)
+}
+
+// otherHolder returns a binding, other than the one that is clear now, which still holds
+// the GPU that is promised to h, or a part of it; "" for none.
+func (t *tx) otherHolder(h, clear *bindingRecord) string {
+	for _, id := range t.bindingsAt(h.BoxID) {
+		if b := t.bindings.get(id); id != clear.ID && b.GPUPromisedTo == h.ID && b.holdsGPU() {
+			return id
+		}
+	}
+	return ""
 }
 
 // advanceWaiting fails a binding that waits for its GPU too long or in vain.

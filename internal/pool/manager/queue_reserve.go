@@ -38,10 +38,11 @@ func (t *tx) reserveIfFirst(id string) {
 }
 
 // reserve makes a reservation for a lease that did not fit, unless its quota keeps it
-// waiting or the pool could never satisfy it.
+// waiting or the pool could never satisfy it. A part holds nothing: it would keep a whole
+// GPU from others.
 func (t *tx) reserve(id string) {
 	leases := t.membersOf(t.gangOf(id))
-	if t.quotaReached(leases) != "" {
+	if leases[0].spec.Part != nil || t.quotaReached(leases) != "" {
 		return
 	}
 	t.reindex()

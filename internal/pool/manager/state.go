@@ -92,6 +92,10 @@ type index struct {
 	preemptibleLeases map[string]bool       // leases that have GPUs and may lose them to a lease of higher priority
 	endedLeases       []endedLease          // ended leases, the oldest first: which to forget
 	usageByTenant     map[string]*tenantUsage
+	// requests counts the leases that have not ended by what they ask of a GPU; Count is 0.
+	// requestsChanged is set until placement knows of a change.
+	requests        map[placement.Typical]int
+	requestsChanged bool
 
 	// Nodes.
 	indexedNodes     map[string]nodeEntry        // host or box -> sums of its GPUs, and what placement has of it
@@ -154,6 +158,7 @@ func newIndex() index {
 		indexedLeases:     map[string]leaseEntry{}, leaseIDs: newSequence(compareLeaseIDs), openLeaseIDs: newSequence(compareLeaseIDs),
 		leaseByRequestID: map[requestKey]string{}, pendingByShape: map[string][]queueKey{}, waiting: waitingQueue{}, gangs: map[gangKey][]string{}, unreplaced: map[string]int{},
 		preemptibleLeases: map[string]bool{}, usageByTenant: map[string]*tenantUsage{},
+		requests:     map[placement.Typical]int{},
 		indexedNodes: map[string]nodeEntry{}, nodeByCredential: map[string]string{},
 		slotsByDevice: map[deviceKey][]deviceClaim{},
 		hostIDs:       newSequence(strings.Compare), boxIDs: newSequence(strings.Compare),

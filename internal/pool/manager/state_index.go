@@ -30,6 +30,9 @@ type bindingEntry struct {
 	inHostSlot    bool      // bindingsByHostSlot has it
 	crosses       [2]string // the racks whose uplinks it uses; empty: none
 	request       string    // of the call that replaced it
+	// What others of its GPU depend on: its part, and whether it waits or is waited for.
+	part            partRecord
+	awaits, promise string
 }
 
 type requestKey struct{ tenant, id string }
@@ -41,6 +44,7 @@ type leaseEntry struct {
 	gang        gangKey // while it is not over
 	incomplete  bool    // it waits for leases of its gang
 	spec        *dxpuv1.LeaseSpec
+	asks        *dxpuv1.LeaseSpec // while it is not over
 	queueKey    queueKey
 	gpus        uint32
 	model       string
@@ -125,6 +129,10 @@ func (t *tx) bindingEntry(b *bindingRecord) bindingEntry {
 		lease: b.LeaseID, gpu: b.ref(), slot: hostSlotRef{b.HostID, b.HostSlot}, epoch: b.Epoch,
 		open: b.State != released, serving: b.serving(), holdsGPU: b.holdsGPU(), unreplaced: t.awaitsReplacement(b),
 		request: b.ReplaceRequest,
+	}
+	k.awaits, k.promise = b.AwaitsGPUOf, b.GPUPromisedTo
+	if b.Part != nil {
+		k.part = *b.Part
 	}
 	k.takesHostSlot = b.holdsHostSlot() || k.unreplaced
 	k.inHostSlot = k.open || k.unreplaced
@@ -244,7 +252,7 @@ func (t *tx) leaseEntry(l *leaseRecord) leaseEntry {
 		k.ended = l.EndTime
 		return k
 	}
-	k.tenant, k.gang = l.spec.Tenant, l.gang()
+	k.tenant, k.gang, k.asks = l.spec.Tenant, l.gang(), l.spec
 	if l.State == leasePending {
 		k.queueKey = queueKey{l.spec.Priority, l.CreateTime.UnixNano(), l.ID}
 		if k.incomplete = l.lacksMembers(); !k.incomplete && l.spec.Gang != nil {
@@ -298,6 +306,9 @@ func (t *tx) indexLease(id string) {
 	t.indexedLeases[id] = k
 	t.leaseIDs.add(id)
 	t.countLease(id, &k, 1)
+	if k.asks != nil {
+		t.countRequest(k.asks, int(k.asks.Count))
+	}
 	if k.preemptible {
 		t.preemptibleLeases[id] = true
 		t.capacityGrew = t.capacityGrew || !old.preemptible && len(t.pendingByShape) > 0 // for those of higher priority
@@ -327,6 +338,9 @@ func (t *tx) dropLease(id string, k leaseEntry) {
 	t.leaseIDs.remove(id)
 	delete(t.preemptibleLeases, id)
 	t.countLease(id, &k, minusOne)
+	if k.asks != nil {
+		t.countRequest(k.asks, -int(k.asks.Count))
+	}
 	if t.leaseByRequestID[k.request] == id {
 		delete(t.leaseByRequestID, k.request)
 	}

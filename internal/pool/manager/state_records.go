@@ -108,6 +108,9 @@ type slotRecord struct {
 	Since uint64 `json:"since,omitempty"`
 	// Duplicate is set once an event has said that another slot has the device.
 	Duplicate bool `json:"duplicate,omitempty"`
+	// PartOf is the slot of the GPU of which this slot is for a part; nil: the slot has a
+	// whole device. It is not changed in place.
+	PartOf *uint32 `json:"part_of,omitempty"`
 }
 
 // keeps reports whether the record of an empty slot has state that must not be lost.
@@ -122,6 +125,9 @@ type deviceRecord struct {
 	DeviceID     uint32 `json:"device_id"`
 	NVLinkDomain string `json:"nvlink_domain,omitempty"`
 	PCIeSwitch   string `json:"pcie_switch,omitempty"`
+	// ShareModes are the modes in which parts can share the GPU.
+	ShareModes      placement.ShareModes `json:"share_modes,omitempty"`
+	Multiprocessors uint32               `json:"multiprocessors,omitempty"`
 }
 
 // cordon keeps new bindings away from a target. It is not changed once stored.
@@ -179,6 +185,7 @@ type bindingRecord struct {
 	Ejected bool         `json:"ejected,omitempty"`
 	Replugs uint32       `json:"replugs,omitempty"`
 	InUse   bool         `json:"in_use,omitempty"` // set once an event has said that the guest still uses the device
+	Part    *partRecord  `json:"part,omitempty"`   // nil: the whole GPU
 	Steps   []stepRecord `json:"steps"`
 }
 
@@ -218,19 +225,21 @@ type leaseRecord struct {
 	Failing     bool              `json:"failing,omitempty"` // set when the lease ends because it could not be satisfied
 	// Attempts counts the bindings that failed before the lease was first
 	// ACTIVE; Avoid lists their GPUs.
-	Attempts        int             `json:"attempts,omitempty"`
-	Avoid           []placement.Ref `json:"avoid,omitempty"`
-	Creator         string          `json:"creator,omitempty"` // the token or node that created the lease
-	CreateTime      time.Time       `json:"create_time"`
-	QueueTime       time.Time       `json:"queue_time,omitzero"`    // when the lease returned to the queue; zero: never
-	Running         time.Time       `json:"running,omitzero"`       // when the lease became ACTIVE since it was last in the queue; its lifetime counts from then
-	Granted         time.Time       `json:"grant_time,omitzero"`    // Running, before that when the lease got GPUs: for managers of the previous version, which count from then
-	GangComplete    time.Time       `json:"gang_complete,omitzero"` // when all leases of its gang existed; its place in the queue counts from then
-	Model           string          `json:"model,omitempty"`        // that of the lease's GPUs, once it has been granted
-	Asked           uint32          `json:"asked,omitempty"`        // the count with which the lease was created, if it has been resized
-	ActiveTime      time.Time       `json:"active_time,omitzero"`
-	EndTime         time.Time       `json:"end_time,omitzero"`
-	ResourceVersion uint64          `json:"resource_version"`
+	Attempts     int             `json:"attempts,omitempty"`
+	Avoid        []placement.Ref `json:"avoid,omitempty"`
+	Creator      string          `json:"creator,omitempty"` // the token or node that created the lease
+	CreateTime   time.Time       `json:"create_time"`
+	QueueTime    time.Time       `json:"queue_time,omitzero"`    // when the lease returned to the queue; zero: never
+	Running      time.Time       `json:"running,omitzero"`       // when the lease became ACTIVE since it was last in the queue; its lifetime counts from then
+	Granted      time.Time       `json:"grant_time,omitzero"`    // Running, before that when the lease got GPUs: for managers of the previous version, which count from then
+	GangComplete time.Time       `json:"gang_complete,omitzero"` // when all leases of its gang existed; its place in the queue counts from then
+	Model        string          `json:"model,omitempty"`        // that of the lease's GPUs, once it has been granted
+	Asked        uint32          `json:"asked,omitempty"`        // the count with which the lease was created, if it has been resized
+	// Share is the mode in which the lease's part shares its GPU, once it has been granted.
+	Share           dxpuv1.ShareMode `json:"share,omitempty"`
+	ActiveTime      time.Time        `json:"active_time,omitzero"`
+	EndTime         time.Time        `json:"end_time,omitzero"`
+	ResourceVersion uint64           `json:"resource_version"`
 
 	spec *dxpuv1.LeaseSpec // the decoded Spec; copies share it, it is never changed
 }

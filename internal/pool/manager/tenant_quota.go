@@ -133,7 +133,7 @@ func (t *tx) decideWithin(id string, s *dxpuv1.LeaseSpec) (placement.Decision, p
 }
 
 func (t *tx) modelAt(r placement.Ref) string {
-	if s := t.boxSlot(r); s != nil && s.Device != nil {
+	if s := t.boxSlot(t.gpuAt(r)); s != nil && s.Device != nil {
 		return s.Device.Model
 	}
 	return ""

@@ -29,10 +29,10 @@ const maxTypical = 64
 // million is the sum of the weights of typical requests.
 const million = 1_000_000
 
-// SetTypical sets the kinds of requests that the pool gets. Without any, a GPU is as
-// fragmented as it is full.
+// SetTypical sets the kinds of requests that the pool gets. A few requests of usual sizes
+// count beside them (usualRequests), so that the first leases of a pool decide little.
 func (p *Pool) SetTypical(requests []Typical) {
-	all := slices.SortedFunc(slices.Values(requests), func(a, b Typical) int {
+	all := slices.SortedFunc(slices.Values(slices.Concat(requests, usualRequests)), func(a, b Typical) int {
 		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Model, b.Model), cmp.Compare(a.Compute, b.Compute), cmp.Compare(a.Memory, b.Memory))
 	})
 	all = all[:min(len(all), maxTypical)]
@@ -47,8 +47,8 @@ func (p *Pool) SetInterference(slow Interference) {
 	}
 }
 
-// defaultTypical stands for requests that are not known: half of them are for whole GPUs.
-var defaultTypical = []Typical{
+// usualRequests stand for requests that are not known: half of them are for whole GPUs.
+var usualRequests = []Typical{
 	{Compute: Whole, Count: 8}, {Compute: 500, Count: 4}, {Compute: 250, Count: 2}, {Compute: 125, Count: 2},
 }
 
@@ -72,7 +72,7 @@ func (p *Pool) lossOf(model string, memory uint64) *loss {
 	}
 	typical := p.typical
 	if len(typical) == 0 {
-		typical = defaultTypical
+		typical = usualRequests
 	}
 	l := newLoss(typical, model, memory)
 	p.losses[k] = l
@@ -107,15 +107,29 @@ func newLoss(typical []Typical, model string, memory uint64) *loss {
 	slices.Sort(memories)
 	computes, memories = slices.Compact(computes), slices.Compact(memories)
 	l := &loss{misses: make([][]int64, len(computes))}
-	for i, c := range computes {
+	for i := range computes {
 		l.misses[i] = make([]int64, len(memories))
-		for j, m := range memories {
-			l.misses[i][j] = million
-			for _, n := range needs {
-				if n.compute <= c && n.memory <= m {
-					l.misses[i][j] -= n.weight
-				}
+	}
+	for _, n := range needs {
+		i, _ := slices.BinarySearch(computes, n.compute)
+		j, _ := slices.BinarySearch(memories, n.memory)
+		l.misses[i][j] += n.weight
+	}
+	for i, row := range l.misses { // sums over all that need less
+		for j := range row {
+			if j > 0 {
+				row[j] += row[j-1]
 			}
+		}
+		for j := range row {
+			if i > 0 {
+				row[j] += l.misses[i-1][j]
+			}
+		}
+	}
+	for _, row := range l.misses {
+		for j := range row {
+			row[j] = million - row[j]
 		}
 	}
 	steps(&l.row, computes)

@@ -50,14 +50,14 @@ func (s ShareModes) has(m ShareMode) bool {
 	return s&(1<<m) != 0
 }
 
-// first returns a mode of the set, AnyShare if it is empty.
-func (s ShareModes) first() ShareMode {
+// List returns the modes of the set.
+func (s ShareModes) List() (out []ShareMode) {
 	for m := Space; m <= Partition; m++ {
 		if s.has(m) {
-			return m
+			out = append(out, m)
 		}
 	}
-	return AnyShare
+	return out
 }
 
 // Part is what a lease has, or asks for, of a GPU.

@@ -15,7 +15,7 @@ func BenchmarkPlacePart(b *testing.B) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	draw := func() Part {
 		c := uint32(1 + rng.IntN(100))
-		p := Part{Memory: uint64(1 + rng.IntN(80<<10)) << 20, Compute: 10 * c, Share: Space}
+		p := Part{Memory: uint64(1+rng.IntN(80<<10)) << 20, Compute: 10 * c, Share: Space}
 		switch rng.IntN(10) {
 		case 0:
 			p.PartRules = PartRules{Tenant: fmt.Sprint(rng.IntN(50)), Exclusion: "own"}

@@ -299,7 +299,7 @@ func (p *Pool) openFresh(fresh Decision, req *Request) (d Decision) {
 	req.settleAt(Location{b.Rack, b.Paths})
 	left := room{g.Memory, Whole}.less(req.Part)
 	d.Why = fresh.Why
-	d.Picks, d.Share = []Ref{{r.Box, freePartSlots(b, r.Slot)[0]}}, cmp.Or(req.Part.Share, g.Modes.first())
+	d.Picks, d.Share = []Ref{{r.Box, freePartSlots(b, r.Slot)[0]}}, cmp.Or(req.Part.Share, g.Modes.List()[0])
 	d.say("GPU %s is opened for parts: %s and %s of its compute stay free.", r, bytesText(left.memory), percent(left.compute))
 	return d
 }
