@@ -191,7 +191,7 @@ func (t *tx) advance(id string) bool {
 	case ready:
 		return t.advanceReady(b)
 	case attached:
-		return t.dropIfBroken(b) || t.followGuest(b)
+		return t.dropIfBroken(b) || t.followGuest(b) || t.followPart(b)
 	case detaching:
 		return t.advanceDetaching(b)
 	case resetting, lost, failed:

@@ -84,11 +84,14 @@ func (t *tx) admitToGang(s *dxpuv1.LeaseSpec) error {
 	if gpus > maxGangGPUs {
 		return invalid("spec.count: gang %s would have %d GPUs, at most %d", name, gpus, maxGangGPUs)
 	}
-	return cmp.Or(q.allows(s.Tenant, "spec.count", gpus, anyModel), t.guarantees(s, "spec.count", gpus))
+	return cmp.Or(q.allows(s.Tenant, "spec.count", wholeGPUs(gpus), anyModel), t.guarantees(s, "spec.count", wholeGPUs(gpus)))
 }
 
 // gpusOfGang returns the number of GPUs that a lease and those of its gang request.
 func (t *tx) gpusOfGang(l *leaseRecord) uint32 { return requestedGPUs(t.membersOf(t.gangOf(l.ID))) }
+
+// sizeOfGang returns what a lease and those of its gang request.
+func (t *tx) sizeOfGang(l *leaseRecord) milliGPU { return requestedSize(t.membersOf(t.gangOf(l.ID))) }
 
 // requestedGPUs returns the number of GPUs that some leases request.
 func requestedGPUs(leases []*leaseRecord) (n uint32) {
@@ -173,7 +176,7 @@ func (t *tx) decideTogether(leases []*leaseRecord) placement.GangDecision {
 // model get the given one; anyModel: any.
 func (t *tx) decideGang(leases []*leaseRecord, model string) placement.GangDecision {
 	members := make([]placement.Member, len(leases))
-	r := t.reservedFrom(leases[0].ID, leases[0].spec, requestedGPUs(leases))
+	r := t.reservedFrom(leases[0].ID, leases[0].spec, requestedSize(leases))
 	t.reindex()
 	for i, l := range leases {
 		m := placement.Member{GPUs: requestOf(l.spec), Host: hostRequestOf(l.spec)}
@@ -207,9 +210,10 @@ func (t *tx) decideGang(leases []*leaseRecord, model string) placement.GangDecis
 // overQuotaByModel returns why a quota by model does not admit the decision on a gang, ""
 // if it does.
 func (t *tx) overQuotaByModel(leases []*leaseRecord, d *placement.GangDecision) string {
-	more := map[string]uint32{}
+	more := map[string]milliGPU{}
 	for i := range d.Members {
-		more[t.modelAt(d.Members[i].Picks[0])] += leases[i].spec.Count
+		at := d.Members[i].Picks[0]
+		more[t.modelAt(at)] += t.sizeAt(leases[i].spec, at)
 	}
 	for _, model := range slices.Sorted(maps.Keys(more)) {
 		if why := t.overQuota(leases[0].spec.Tenant, more[model], model); why != "" {

@@ -20,7 +20,16 @@ import (
 // answer was lost can be repeated.
 func (s *poolService) ResizeLease(ctx context.Context, req *connect.Request[dxpuv1.ResizeLeaseRequest]) (*connect.Response[dxpuv1.ResizeLeaseResponse], error) {
 	r := req.Msg
-	if r.Count < 1 || r.Count > maxGPUs {
+	switch {
+	case r.Part != nil && r.Count != 0:
+		return nil, invalid("count: a part is resized by part; leave count out")
+	case r.Part == nil && r.Deadline != nil:
+		return nil, invalid("deadline: only for part: whole GPUs are unplugged at once")
+	}
+	if err := checkDuration("deadline", r.Deadline); err != nil {
+		return nil, err
+	}
+	if r.Part == nil && (r.Count < 1 || r.Count > maxGPUs) {
 		return nil, invalid("count: %d is not 1 to %d; delete the lease to give all of its GPUs back", r.Count, maxGPUs)
 	}
 	return updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.ResizeLeaseResponse) error {
@@ -30,6 +39,13 @@ func (s *poolService) ResizeLease(ctx context.Context, req *connect.Request[dxpu
 		}
 		if l == nil {
 			return notFound("lease", r.LeaseId)
+		}
+		if r.Part != nil {
+			if err := t.resizePart(l, r); err != nil {
+				return err
+			}
+			res.Lease = t.leaseMessage(t.leases.get(l.ID))
+			return nil
 		}
 		if l.spec.Count != r.Count || l.ended() {
 			if err := t.resize(l, r); err != nil {
@@ -47,6 +63,8 @@ func (t *tx) resize(l *leaseRecord, r *dxpuv1.ResizeLeaseRequest) error {
 		return conflict("lease", l.ID, l.ResourceVersion, r.ResourceVersion)
 	case l.State != leaseActive:
 		return errorf(connect.CodeFailedPrecondition, "lease_id: %s is %s; only a lease that is active can be resized", l.ID, leaseWord(l.State))
+	case l.spec.Part != nil:
+		return invalid("count: lease %s has a part of one GPU; set part to resize it", l.ID)
 	case r.Count > l.spec.Count:
 		return t.grow(l, r.Count)
 	}
@@ -62,16 +80,16 @@ func (t *tx) grow(l *leaseRecord, count uint32) error {
 		return invalid("count: gang %s would have %d GPUs, at most %d", l.spec.Gang.Name, n, maxGangGPUs)
 	}
 	q := t.quota(l.spec.Tenant)
-	if err := cmp.Or(q.allows(l.spec.Tenant, "count", count, l.Model), t.guarantees(l.spec, "count", count)); err != nil {
+	if err := cmp.Or(q.allows(l.spec.Tenant, "count", wholeGPUs(count), l.Model), t.guarantees(l.spec, "count", wholeGPUs(count))); err != nil {
 		return err
 	}
-	if why := cmp.Or(t.overQuota(l.spec.Tenant, more, l.Model), t.overGuarantee(l.spec, more)); why != "" {
+	if why := cmp.Or(t.overQuota(l.spec.Tenant, wholeGPUs(more), l.Model), t.overGuarantee(l.spec, wholeGPUs(more))); why != "" {
 		return connect.NewError(connect.CodeResourceExhausted, errors.New("count: "+strings.TrimSuffix(why, ".")))
 	}
 	req := t.replacement(l, nil)
 	req.Count, req.UseSpares = int(more), false
 	host := placement.HostRequest{Count: int(more), Host: l.HostID, Domain: t.domainOf(l)}
-	if r := t.reservedFrom(l.ID, l.spec, more); r != nil {
+	if r := t.reservedFrom(l.ID, l.spec, wholeGPUs(more)); r != nil {
 		req.Exclude, host.Exclude = append(req.Exclude, r.gpus...), r.slots
 	}
 	d, h := t.chooseGPUs(req), t.chooseHost(host)

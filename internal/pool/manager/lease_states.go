@@ -216,7 +216,7 @@ func (b *bindingRecord) excludesGPU() bool {
 func (t *tx) bindReplacement(id string, pick placement.Ref, share placement.ShareMode) {
 	b := t.bindings.edit(id)
 	l := t.editLease(b.LeaseID)
-	l.Share = shareMode(share)
+	l.Share, l.Size = shareMode(share), uint32(t.sizeAt(l.spec, pick))
 	if b.attachFailed() {
 		l.Attempts++
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
 const (
@@ -41,10 +42,11 @@ type poolNumbers struct {
 type sickMetric struct{ gpu, health string }
 
 type tenantMetric struct {
-	id                              string
-	gpus, active, degraded, pending uint32
-	maxGPUs                         uint32
-	guaranteed                      *uint32
+	id                        string
+	gpus                      milliGPU
+	active, degraded, pending uint32
+	maxGPUs                   uint32
+	guaranteed                *uint32
 }
 
 // numbers reads the pool without waiting for the store, which may be what is slow.
@@ -128,7 +130,7 @@ func (n *poolNumbers) emitDetails(gauge func(name, help string, v float64, label
 		gauge("gpu_problem", "1 for a GPU that is not healthy or out of service; at most 500.", 1, "gpu", s.gpu, "health", s.health)
 	}
 	for _, x := range n.tenants {
-		gauge("tenant_gpus", "GPUs in leases of the tenant.", float64(x.gpus), "tenant", x.id)
+		gauge("tenant_gpus", "GPUs in leases of the tenant, parts included.", float64(x.gpus)/placement.Whole, "tenant", x.id)
 		gauge("tenant_leases", leases, float64(x.active), "tenant", x.id, "state", "active")
 		gauge("tenant_leases", leases, float64(x.degraded), "tenant", x.id, "state", "degraded")
 		gauge("tenant_leases", leases, float64(x.pending), "tenant", x.id, "state", "pending")

@@ -23,8 +23,10 @@ type partRecord struct {
 	Compute uint32           `json:"compute"` // thousandths
 	Class   dxpuv1.PartClass `json:"class"`
 	Share   dxpuv1.ShareMode `json:"share"`
-	// HeldMemory is what the box still holds while the part shrinks; 0: it does not shrink.
-	HeldMemory uint64 `json:"held_memory,omitempty"`
+	// HeldMemory and HeldCompute are what the box still holds while the part shrinks; 0: it
+	// does not shrink.
+	HeldMemory  uint64 `json:"held_memory,omitempty"`
+	HeldCompute uint32 `json:"held_compute,omitempty"`
 	// ShrinkBy is when the part is taken away if it has not shrunk; zero: never.
 	ShrinkBy time.Time `json:"shrink_by,omitzero"`
 	// Told is the revision of the desired state that first had the present size.
@@ -33,6 +35,9 @@ type partRecord struct {
 
 // memory returns the bytes that the part holds.
 func (p *partRecord) memory() uint64 { return max(p.Memory, p.HeldMemory) }
+
+// compute returns the thousandths of the compute that the part holds.
+func (p *partRecord) compute() uint32 { return max(p.Compute, p.HeldCompute) }
 
 // placementShares translates the API's modes; others mean any.
 var placementShares = map[dxpuv1.ShareMode]placement.ShareMode{
@@ -141,7 +146,7 @@ func (t *tx) addOccupants(box *placement.Box, occupants []*bindingRecord) {
 		if b.Part == nil {
 			continue
 		}
-		p := placement.Part{Memory: b.Part.memory(), Compute: b.Part.Compute, Share: placementShares[b.Part.Share]}
+		p := placement.Part{Memory: b.Part.memory(), Compute: b.Part.compute(), Share: placementShares[b.Part.Share]}
 		if l := t.leases.get(b.LeaseID); l != nil {
 			p.PartRules = placementRules(l.spec)
 		}

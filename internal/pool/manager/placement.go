@@ -219,7 +219,7 @@ func hostRequestOf(s *dxpuv1.LeaseSpec) placement.HostRequest {
 // not exist yet.
 func (t *tx) decide(id string, s *dxpuv1.LeaseSpec) (placement.Decision, placement.HostDecision) {
 	gpus, host := requestOf(s), hostRequestOf(s)
-	r := t.reservedFrom(id, s, s.Count)
+	r := t.reservedFrom(id, s, sizeOf(s))
 	if r != nil {
 		gpus.Exclude, host.Exclude = r.gpus, r.slots
 	}

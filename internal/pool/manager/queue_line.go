@@ -37,12 +37,12 @@ type queueLine struct {
 	keys []queueKey
 	asks []ask // what each of them requests
 	// total is the GPUs that all of them request, by model; anyModel: of all models.
-	total map[string]uint32
+	total map[string]milliGPU
 }
 
 // ask is the GPUs that a lease requests.
 type ask struct {
-	gpus  uint32
+	gpus  milliGPU
 	model string // anyModel: not given
 }
 
@@ -54,7 +54,7 @@ func (q waitingQueue) add(tenant string, k queueKey, a ask) {
 	}
 	l := c.lines[tenant]
 	if l == nil {
-		l = &queueLine{total: map[string]uint32{}}
+		l = &queueLine{total: map[string]milliGPU{}}
 		c.lines[tenant] = l
 	}
 	at, _ := slices.BinarySearchFunc(l.keys, k, queueKey.compare)
@@ -117,7 +117,7 @@ func (t *tx) placeInQueue(tenant string) error {
 }
 
 // count adds n GPUs, which may be the negative of a number, to the totals of a request.
-func (l *queueLine) count(a ask, n uint32) {
+func (l *queueLine) count(a ask, n milliGPU) {
 	l.total[anyModel] += n
 	if a.model == anyModel {
 		return

@@ -39,7 +39,7 @@ func (t *tx) firstPending() (id, shape string) {
 	return id, shape
 }
 
-func (t *tx) gpusOf(tenant string) uint32 {
+func (t *tx) gpusOf(tenant string) milliGPU {
 	if u := t.usageByTenant[tenant]; u != nil {
 		return u.gpus
 	}
@@ -78,7 +78,7 @@ func (t *tx) bindAssignment(id string, a *placement.Assignment, held map[placeme
 	l.explain(slices.Concat(a.Host.Why, a.Why)...)
 	l.HostID = a.Host.Host
 	l.Granted = t.now
-	l.Model, l.Share = t.modelAt(a.Picks[0]), shareMode(a.Share)
+	l.Model, l.Share, l.Size = t.modelAt(a.Picks[0]), shareMode(a.Share), uint32(t.sizeAt(l.spec, a.Picks[0]))
 	for i, gpu := range a.Picks {
 		t.bindAfter(l, a.Host.Host, a.Host.Slots[i], gpu, held[t.gpuAt(gpu)])
 	}

@@ -128,12 +128,12 @@ func orderOf(t *tx) (out []string) {
 		ask
 	}
 	var rest []waiting
-	has := map[string]map[string]uint32{} // by tenant and model
+	has := map[string]map[string]milliGPU{} // by tenant and model
 	for _, l := range t.leases.rows {
 		if l.State == leasePending {
-			rest = append(rest, waiting{queueKey{l.spec.Priority, l.CreateTime.UnixNano(), l.ID}, l.spec.Tenant, ask{l.spec.Count, l.spec.Model}})
+			rest = append(rest, waiting{queueKey{l.spec.Priority, l.CreateTime.UnixNano(), l.ID}, l.spec.Tenant, ask{sizeOf(l.spec), l.spec.Model}})
 			u := t.usageOf(l.spec.Tenant)
-			has[l.spec.Tenant] = map[string]uint32{anyModel: u.gpus}
+			has[l.spec.Tenant] = map[string]milliGPU{anyModel: u.gpus}
 			maps.Copy(has[l.spec.Tenant], u.byModel)
 		}
 	}

@@ -60,7 +60,11 @@ func (t *tx) preemptionVictims(leases []*leaseRecord) []placement.Victim {
 		d := t.decideWithout(leases, t.heldBy(gone))
 		return d.OK() && !t.borrowsForOwn(leases, gone)
 	}
-	if victims := placement.Preempt(candidates, tries, fits); victims != nil {
+	victims := placement.Preempt(candidates, tries, fits)
+	if parts := t.smallestParts(leases, candidates, fits); parts != nil && (victims == nil || placement.Cheaper(parts, victims)) {
+		return parts
+	}
+	if victims != nil {
 		return victims
 	}
 	others := slices.DeleteFunc(slices.Clone(candidates), func(v placement.Victim) bool { return t.borrowsForOwn(leases, []placement.Victim{v}) })
@@ -85,7 +89,7 @@ func (t *tx) preemptionCandidates(leases []*leaseRecord) []placement.Victim {
 		v := placement.Victim{ID: id, Priority: l.spec.Priority, Share: t.excessShare(l.spec.Tenant)}
 		useful, waits := false, false
 		for _, o := range t.membersOf(gang) {
-			v.GPUs += int(o.spec.Count)
+			v.Size += int(o.size())
 			useful = useful || slices.ContainsFunc(leases, func(l *leaseRecord) bool { return o.helps(l.spec) })
 			waits = waits || slices.ContainsFunc(t.bindingsByLease[o.ID], func(b string) bool { return t.bindings.get(b).AwaitsGPUOf != "" })
 		}
@@ -202,7 +206,7 @@ func (t *tx) requeueOne(id string, reason dxpuv1.Reason, why string, grace bool)
 		}
 	}
 	l := t.editLease(id)
-	l.HostID, l.Model, l.QueueTime, l.Running, l.Avoid = "", "", t.now, time.Time{}, nil
+	l.HostID, l.Model, l.Share, l.Size, l.QueueTime, l.Running, l.Avoid = "", "", 0, 0, t.now, time.Time{}, nil
 	t.setLeaseState(id, leasePending, why)
 }
 

@@ -60,7 +60,7 @@ func (t *tx) reserve(id string) {
 // reservedFrom returns the reservation that a lease must leave alone when it gets some
 // GPUs, with those of its gang; nil for none. The ID is empty if the lease does not exist
 // yet.
-func (t *tx) reservedFrom(id string, s *dxpuv1.LeaseSpec, gpus uint32) *reservation {
+func (t *tx) reservedFrom(id string, s *dxpuv1.LeaseSpec, gpus milliGPU) *reservation {
 	r := t.reserved
 	if r == nil || id != "" && t.firstOfGang(id) == r.lease {
 		return nil
@@ -69,7 +69,7 @@ func (t *tx) reservedFrom(id string, s *dxpuv1.LeaseSpec, gpus uint32) *reservat
 	if holder == nil || holder.State != leasePending {
 		return nil
 	}
-	if t.withinGuarantee(s.Tenant, gpus) && !t.withinGuarantee(holder.spec.Tenant, t.gpusOfGang(holder)) {
+	if t.withinGuarantee(s.Tenant, gpus) && !t.withinGuarantee(holder.spec.Tenant, t.sizeOfGang(holder)) {
 		return nil
 	}
 	old := t.indexedLeases[r.lease].queueKey.aged(t.now)

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+
+	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
 // Within a priority the tenant with the smallest dominant share goes first (dominant
@@ -30,13 +32,13 @@ func (t *tx) poolSizes() sizes {
 }
 
 // share returns the weighted share that n of the GPUs of a model are for a tenant.
-func (s sizes) share(model string, n, weight uint32) float64 {
-	return float64(n) / float64(max(1, s[model])) / float64(max(1, weight))
+func (s sizes) share(model string, n milliGPU, weight uint32) float64 {
+	return float64(n) / placement.Whole / float64(max(1, s[model])) / float64(max(1, weight))
 }
 
 // dominant returns the largest share of a tenant with GPUs of some models, and the model
 // that it is of; anyModel: of all.
-func (s sizes) dominant(all uint32, byModel map[string]uint32, weight uint32) (share float64, model string) {
+func (s sizes) dominant(all milliGPU, byModel map[string]milliGPU, weight uint32) (share float64, model string) {
 	share = s.share(anyModel, all, weight)
 	for m, n := range byModel {
 		if v := s.share(m, n, weight); v > share || v == share && model != anyModel && m < model {
@@ -66,9 +68,9 @@ func (t *tx) turnOf(tenant string) float64 {
 // shareText describes a tenant's share in a sentence about the queue.
 func (t *tx) shareText(tenant string) string {
 	u, w := t.usageByTenant[tenant], t.weight(tenant)
-	text := fmt.Sprintf("tenant %s has %d GPUs", tenant, t.gpusOf(tenant))
+	text := fmt.Sprintf("tenant %s has %v GPUs", tenant, t.gpusOf(tenant))
 	if g, ok := t.guaranteeOf(tenant); ok {
-		text += fmt.Sprintf(", with a guarantee of %d", g)
+		text += fmt.Sprintf(", with a guarantee of %v", g)
 	}
 	if u != nil {
 		if share, model := t.poolSizes().dominant(u.gpus, u.byModel, 1); model != anyModel && len(t.poolSizes()) > 2 {
@@ -88,7 +90,7 @@ func (t *tx) shareText(tenant string) string {
 func (t *tx) lineShares(tenant string, priority int32, l *queueLine) iter.Seq2[int, float64] {
 	return func(yield func(int, float64) bool) {
 		weight, sizes := t.weight(tenant), t.poolSizes()
-		has := map[string]uint32{}
+		has := map[string]milliGPU{}
 		if u := t.usageByTenant[tenant]; u != nil {
 			maps.Copy(has, u.byModel)
 			has[anyModel] = u.gpus

@@ -293,7 +293,7 @@ func (w *world) checkUse(t *rapid.T, tx *tx) {
 			u.pending++
 		case l.HostID == "": // deleted before it had anything
 		default:
-			u.gpus += l.spec.Count
+			u.gpus += l.size()
 		}
 		if u.open == nil {
 			u.open = map[string]bool{}
@@ -306,8 +306,8 @@ func (w *world) checkUse(t *rapid.T, tx *tx) {
 		if have.gpus != u.gpus || have.leases() != u.leases() || have.pending != u.pending {
 			t.Fatalf("tenant %s has %+v, the index says %+v", tenant, u, have)
 		}
-		if q := tx.quota(tenant); q.MaxGPUs > 0 && u.gpus > q.MaxGPUs {
-			t.Fatalf("tenant %s has %d GPUs, its quota is %d\n%s", tenant, u.gpus, q.MaxGPUs, w.events())
+		if q := tx.quota(tenant); q.MaxGPUs > 0 && u.gpus > wholeGPUs(q.MaxGPUs) {
+			t.Fatalf("tenant %s has %v GPUs, its quota is %d\n%s", tenant, u.gpus, q.MaxGPUs, w.events())
 		}
 	}
 }

@@ -46,7 +46,7 @@ type leaseEntry struct {
 	spec        *dxpuv1.LeaseSpec
 	asks        *dxpuv1.LeaseSpec // while it is not over
 	queueKey    queueKey
-	gpus        uint32
+	gpus        milliGPU
 	model       string
 	holding     bool
 	degraded    bool
@@ -246,7 +246,7 @@ func (t *tx) leaseEntry(l *leaseRecord) leaseEntry {
 		degraded: l.State == leaseDegraded,
 	}
 	if l.HostID != "" { // it has been granted
-		k.gpus = l.spec.Count
+		k.gpus = l.size()
 	}
 	if l.ended() {
 		k.ended = l.EndTime
@@ -326,7 +326,7 @@ func (t *tx) indexLease(id string) {
 		t.pendingByShape[k.shape] = insertSorted(t.pendingByShape[k.shape], k.queueKey, queueKey.compare)
 	}
 	if k.shape != "" {
-		t.waiting.add(k.tenant, k.queueKey, ask{k.spec.Count, k.spec.Model})
+		t.waiting.add(k.tenant, k.queueKey, ask{sizeOf(k.spec), k.spec.Model})
 	}
 	if !k.ended.IsZero() {
 		t.endedLeases = insertSorted(t.endedLeases, endedLease{k.ended, id}, endedLease.compare)

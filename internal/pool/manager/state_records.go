@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"cmp"
 	"encoding/json"
 	"maps"
 	"slices"
@@ -235,11 +236,15 @@ type leaseRecord struct {
 	GangComplete time.Time       `json:"gang_complete,omitzero"` // when all leases of its gang existed; its place in the queue counts from then
 	Model        string          `json:"model,omitempty"`        // that of the lease's GPUs, once it has been granted
 	Asked        uint32          `json:"asked,omitempty"`        // the count with which the lease was created, if it has been resized
+	// AskedPart is the part with which the lease was created, if it has been resized. It is not changed.
+	AskedPart *partRecord `json:"asked_part,omitempty"`
 	// Share is the mode in which the lease's part shares its GPU, once it has been granted.
-	Share           dxpuv1.ShareMode `json:"share,omitempty"`
-	ActiveTime      time.Time        `json:"active_time,omitzero"`
-	EndTime         time.Time        `json:"end_time,omitzero"`
-	ResourceVersion uint64           `json:"resource_version"`
+	Share dxpuv1.ShareMode `json:"share,omitempty"`
+	// Size is what the lease's part takes of its GPU, in thousandths, once it has been granted.
+	Size            uint32    `json:"size,omitempty"`
+	ActiveTime      time.Time `json:"active_time,omitzero"`
+	EndTime         time.Time `json:"end_time,omitzero"`
+	ResourceVersion uint64    `json:"resource_version"`
 
 	spec *dxpuv1.LeaseSpec // the decoded Spec; copies share it, it is never changed
 }
@@ -266,11 +271,11 @@ func (l *leaseRecord) expires() time.Time {
 
 // asked returns the spec with which the lease was created.
 func (l *leaseRecord) asked() *dxpuv1.LeaseSpec {
-	if l.Asked == 0 || l.Asked == l.spec.Count {
+	if (l.Asked == 0 || l.Asked == l.spec.Count) && l.AskedPart == nil {
 		return l.spec
 	}
 	s := proto.CloneOf(l.spec)
-	s.Count = l.Asked
+	s.Count, s.Part = cmp.Or(l.Asked, s.Count), cmp.Or(l.AskedPart.message(), s.Part)
 	return s
 }
 

@@ -153,8 +153,9 @@ func (t *tx) tenantMessage(id string) *dxpuv1.Tenant {
 		}
 	}
 	u := t.usageOf(id)
-	out.BorrowedGpus = t.borrowed(id)
-	out.Gpus, out.Leases, out.LeasesPending = u.gpus, u.leases()-u.pending, u.pending
+	out.BorrowedGpus = t.borrowed(id).roundedUp()
+	out.Parts, out.PartMemoryBytes, out.PartCompute = uint32(u.parts), uint64(u.partMemory), uint32(u.partCompute)
+	out.Gpus, out.Leases, out.LeasesPending = u.gpus.roundedUp(), u.leases()-u.pending, u.pending
 	return out
 }
 

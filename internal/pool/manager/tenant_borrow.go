@@ -24,16 +24,16 @@ import (
 // one cohort; tenants without a guarantee are outside of it.
 
 // guaranteeOf returns the guarantee of a tenant; false: it has none.
-func (t *tx) guaranteeOf(tenant string) (gpus uint32, ok bool) {
+func (t *tx) guaranteeOf(tenant string) (gpus milliGPU, ok bool) {
 	if g := t.quota(tenant).GuaranteedGPUs; g != nil {
-		return *g, true
+		return wholeGPUs(*g), true
 	}
 	return 0, false
 }
 
 // borrowed returns the GPUs that a tenant has above its guarantee. Those that are being
 // released do not count.
-func (t *tx) borrowed(tenant string) uint32 {
+func (t *tx) borrowed(tenant string) milliGPU {
 	g, ok := t.guaranteeOf(tenant)
 	if !ok {
 		return 0
@@ -43,29 +43,29 @@ func (t *tx) borrowed(tenant string) uint32 {
 }
 
 // withinGuarantee reports whether a tenant has a guarantee that covers some more GPUs.
-func (t *tx) withinGuarantee(tenant string, more uint32) bool {
+func (t *tx) withinGuarantee(tenant string, more milliGPU) bool {
 	g, ok := t.guaranteeOf(tenant)
 	u := t.usageOf(tenant)
-	return ok && uint64(u.holding)+uint64(more) <= uint64(g)
+	return ok && u.holding+more <= g
 }
 
 // overGuarantee returns why a tenant may not have more GPUs in leases that are not
 // preemptible, "" if it may.
-func (t *tx) overGuarantee(s *dxpuv1.LeaseSpec, more uint32) string {
+func (t *tx) overGuarantee(s *dxpuv1.LeaseSpec, more milliGPU) string {
 	g, ok := t.guaranteeOf(s.Tenant)
 	u := t.usageOf(s.Tenant)
-	if !ok || s.Preemptible || uint64(u.firm)+uint64(more) <= uint64(g) {
+	if !ok || s.Preemptible || u.firm+more <= g {
 		return ""
 	}
-	return fmt.Sprintf("Tenant %s has %d of its %d guaranteed GPUs in leases that are not preemptible, and requests %d more; only preemptible leases borrow GPUs.",
+	return fmt.Sprintf("Tenant %s has %v of its %v guaranteed GPUs in leases that are not preemptible, and requests %v more; only preemptible leases borrow GPUs.",
 		s.Tenant, u.firm, g, more)
 }
 
 // guarantees returns an error if a lease with that many GPUs would have to borrow some and
 // is not preemptible.
-func (t *tx) guarantees(s *dxpuv1.LeaseSpec, field string, count uint32) error {
+func (t *tx) guarantees(s *dxpuv1.LeaseSpec, field string, count milliGPU) error {
 	if g, ok := t.guaranteeOf(s.Tenant); ok && !s.Preemptible && count > g {
-		return invalid("%s: %d GPUs exceed the %d that are guaranteed to tenant %s; a lease that borrows GPUs needs spec.preemptible", field, count, g, s.Tenant)
+		return invalid("%s: %v GPUs exceed the %v that are guaranteed to tenant %s; a lease that borrows GPUs needs spec.preemptible", field, count, g, s.Tenant)
 	}
 	return nil
 }
@@ -93,7 +93,7 @@ func (t *tx) borrowing(tenant string) map[string]bool {
 			break
 		}
 		out[l.ID] = true
-		excess -= min(excess, t.gpusOfGang(l))
+		excess -= min(excess, t.sizeOfGang(l))
 	}
 	return out
 }
@@ -109,7 +109,7 @@ type preemptible struct {
 func (t *tx) preemptibleFor(leases []*leaseRecord) *preemptible {
 	s := leases[0].spec
 	return &preemptible{
-		tenant: s.Tenant, priority: s.Priority, reclaims: t.withinGuarantee(s.Tenant, requestedGPUs(leases)), borrowing: map[string]map[string]bool{},
+		tenant: s.Tenant, priority: s.Priority, reclaims: t.withinGuarantee(s.Tenant, requestedSize(leases)), borrowing: map[string]map[string]bool{},
 	}
 }
 
@@ -134,14 +134,14 @@ func (p *preemptible) allows(t *tx, o *leaseRecord) bool {
 func (t *tx) borrowsForOwn(leases []*leaseRecord, gone []placement.Victim) bool {
 	tenant := leases[0].spec.Tenant
 	g, ok := t.guaranteeOf(tenant)
-	own := 0
+	own := milliGPU(0)
 	for _, v := range gone {
 		if t.leases.get(v.ID).spec.Tenant == tenant {
-			own += v.GPUs
+			own += milliGPU(v.Size)
 		}
 	}
-	has := int(t.usageOf(tenant).holding)
-	return ok && own > 0 && has-own+int(requestedGPUs(leases)) > max(int(g), has)
+	has := t.usageOf(tenant).holding
+	return ok && own > 0 && has-own+requestedSize(leases) > max(g, has)
 }
 
 // excessShare returns the weighted share of the pool that a tenant has above its
@@ -158,7 +158,7 @@ func (t *tx) excessShare(tenant string) float64 {
 const firstShare = -1
 
 // turn returns the share by which a tenant with some GPUs is ordered in the queue.
-func (t *tx) turn(tenant string, has uint32, share float64) float64 {
+func (t *tx) turn(tenant string, has milliGPU, share float64) float64 {
 	if g, ok := t.guaranteeOf(tenant); ok && has < g {
 		return firstShare
 	}

@@ -167,8 +167,8 @@ func TestGuaranteesHold(t *testing.T) {
 			"": func(t *rapid.T) {
 				_ = w.m.view(func(tx *tx) error {
 					for id, n := range guarantees {
-						if u := tx.usageOf(id); u.firm > n {
-							t.Fatalf("tenant %s has %d GPUs of %d in leases that are not preemptible", id, u.firm, n)
+						if u := tx.usageOf(id); u.firm > wholeGPUs(n) {
+							t.Fatalf("tenant %s has %v GPUs of %d in leases that are not preemptible", id, u.firm, n)
 						}
 					}
 					return nil
@@ -179,14 +179,14 @@ func TestGuaranteesHold(t *testing.T) {
 			w.settle()
 		}
 		_ = w.m.view(func(tx *tx) error {
-			borrowed := uint32(0)
+			borrowed := milliGPU(0)
 			for id := range guarantees {
 				borrowed += tx.borrowed(id)
 			}
 			for _, id := range leases {
 				l := tx.leases.get(id)
-				if l != nil && l.State == leasePending && tx.withinGuarantee(l.spec.Tenant, l.spec.Count) && borrowed > 0 {
-					t.Fatalf("lease %s of %d GPUs waits within the guarantee of tenant %s, and %d GPUs are borrowed\n%s",
+				if l != nil && l.State == leasePending && tx.withinGuarantee(l.spec.Tenant, l.size()) && borrowed > 0 {
+					t.Fatalf("lease %s of %d GPUs waits within the guarantee of tenant %s, and %v GPUs are borrowed\n%s",
 						id, l.spec.Count, l.spec.Tenant, borrowed, w.events())
 				}
 			}

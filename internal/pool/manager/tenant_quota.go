@@ -40,7 +40,7 @@ func (t *tx) admit(s *dxpuv1.LeaseSpec, operator bool) error {
 		return invalid("spec.priority: %d is above %d, the highest that tenant %s may request: it has no limit of its own, which an operator can set",
 			s.Priority, defaultMaxPriority, s.Tenant)
 	}
-	if err := cmp.Or(q.allows(s.Tenant, "spec.count", s.Count, s.Model), t.guarantees(s, "spec.count", s.Count)); err != nil {
+	if err := cmp.Or(q.allows(s.Tenant, "spec.count", sizeOf(s), s.Model), t.guarantees(s, "spec.count", sizeOf(s))); err != nil {
 		return err
 	}
 	if u := t.usageOf(s.Tenant); q.MaxLeases > 0 && u.leases() >= q.MaxLeases {
@@ -59,12 +59,12 @@ func (t *tx) anyTenant() bool {
 }
 
 // allows returns an error if a quota never allows count GPUs in one lease.
-func (q *quotaRecord) allows(tenant, field string, count uint32, model string) error {
-	if q.MaxGPUs > 0 && count > q.MaxGPUs {
-		return invalid("%s: %d GPUs exceed the quota of %d of tenant %s; request fewer, or a larger quota", field, count, q.MaxGPUs, tenant)
+func (q *quotaRecord) allows(tenant, field string, count milliGPU, model string) error {
+	if q.MaxGPUs > 0 && count > wholeGPUs(q.MaxGPUs) {
+		return invalid("%s: %v GPUs exceed the quota of %d of tenant %s; request fewer, or a larger quota", field, count, q.MaxGPUs, tenant)
 	}
-	if limit, ok := q.MaxGPUsByModel[model]; ok && count > limit {
-		return invalid("%s: %d GPUs of model %s exceed the quota of %d of tenant %s; request fewer, or another model",
+	if limit, ok := q.MaxGPUsByModel[model]; ok && count > wholeGPUs(limit) {
+		return invalid("%s: %v GPUs of model %s exceed the quota of %d of tenant %s; request fewer, or another model",
 			field, count, model, limit, tenant)
 	}
 	return nil
@@ -73,11 +73,11 @@ func (q *quotaRecord) allows(tenant, field string, count uint32, model string) e
 // quotaReached returns why a tenant's quota does not admit leases that belong together
 // now, "" if it does.
 func (t *tx) quotaReached(leases []*leaseRecord) string {
-	more := map[string]uint32{anyModel: 0}
+	more := map[string]milliGPU{anyModel: 0}
 	for _, l := range leases {
-		more[anyModel] += l.spec.Count
+		more[anyModel] += l.size()
 		if l.spec.Model != anyModel {
-			more[l.spec.Model] += l.spec.Count
+			more[l.spec.Model] += l.size()
 		}
 	}
 	for _, model := range slices.Sorted(maps.Keys(more)) {
@@ -90,17 +90,17 @@ func (t *tx) quotaReached(leases []*leaseRecord) string {
 
 // overQuota returns why a tenant may not have more GPUs of a model now, "" if
 // it may. Without a model only the total counts.
-func (t *tx) overQuota(tenant string, more uint32, model string) string {
+func (t *tx) overQuota(tenant string, more milliGPU, model string) string {
 	q := t.quota(tenant)
 	if q.MaxGPUs == 0 && len(q.MaxGPUsByModel) == 0 {
 		return ""
 	}
 	u := t.usageOf(tenant)
-	if q.MaxGPUs > 0 && u.gpus+more > q.MaxGPUs {
-		return fmt.Sprintf("Tenant %s has %d of the %d GPUs that its quota allows, and requests %d more.", tenant, u.gpus, q.MaxGPUs, more)
+	if q.MaxGPUs > 0 && u.gpus+more > wholeGPUs(q.MaxGPUs) {
+		return fmt.Sprintf("Tenant %s has %v of the %d GPUs that its quota allows, and requests %v more.", tenant, u.gpus, q.MaxGPUs, more)
 	}
-	if limit, ok := q.MaxGPUsByModel[model]; ok && u.byModel[model]+more > limit {
-		return fmt.Sprintf("Tenant %s has %d of the %d GPUs of model %s that its quota allows, and requests %d more.",
+	if limit, ok := q.MaxGPUsByModel[model]; ok && u.byModel[model]+more > wholeGPUs(limit) {
+		return fmt.Sprintf("Tenant %s has %v of the %d GPUs of model %s that its quota allows, and requests %v more.",
 			tenant, u.byModel[model], limit, model, more)
 	}
 	return ""
@@ -111,13 +111,18 @@ func (t *tx) overQuota(tenant string, more uint32, model string) string {
 func (t *tx) decideWithin(id string, s *dxpuv1.LeaseSpec) (placement.Decision, placement.HostDecision) {
 	d, h := t.decide(id, s)
 	q := t.quota(s.Tenant)
-	if !d.OK() || s.Model != "" || len(q.MaxGPUsByModel) == 0 || t.overQuota(s.Tenant, s.Count, t.modelAt(d.Picks[0])) == "" {
+	if d.OK() && s.Part != nil { // its size is known only now
+		if why := t.overQuota(s.Tenant, t.sizeAt(s, d.Picks[0]), anyModel); why != "" {
+			return placement.Decision{Why: append(d.Why, why)}, h
+		}
+	}
+	if !d.OK() || s.Model != "" && s.Part == nil || len(q.MaxGPUsByModel) == 0 || t.overQuota(s.Tenant, t.sizeAt(s, d.Picks[0]), t.modelAt(d.Picks[0])) == "" {
 		return d, h
 	}
 	var why []string
 	t.reindex()
 	for _, model := range t.gpuPool.Models() {
-		if w := t.overQuota(s.Tenant, s.Count, model); w != "" {
+		if w := t.overQuota(s.Tenant, sizeOf(s), model); w != "" {
 			why = append(why, w)
 			continue
 		}
@@ -144,9 +149,11 @@ type tenantUsage struct {
 	open            map[string]bool // leases that have not ended
 	pending, active uint32          // leases in the queue; leases that have or get GPUs
 	degraded        uint32          // of the active ones
-	gpus            uint32
-	holding, firm   uint32            // of the GPUs: without those being released; of these in leases that are not preemptible
-	byModel         map[string]uint32 // GPUs
+	gpus            milliGPU
+	holding, firm   milliGPU // of the GPUs: without those being released; of these in leases that are not preemptible
+	byModel         map[string]milliGPU
+	// Parts of GPUs: their number, memory in bytes and compute in thousandths.
+	parts, partMemory, partCompute int64
 }
 
 func (u *tenantUsage) leases() uint32 { return uint32(len(u.open)) }
@@ -162,7 +169,7 @@ func (x *index) countLease(id string, k *leaseEntry, sign uint32) {
 	}
 	u := x.usageByTenant[k.tenant]
 	if u == nil {
-		u = &tenantUsage{open: map[string]bool{}, byModel: map[string]uint32{}}
+		u = &tenantUsage{open: map[string]bool{}, byModel: map[string]milliGPU{}}
 		x.usageByTenant[k.tenant] = u
 	}
 	if sign == 1 {
@@ -181,14 +188,19 @@ func (x *index) countLease(id string, k *leaseEntry, sign uint32) {
 	if k.degraded {
 		u.degraded += sign
 	}
-	u.gpus += sign * k.gpus
+	gpus, direction := k.gpus, int64(1)
+	if sign != 1 {
+		gpus, direction = -gpus, -1
+	}
+	u.countParts(k, direction)
+	u.gpus += gpus
 	if k.holding {
-		u.holding += sign * k.gpus
+		u.holding += gpus
 	}
 	if k.holding && !k.preemptible {
-		u.firm += sign * k.gpus
+		u.firm += gpus
 	}
-	if u.byModel[k.model] += sign * k.gpus; u.byModel[k.model] == 0 {
+	if u.byModel[k.model] += gpus; u.byModel[k.model] == 0 {
 		delete(u.byModel, k.model)
 	}
 }

@@ -188,8 +188,8 @@ func freePartSlots(b *Box, gpu uint32) (out []uint32) {
 	return out
 }
 
-// text returns a part as "16 GiB and 30 % of the compute".
-func (p *Part) text() string {
+// String returns the part as "16 GiB and 30 % of the compute".
+func (p *Part) String() string {
 	return fmt.Sprintf("%s and %s of the compute", bytesText(p.Memory), percent(p.Compute))
 }
 

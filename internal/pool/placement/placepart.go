@@ -262,7 +262,7 @@ func (s *partSearch) sayObstacles(d *Decision, all func(yield func(*sharedGPU)))
 
 // refuse explains why neither a shared GPU nor a free one takes the part.
 func (s *partSearch) refuse(fresh Decision) (d Decision) {
-	d.say("The part needs %s of one GPU.", s.part.text())
+	d.say("The part needs %s of one GPU.", s.part)
 	s.sayObstacles(&d, func(yield func(*sharedGPU)) {
 		for _, of := range s.pool.shared.boxes {
 			for _, g := range of {

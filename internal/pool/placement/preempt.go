@@ -10,7 +10,7 @@ import (
 type Victim struct {
 	ID       string
 	Priority int32
-	GPUs     int // that it would give up
+	Size     int // of the GPUs and parts that it would give up, in thousandths of a GPU
 	// Share is that of the lease's tenant: of equal priorities, the largest goes first.
 	Share float64
 	// Order is the order in which the leases were made: lower is older.
@@ -21,8 +21,8 @@ type Victim struct {
 const maxVictims = 256
 
 // Preempt chooses leases whose end makes room for a request. All of them are
-// needed, and no single lease would make room with fewer GPUs. Choices are compared
-// by their number of GPUs, then by priority (lowest first), then by the shares of the
+// needed, and no single lease would make room with less. Choices are compared
+// by their size, then by priority (lowest first), then by the shares of the
 // tenants (largest first), then by age (youngest first). Preempt returns nil if nothing makes room.
 //
 // fits reports whether the request fits after certain leases are gone. It should not
@@ -36,22 +36,22 @@ func Preempt(candidates []Victim, tries int, fits func(gone []Victim) bool) []Vi
 		return tries >= 0 && unbounded(gone)
 	}
 	byPriority := slices.SortedFunc(slices.Values(candidates), func(a, b Victim) int {
-		return cmp.Or(cmp.Compare(a.Priority, b.Priority), cmp.Compare(b.Share, a.Share), cmp.Compare(a.GPUs, b.GPUs), cmp.Compare(b.Order, a.Order))
+		return cmp.Or(cmp.Compare(a.Priority, b.Priority), cmp.Compare(b.Share, a.Share), cmp.Compare(a.Size, b.Size), cmp.Compare(b.Order, a.Order))
 	})
 	byPriority = byPriority[:min(len(byPriority), maxVictims)]
 	if len(byPriority) == 0 || !fits(byPriority) {
 		return nil
 	}
 	bySize := slices.SortedFunc(slices.Values(byPriority), func(a, b Victim) int {
-		return cmp.Or(cmp.Compare(a.GPUs, b.GPUs), cmp.Compare(a.Priority, b.Priority), cmp.Compare(b.Share, a.Share), cmp.Compare(b.Order, a.Order))
+		return cmp.Or(cmp.Compare(a.Size, b.Size), cmp.Compare(a.Priority, b.Priority), cmp.Compare(b.Share, a.Share), cmp.Compare(b.Order, a.Order))
 	})
 	best := prune(prefix(byPriority, fits), fits)
-	if other := prune(prefix(bySize, fits), fits); cheaper(other, best) {
+	if other := prune(prefix(bySize, fits), fits); Cheaper(other, best) {
 		best = other
 	}
 	for _, v := range bySize {
 		one := []Victim{v}
-		if cheaper(one, best) && fits(one) {
+		if Cheaper(one, best) && fits(one) {
 			return one
 		}
 	}
@@ -67,7 +67,7 @@ func prefix(order []Victim, fits func([]Victim) bool) []Victim {
 // prune removes leases that need not go, the most expensive first.
 func prune(gone []Victim, fits func([]Victim) bool) []Victim {
 	byCost := slices.SortedFunc(slices.Values(gone), func(a, b Victim) int {
-		return cmp.Or(cmp.Compare(b.GPUs, a.GPUs), cmp.Compare(b.Priority, a.Priority), cmp.Compare(a.Share, b.Share), cmp.Compare(a.Order, b.Order))
+		return cmp.Or(cmp.Compare(b.Size, a.Size), cmp.Compare(b.Priority, a.Priority), cmp.Compare(a.Share, b.Share), cmp.Compare(a.Order, b.Order))
 	})
 	out := slices.Clone(gone)
 	for _, v := range byCost {
@@ -79,17 +79,17 @@ func prune(gone []Victim, fits func([]Victim) bool) []Victim {
 	return out
 }
 
-// cheaper reports whether choice a is better than choice b.
-func cheaper(a, b []Victim) bool {
+// Cheaper reports whether choice a is better than choice b.
+func Cheaper(a, b []Victim) bool {
 	ca, cb := costOf(a), costOf(b)
-	return cmp.Or(cmp.Compare(ca.GPUs, cb.GPUs), cmp.Compare(ca.Priority, cb.Priority), cmp.Compare(cb.Share, ca.Share), cmp.Compare(cb.Order, ca.Order)) < 0
+	return cmp.Or(cmp.Compare(ca.Size, cb.Size), cmp.Compare(ca.Priority, cb.Priority), cmp.Compare(cb.Share, ca.Share), cmp.Compare(cb.Order, ca.Order)) < 0
 }
 
-// costOf returns a choice's number of GPUs, highest priority, smallest share and lowest Order.
+// costOf returns a choice's size, highest priority, smallest share and lowest Order.
 func costOf(vs []Victim) Victim {
 	c := vs[0]
 	for _, v := range vs[1:] {
-		c.GPUs += v.GPUs
+		c.Size += v.Size
 		c.Priority, c.Share, c.Order = max(c.Priority, v.Priority), min(c.Share, v.Share), min(c.Order, v.Order)
 	}
 	return c

@@ -12,13 +12,13 @@ import (
 
 func TestPreempt(t *testing.T) {
 	victims := []Victim{
-		{ID: "old", GPUs: 2, Order: 1}, {ID: "young", GPUs: 2, Order: 9}, {ID: "small", GPUs: 1, Order: 5}, {ID: "costly", Priority: 3, GPUs: 2, Order: 7}, {ID: "big", GPUs: 8, Order: 2},
+		{ID: "old", Size: 2, Order: 1}, {ID: "young", Size: 2, Order: 9}, {ID: "small", Size: 1, Order: 5}, {ID: "costly", Priority: 3, Size: 2, Order: 7}, {ID: "big", Size: 8, Order: 2},
 	}
 	room := func(n int) func([]Victim) bool {
 		return func(gone []Victim) bool {
 			free := 0
 			for _, v := range gone {
-				free += v.GPUs
+				free += v.Size
 			}
 			return free >= n
 		}
@@ -71,7 +71,7 @@ func TestPreemptTakesNoMoreThanNeeded(t *testing.T) {
 			has[v.ID] = map[string]int{}
 			for _, b := range boxes {
 				n := rapid.IntRange(0, 3).Draw(t, "gpus")
-				has[v.ID][b], v.GPUs = n, v.GPUs+n
+				has[v.ID][b], v.Size = n, v.Size+n
 			}
 			victims = append(victims, v)
 		}
@@ -106,7 +106,7 @@ func TestPreemptTakesNoMoreThanNeeded(t *testing.T) {
 			}
 		}
 		for _, v := range victims {
-			if one := []Victim{v}; fits(one) && cheaper(one, got) {
+			if one := []Victim{v}; fits(one) && Cheaper(one, got) {
 				t.Fatalf("%v is cheaper than %v", v, got)
 			}
 		}
@@ -119,7 +119,7 @@ func TestPreemptIsBounded(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var victims []Victim
 		for i := range rapid.IntRange(1, 300).Draw(t, "victims") {
-			victims = append(victims, Victim{ID: fmt.Sprint(i), GPUs: rapid.IntRange(1, 4).Draw(t, "GPUs"), Order: uint64(i)})
+			victims = append(victims, Victim{ID: fmt.Sprint(i), Size: rapid.IntRange(1, 4).Draw(t, "GPUs"), Order: uint64(i)})
 		}
 		tries, n, odd := rapid.IntRange(0, 40).Draw(t, "tries"), rapid.IntRange(0, 100).Draw(t, "needed"), rapid.IntRange(2, 9).Draw(t, "odd")
 		made := 0

@@ -1,0 +1,164 @@
+package manager
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/placement"
+)
+
+// A part is resized while it runs: its binding stays, and the box changes the limits. A
+// part grows at once if its GPU has the room. What it gives back counts as held until the
+// box reports the new limits: a guest may still use the memory. A deadline takes the part
+// away then, and attaches it again with its new size, on this GPU or another one.
+
+// resizePart changes the part of an active lease.
+func (t *tx) resizePart(l *leaseRecord, r *dxpuv1.ResizeLeaseRequest) error {
+	b := t.partBinding(l)
+	want := resizedPart(l.spec.Part, r.Part)
+	switch {
+	case l.spec.Part == nil:
+		return errorf(connect.CodeFailedPrecondition, "part: lease %s has whole GPUs; set count to resize it", l.ID)
+	case proto.Equal(want, l.spec.Part) && (b == nil || !b.Part.shrinks() || r.Deadline == nil):
+		return nil
+	case r.ResourceVersion != 0 && r.ResourceVersion != l.ResourceVersion:
+		return conflict("lease", l.ID, l.ResourceVersion, r.ResourceVersion)
+	case l.State != leaseActive || b == nil:
+		return errorf(connect.CodeFailedPrecondition, "lease_id: %s is %s; only a lease that is active can be resized", l.ID, leaseWord(l.State))
+	case want.Share != l.spec.Part.Share:
+		return errorf(connect.CodeFailedPrecondition, "part.share: the parts of a GPU share it in one mode; create a new lease for another one")
+	}
+	spec := proto.CloneOf(l.spec)
+	spec.Part = want
+	if err := checkPart(spec); err != nil {
+		return err
+	}
+	if err := t.partFits(l, spec, b); err != nil {
+		return err
+	}
+	t.setPart(l.ID, spec, b.ID, r.Deadline)
+	return nil
+}
+
+// resizedPart returns a part with the fields of a request that are set.
+func resizedPart(part, change *dxpuv1.Part) *dxpuv1.Part {
+	if part == nil {
+		return nil
+	}
+	out := proto.CloneOf(part)
+	proto.Merge(out, change) // fields that are 0 stay as they are
+	return out
+}
+
+// partBinding returns the binding that serves a lease of a part, nil for none.
+func (t *tx) partBinding(l *leaseRecord) *bindingRecord {
+	for _, id := range t.bindingsOf(l.ID) {
+		if b := t.bindings.get(id); b.State == attached && b.Part != nil {
+			return b
+		}
+	}
+	return nil
+}
+
+// partFits returns an error if a part cannot have its new size: its GPU lacks the room, or
+// the quota of its tenant does not allow it.
+func (t *tx) partFits(l *leaseRecord, spec *dxpuv1.LeaseSpec, b *bindingRecord) error {
+	t.reindex()
+	box := t.indexedNodes[b.BoxID].placementBox
+	memory, compute, _ := placement.Room(&box, b.Part.GPU)
+	// What the part holds already may be more than its size: it may be shrinking.
+	memory, compute = memory+b.Part.memory(), compute+b.Part.compute()
+	if spec.Part.MemoryBytes > memory || spec.Part.Compute > compute {
+		return errorf(connect.CodeResourceExhausted,
+			"part: GPU %s has room for %d bytes and %d thousandths of compute for this part, and it asks for %d and %d; its other parts must end or shrink first",
+			b.gpu(), memory, compute, spec.Part.MemoryBytes, spec.Part.Compute)
+	}
+	more := t.sizeAt(spec, b.ref()) - l.size()
+	if more <= 0 {
+		return nil
+	}
+	why := t.overQuota(spec.Tenant, more, anyModel)
+	if why == "" {
+		why = t.overQuota(spec.Tenant, more, l.Model)
+	}
+	if why == "" {
+		why = t.overGuarantee(spec, more)
+	}
+	if why != "" {
+		return connect.NewError(connect.CodeResourceExhausted, errors.New("part: "+why))
+	}
+	return nil
+}
+
+// setPart gives a lease and its binding a new part.
+func (t *tx) setPart(id string, spec *dxpuv1.LeaseSpec, binding string, deadline *durationpb.Duration) {
+	l, b := t.editLease(id), t.bindings.edit(binding)
+	was := l.spec.Part
+	if l.AskedPart == nil {
+		l.AskedPart = &partRecord{Memory: was.MemoryBytes, Compute: was.Compute, Class: was.Class, Share: was.Share}
+	}
+	l.spec, l.Size = spec, uint32(t.sizeAt(spec, b.ref()))
+	raw, err := protojson.Marshal(spec)
+	if err != nil {
+		// The same strings were encoded when the lease was created: they are valid UTF-8.
+		panic("manager: a spec that was stored cannot be encoded: " + err.Error())
+	}
+	l.Spec = raw
+	p := *b.Part
+	p.HeldMemory, p.HeldCompute, p.ShrinkBy = 0, 0, time.Time{}
+	if held := b.Part.memory(); held > spec.Part.MemoryBytes {
+		p.HeldMemory = held
+	}
+	if held := b.Part.compute(); held > spec.Part.Compute {
+		p.HeldCompute = held
+	}
+	p.Memory, p.Compute, p.Class = spec.Part.MemoryBytes, spec.Part.Compute, spec.Part.Class
+	if p.shrinks() && deadline != nil {
+		p.ShrinkBy = t.now.Add(deadline.AsDuration())
+	}
+	p.Told = t.touch(b.BoxID)
+	t.touch(b.HostID)
+	b.Part = &p
+	e := leaseEvent(l, dxpuv1.EventType_EVENT_TYPE_LEASE_RESIZED)
+	e.Reason = dxpuv1.Reason_REASON_LEASE_RESIZED
+	text := fmt.Sprintf("lease %s was resized from %s to %s of GPU %s", id, partText(was), partText(spec.Part), b.gpu())
+	l.explain("It was resized to " + partText(spec.Part) + ".")
+	t.event(e, "%s", text)
+}
+
+// shrinks reports whether the box still holds more than the part's size.
+func (p *partRecord) shrinks() bool { return p.HeldMemory > 0 || p.HeldCompute > 0 }
+
+// followPart notes that the box has taken back what a part gives up, or takes the part
+// away at its deadline. It reports whether it changed anything.
+func (t *tx) followPart(b *bindingRecord) bool {
+	if b.Part == nil || !b.Part.shrinks() {
+		return false
+	}
+	o := t.observed(b.BoxID, b).GetPart()
+	if o != nil && t.applied(b.BoxID, b.Part.Told) && o.MemoryBytes <= b.Part.Memory && o.Compute <= b.Part.Compute {
+		p := *b.Part
+		p.HeldMemory, p.HeldCompute, p.ShrinkBy = 0, 0, time.Time{}
+		t.bindings.edit(b.ID).Part = &p
+		return true
+	}
+	if b.Part.ShrinkBy.IsZero() || !t.dueOrSchedule(subject{bindingSubject, b.ID}, b.Part.ShrinkBy) {
+		return false
+	}
+	t.event(b.event(dxpuv1.EventType_EVENT_TYPE_OVERDUE), "the guest of host %s did not give back the memory of part %s in time: the part is taken away and attached again",
+		b.HostID, b.gpuID())
+	t.release(b.ID, dxpuv1.Reason_REASON_LEASE_RESIZED, true)
+	return true
+}
+
+// partText returns a part as in "16 GiB and 30 % of the compute".
+func partText(p *dxpuv1.Part) string {
+	return (&placement.Part{Memory: p.MemoryBytes, Compute: p.Compute}).String()
+}
