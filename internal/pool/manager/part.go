@@ -226,19 +226,18 @@ func (t *tx) partsMessage(g *dxpuv1.GPU, n *nodeRecord) {
 		serving = serving || m.Serving
 		g.Parts = append(g.Parts, m)
 	}
-	box := t.indexedNodes[n.ID].placementBox
-	if wholeOn(occupants, g.Slot) {
-		return
-	}
-	var slots int
-	g.FreeMemoryBytes, g.FreeCompute, slots = placement.Room(&box, g.Slot)
-	g.FreeParts = uint32(slots)
 	switch {
 	case serving:
 		g.State = dxpuv1.GPUState_GPU_STATE_SHARED
 	case len(g.Parts) > 0:
 		g.State = dxpuv1.GPUState_GPU_STATE_RELEASING
 	}
+	if wholeOn(occupants, g.Slot) {
+		return
+	}
+	box, slots := t.indexedNodes[n.ID].placementBox, 0
+	g.FreeMemoryBytes, g.FreeCompute, slots = placement.Room(&box, g.Slot)
+	g.FreeParts = uint32(slots)
 }
 
 // partOf returns the GPU of which a reported slot is for a part, nil for none. Hosts have

@@ -15,7 +15,7 @@ import (
 )
 
 // A part is resized while it runs: its binding stays, and the box changes the limits. A
-// part grows at once if its GPU has the room. What it gives back counts as held until the
+// part grows at once if its GPU has the room. Memory and compute that it gives back count as held until the
 // box reports the new limits: a guest may still use the memory. A deadline takes the part
 // away then, and attaches it again with its new size, on this GPU or another one.
 
@@ -73,7 +73,7 @@ func (t *tx) partFits(l *leaseRecord, spec *dxpuv1.LeaseSpec, b *bindingRecord) 
 	t.reindex()
 	box := t.indexedNodes[b.BoxID].placementBox
 	memory, compute, _ := placement.Room(&box, b.Part.GPU)
-	// What the part holds already may be more than its size: it may be shrinking.
+	// A part that is shrinking holds more than its size.
 	memory, compute = memory+b.Part.memory(), compute+b.Part.compute()
 	if spec.Part.MemoryBytes > memory || spec.Part.Compute > compute {
 		return errorf(connect.CodeResourceExhausted,

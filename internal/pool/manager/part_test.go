@@ -2,12 +2,16 @@ package manager
 
 import (
 	"context"
+	"encoding/json"
 	"strings"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
 // dividedBox is a box whose GPUs of 1 GiB have four slots for parts each.
@@ -115,5 +119,157 @@ func TestSpecsOfPartsAreChecked(t *testing.T) {
 		if _, err := w.tryCreate(s); connect.CodeOf(err) != connect.CodeInvalidArgument || !strings.Contains(err.Error(), field+":") && !strings.Contains(err.Error(), field) {
 			t.Errorf("%s: %v", field, err)
 		}
+	}
+}
+
+func (w *world) resizePart(id string, p *dxpuv1.Part, deadline time.Duration) error {
+	req := &dxpuv1.ResizeLeaseRequest{LeaseId: id, Part: p}
+	if deadline > 0 {
+		req.Deadline = durationpb.New(deadline)
+	}
+	_, err := w.api().ResizeLease(context.Background(), connect.NewRequest(req))
+	return err
+}
+
+func TestPartGrowsWhileItRuns(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 4), dividedBox("b1", 1))
+	a, b := w.create(part(256, 300)), w.create(part(256, 300))
+	w.settle()
+	was := w.lease(a).Bindings[0]
+	if err := w.resizePart(a, &dxpuv1.Part{MemoryBytes: 768 << 20, Compute: 700}, 0); err != nil {
+		t.Fatal(err)
+	}
+	w.settle()
+	l := w.wantLease(a, leaseActive)
+	if now := l.Bindings[0]; len(l.Bindings) != 1 || now.Id != was.Id || now.Part.MemoryBytes != 768<<20 || now.Part.Compute != 700 {
+		t.Errorf("bindings %v", l.Bindings)
+	}
+	if has := w.nodes["b1"].has[was.BoxSlot]; has.Part.MemoryBytes != 768<<20 {
+		t.Errorf("the box has %v", has.Part)
+	}
+	err := w.resizePart(b, &dxpuv1.Part{MemoryBytes: 256<<20 + 1}, 0)
+	if connect.CodeOf(err) != connect.CodeResourceExhausted || !strings.Contains(err.Error(), "other parts must end or shrink") {
+		t.Errorf("a byte too much: %v", err)
+	}
+}
+
+// TestPartShrinksByConsent keeps what a part gives back until its box says that the guest
+// does not use it any more.
+func TestPartShrinksByConsent(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 4), dividedBox("b1", 1))
+	a := w.create(part(768, 900))
+	w.settle()
+	w.nodes["b1"].keeps = true
+	if err := w.resizePart(a, &dxpuv1.Part{MemoryBytes: 256 << 20, Compute: 100}, 0); err != nil {
+		t.Fatal(err)
+	}
+	w.settle()
+	if b := w.lease(a).Bindings[0]; b.HeldMemoryBytes != 768<<20 {
+		t.Errorf("binding %v does not hold its memory", b)
+	}
+	if _, err := w.tryCreate(part(512, 100)); err == nil {
+		t.Fatal("memory that a guest still uses was given out")
+	}
+	w.nodes["b1"].keeps = false
+	for _, has := range w.nodes["b1"].has {
+		has.Part.MemoryBytes = 256 << 20
+	}
+	w.settle()
+	w.create(part(512, 100))
+}
+
+// TestPartShrinksByDeadline takes a part away that its guest does not shrink, and attaches
+// it again with its new size.
+func TestPartShrinksByDeadline(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 4), dividedBox("b1", 1))
+	a := w.create(part(768, 300))
+	w.settle()
+	was := w.lease(a).Bindings[0]
+	w.nodes["b1"].keeps = true
+	if err := w.resizePart(a, &dxpuv1.Part{MemoryBytes: 256 << 20}, 10*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	w.passReporting(9 * time.Second)
+	if b := w.lease(a).Bindings[0]; b.State != attached {
+		t.Fatalf("binding %v was taken away before the deadline", b)
+	}
+	w.passReporting(5 * time.Second)
+	w.settle()
+	l := w.wantLease(a, leaseActive)
+	if now := l.Bindings[len(l.Bindings)-1]; now.Id == was.Id || now.Part.MemoryBytes != 256<<20 || now.HeldMemoryBytes != 0 {
+		t.Errorf("binding %v", now)
+	}
+	w.create(part(512, 300))
+}
+
+// TestQuotaCountsParts counts a part as the larger one of its shares.
+func TestQuotaCountsParts(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 8), dividedBox("b1", 4))
+	w.putTenant("a", &dxpuv1.Quota{MaxGpus: 1})
+	own := func(mib uint64, compute uint32) *dxpuv1.LeaseSpec {
+		s := part(mib, compute)
+		s.Tenant = "a"
+		return s
+	}
+	x := w.create(own(512, 100)) // half a GPU, by its memory
+	y := own(16, 300)
+	y.GpuIds = []string{"b1/1"}
+	w.create(y)
+	if got := w.tenant("a"); got.Gpus != 1 || got.Parts != 2 || got.PartCompute != 400 || got.PartMemoryBytes != 528<<20 {
+		t.Errorf("tenant %v", got)
+	}
+	if _, err := w.tryCreate(own(300, 1)); err == nil || !strings.Contains(err.Error(), "0.8 of the 1 GPUs") {
+		t.Errorf("a part beyond the quota: %v", err)
+	}
+	w.settle()
+	if err := w.resizePart(x, &dxpuv1.Part{Compute: 701}, 0); err == nil || !strings.Contains(err.Error(), "quota") {
+		t.Errorf("a part grows beyond the quota: %v", err)
+	}
+	if err := w.resizePart(x, &dxpuv1.Part{Compute: 700}, 0); err != nil {
+		t.Errorf("a part cannot grow within the quota: %v", err)
+	}
+}
+
+// TestPreemptionTakesTheSmallestParts takes back no more than is needed: of the sets of
+// parts that make room the smallest, for a part and for a whole GPU.
+func TestPreemptionTakesTheSmallestParts(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 8), dividedBox("b1", 2))
+	low := func(compute uint32, gpu string) string {
+		s := part(1, compute)
+		s.Preemptible, s.Priority, s.GpuIds = true, -1, []string{gpu}
+		return w.create(s)
+	}
+	a1, a2 := low(400, "b1/0"), low(500, "b1/0")
+	b1, b2, b3 := low(300, "b1/1"), low(250, "b1/1"), low(350, "b1/1")
+	w.settle()
+	l := w.create(part(1, 450)) // b1/0 has 100 free: 400 must go; b1/1 has 100: 350 must go
+	w.settle()
+	w.wantLease(l, leaseActive)
+	w.wantLease(b3, leaseReleased)
+	for _, id := range []string{a1, a2, b1, b2} {
+		w.wantLease(id, leaseActive)
+	}
+	whole := w.create(&dxpuv1.LeaseSpec{Count: 1})
+	w.settle()
+	if got := w.wantLease(whole, leaseActive).Bindings[0]; got.GpuId != "b1/0" || got.Part != nil {
+		t.Errorf("the whole GPU is %v", got)
+	}
+	for _, id := range []string{b1, b2, l} {
+		w.wantLease(id, leaseActive)
+	}
+}
+
+// TestOldRecordsHaveWholeGPUs reads records that an earlier version wrote.
+func TestOldRecordsHaveWholeGPUs(t *testing.T) {
+	var b bindingRecord
+	if err := json.Unmarshal([]byte(`{"id":"b-1","box_id":"b1","box_slot":1,"state":3}`), &b); err != nil {
+		t.Fatal(err)
+	}
+	if b.Part != nil || b.gpu() != (placement.Ref{Box: "b1", Slot: 1}) {
+		t.Errorf("binding %+v", b)
+	}
+	l := leaseRecord{spec: &dxpuv1.LeaseSpec{Count: 3}}
+	if l.size() != wholeGPUs(3) {
+		t.Errorf("size %v", l.size())
 	}
 }

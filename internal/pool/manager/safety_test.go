@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,7 +28,7 @@ func TestSafety(t *testing.T) {
 			HostTimeout: time.Duration(rapid.SampledFrom([]int{-1, 3, 600}).Draw(t, "host timeout")) * time.Second,
 			RackUplink:  rapid.IntRange(0, 2).Draw(t, "uplink"),
 		},
-			hostNode("h1", 2), hostNode("h2", 3), boxNode("b1", 2), boxNode("b2", 3))
+			hostNode("h1", 2), hostNode("h2", 3), dividedBox("b1", 2), dividedBox("b2", 3))
 		w.putTenant("a", &dxpuv1.Quota{MaxGpus: 3})
 		w.putTenant("b", nil)
 		var leases []string
@@ -55,6 +56,22 @@ func TestSafety(t *testing.T) {
 					leases = append(leases, id)
 				}
 			},
+			"part": func(t *rapid.T) {
+				id, err := w.tryCreate(&dxpuv1.LeaseSpec{
+					Count: 1, Wait: rapid.Bool().Draw(t, "wait"), Part: drawPart(t),
+					Tenant: rapid.SampledFrom([]string{"a", "b"}).Draw(t, "tenant"), Priority: rapid.Int32Range(0, 2).Draw(t, "priority"),
+					Preemptible: rapid.Bool().Draw(t, "preemptible"), PartRules: &dxpuv1.PartRules{
+						AntiAffinity: rapid.SampledFrom([]string{"", "x"}).Draw(t, "anti"), Exclusion: rapid.SampledFrom([]string{"", "", "y"}).Draw(t, "exclusion"),
+					},
+				})
+				if err == nil {
+					leases = append(leases, id)
+				}
+			},
+			"resize part": func(t *rapid.T) {
+				_ = w.resizePart(someLease(t), drawPart(t), time.Duration(rapid.IntRange(0, 3).Draw(t, "s"))*time.Second)
+			},
+			"keep": func(t *rapid.T) { n := w.nodes[box.Draw(t, "box")]; n.keeps = !n.keeps },
 			"gang": func(t *rapid.T) {
 				id, err := w.tryCreate(&dxpuv1.LeaseSpec{
 					Count: rapid.Uint32Range(1, 2).Draw(t, "count"), Wait: true, Tenant: rapid.SampledFrom([]string{"a", "b"}).Draw(t, "tenant"),
@@ -171,6 +188,7 @@ func (w *world) check(t *rapid.T) {
 				wanted[at] = b.ID
 			}
 		}
+		checkParts(t, w, tx)
 		w.checkUse(t, tx)
 		checkGangs(t, tx)
 		// The records call no binding gone that a node has.
@@ -210,6 +228,7 @@ func checkGangs(t *rapid.T, tx *tx) {
 // heal ends all faults and waits until the pool is at rest.
 func (w *world) heal() {
 	for _, n := range w.nodes {
+		n.keeps = false
 		n.down, n.deaf, n.refuses, n.linkDown, n.ejects, n.holds = false, false, false, false, false, ""
 		clear(n.dead)
 		clear(n.unlisted)
@@ -236,7 +255,7 @@ func (w *world) heal() {
 }
 
 func (w *world) checkConverged(t *rapid.T, leases []string) {
-	held := 0
+	held, bound := 0, map[string]bool{} // host slots; GPUs
 	for _, id := range leases {
 		l := w.lease(id)
 		switch l.State {
@@ -259,13 +278,16 @@ func (w *world) checkConverged(t *rapid.T, leases []string) {
 			t.Fatalf("lease %s came to rest as %s (%s)\n%s", id, leaseWord(l.State), l.StateReason, w.events())
 		}
 		for _, b := range l.Bindings {
+			if b.State == attached {
+				bound[cmp.Or(b.PartOfGpuId, b.GpuId)] = true
+			}
 			if b.State != attached && b.State != released {
 				t.Fatalf("binding %s came to rest as %s", b.Id, stateWord(b.State))
 			}
 		}
 	}
-	if p := w.m.totals(); int(p.GpusBound) != held || p.GpusFree+p.GpusBound != p.Gpus {
-		t.Fatalf("leases hold %d GPUs, pool: %v\n%s", held, p, w.events())
+	if p := w.m.totals(); int(p.GpusBound) != len(bound) || p.GpusFree+p.GpusBound != p.Gpus {
+		t.Fatalf("leases hold %d GPUs, pool: %v\n%s", len(bound), p, w.events())
 	}
 	for _, n := range w.nodes {
 		held -= len(n.has)
@@ -316,5 +338,73 @@ func (w *world) uncordon(target *dxpuv1.Target) {
 	w.t.Helper()
 	if _, err := w.api().Uncordon(context.Background(), connect.NewRequest(&dxpuv1.UncordonRequest{Target: target})); err != nil && connect.CodeOf(err) != connect.CodeNotFound {
 		w.t.Fatalf("uncordon: %v", err)
+	}
+}
+
+func drawPart(t *rapid.T) *dxpuv1.Part {
+	return &dxpuv1.Part{
+		MemoryBytes: rapid.Uint64Range(1, 1<<30).Draw(t, "memory"), Compute: rapid.Uint32Range(1, 1000).Draw(t, "compute"),
+		Share: dxpuv1.ShareMode(rapid.IntRange(0, 2).Draw(t, "share")),
+	}
+}
+
+// checkParts checks that the parts which bindings hold, those on boxes included, never
+// exceed their GPU, that no part is beside a binding of the whole GPU, and that the rules of
+// the parts hold.
+func checkParts(t *rapid.T, w *world, tx *tx) {
+	type use struct {
+		memory       uint64
+		compute      uint32
+		parts, whole int
+		exclusive    int
+		share        map[dxpuv1.ShareMode]bool
+		averse       map[string]int
+	}
+	uses := map[placement.Ref]*use{}
+	at := func(r placement.Ref) *use {
+		if uses[r] == nil {
+			uses[r] = &use{share: map[dxpuv1.ShareMode]bool{}, averse: map[string]int{}}
+		}
+		return uses[r]
+	}
+	for _, id := range tx.bindings.ids() {
+		b := tx.bindings.get(id)
+		if !b.holdsGPU() {
+			continue
+		}
+		u := at(b.gpu())
+		if b.Part == nil {
+			u.whole++
+			continue
+		}
+		u.parts++
+		u.memory += b.Part.memory()
+		u.compute += b.Part.compute()
+		u.share[b.Part.Share] = true
+		if r := tx.leases.get(b.LeaseID); r != nil {
+			rules := placementRules(r.spec)
+			u.averse[rules.Tenant+rules.AntiAffinity]++
+			if rules.AntiAffinity != "" && u.averse[rules.Tenant+rules.AntiAffinity] > 1 {
+				t.Fatalf("GPU %s has two parts with an anti-affinity of tenant %s\n%s", b.gpu(), rules.Tenant, w.events())
+			}
+			if rules.Exclusion != "" {
+				u.exclusive++
+			}
+		}
+	}
+	for r, u := range uses {
+		if u.whole > 1 || u.whole > 0 && u.parts > 0 || u.memory > 1<<30 || u.compute > placement.Whole || len(u.share) > 1 || u.exclusive > 0 && u.exclusive < u.parts {
+			t.Fatalf("GPU %s: %+v\n%s", r, *u, w.events())
+		}
+	}
+	for _, n := range w.nodes { // the boxes themselves
+		memory := map[uint32]uint64{}
+		for slot, b := range n.has {
+			if gpu, part := n.gpuOf(slot); part {
+				if memory[gpu] += b.Part.GetMemoryBytes(); memory[gpu] > 1<<30 {
+					t.Fatalf("box %s: the parts of GPU %d have %d bytes\n%s", n.id, gpu, memory[gpu], w.events())
+				}
+			}
+		}
 	}
 }
