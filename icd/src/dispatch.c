@@ -26,6 +26,7 @@ static void *CL_API_CALL refuse6(word a, word b, word c, word d, word f, cl_int 
 	(void)a; (void)b; (void)c; (void)d; (void)f;
 	return no_object(e);
 }
+static cl_int CL_API_CALL no_pipe(void) { return CL_INVALID_MEM_OBJECT; }
 static void *CL_API_CALL refuse_null(void) { return NULL; }
 
 DXPU_EXPORT CL_API_ENTRY void *CL_API_CALL clGetExtensionFunctionAddress(const char *name);

@@ -108,6 +108,7 @@ struct _cl_mem {
 	size_t size, origin;
 	struct image *image; /* NULL: a buffer */
 	void *host; /* of CL_MEM_USE_HOST_PTR */
+	int listed; /* made with a list of properties, which is empty */
 	cl_uint handle, maps;
 	struct mapping *mappings; /* under the driver's lock */
 	struct destructor *destructors;
@@ -197,6 +198,9 @@ int properties_find(const struct properties *p, uint32_t param, uint32_t index, 
 /* properties_take copies a result. */
 int properties_take(struct properties *p, const void *bytes, size_t n);
 
+/* device_number returns a property that is a number, or 0. */
+uint64_t device_number(cl_device_id d, uint32_t param);
+
 /* device_list returns the devices, connected. */
 cl_uint device_list(const cl_device_id **list);
 
@@ -242,6 +246,10 @@ int program_executable(cl_program g);
 
 /* program_text returns a log, a binary or names, which the caller frees. */
 cl_int program_text(cl_program g, cl_uint what, void **text, size_t *n);
+
+/* include_files returns a source with the text of the files that it includes from the directories
+ * of the options, or NULL if it includes none of them. The caller frees it. */
+char *include_files(const char *source, const char *options);
 
 /* count_names counts names with semicolons between them. */
 size_t count_names(const char *names);

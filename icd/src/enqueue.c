@@ -184,6 +184,40 @@ static cl_int add_arguments(struct packet *p, cl_kernel k)
 	return code;
 }
 
+/* check_local checks the size of work-groups. The device would end the command with the same
+ * error; programs want it from the call. */
+static cl_int check_local(cl_kernel k, cl_uint dims, const size_t *global, const size_t *local)
+{
+	cl_device_id d = k->program->context->device;
+	struct property p;
+	size_t most[3], required[3], group, items = 1;
+	int fixed = properties_find(&k->properties, CL_KERNEL_COMPILE_WORK_GROUP_SIZE, NO_INDEX, &p) && p.size == sizeof required;
+
+	if (fixed)
+		memcpy(required, p.value, sizeof required);
+	fixed = fixed && required[0] != 0;
+	int bounded = properties_find(&d->properties, CL_DEVICE_MAX_WORK_ITEM_SIZES, NO_INDEX, &p) && p.size == sizeof most;
+	if (bounded)
+		memcpy(most, p.value, sizeof most);
+	for (cl_uint i = 0; i < dims; i++) {
+		if (local[i] == 0 || (fixed && local[i] != required[i]))
+			return CL_INVALID_WORK_GROUP_SIZE;
+		if (global[i] % local[i] && !device_number(d, CL_DEVICE_NON_UNIFORM_WORK_GROUP_SUPPORT))
+			return CL_INVALID_WORK_GROUP_SIZE;
+		if (__builtin_mul_overflow(items, local[i], &items))
+			return CL_INVALID_WORK_GROUP_SIZE;
+	}
+	if (properties_find(&k->properties, CL_KERNEL_WORK_GROUP_SIZE, NO_INDEX, &p) && p.size == sizeof group) {
+		memcpy(&group, p.value, sizeof group);
+		if (items > group)
+			return CL_INVALID_WORK_GROUP_SIZE;
+	}
+	for (cl_uint i = 0; bounded && i < dims; i++)
+		if (local[i] > most[i])
+			return CL_INVALID_WORK_ITEM_SIZE;
+	return CL_SUCCESS;
+}
+
 cl_int CL_API_CALL dxpu_EnqueueNDRangeKernel(cl_command_queue q, cl_kernel k, cl_uint dims, const size_t *offset,
 						    const size_t *global, const size_t *local, cl_uint waits, const cl_event *list,
 						    cl_event *event)
@@ -201,13 +235,13 @@ cl_int CL_API_CALL dxpu_EnqueueNDRangeKernel(cl_command_queue q, cl_kernel k, cl
 		return CL_INVALID_CONTEXT;
 	if (dims < 1 || dims > 3)
 		return CL_INVALID_WORK_DIMENSION;
-	for (cl_uint i = 0; i < dims; i++) {
-		if (local && local[i] == 0)
-			return CL_INVALID_WORK_GROUP_SIZE;
-		/* Since 2.1, a range of nothing is a marker. */
+	/* Since 2.1, a range of nothing is a marker. */
+	for (cl_uint i = 0; i < dims; i++)
 		if (!global || global[i] == 0)
 			return dxpu_EnqueueMarkerWithWaitList(q, waits, list, event);
-	}
+	code = local ? check_local(k, dims, global, local) : CL_SUCCESS;
+	if (code)
+		return code;
 	packet_start(&p, PACKET_NDRANGE, q->handle);
 	p.flags = (uint16_t)((offset ? NDRANGE_OFFSET : 0) | (local ? NDRANGE_LOCAL : 0));
 	packet_u32(&p, k->handle);

@@ -53,7 +53,7 @@ static cl_int create(cl_context c, cl_mem m, void *host)
 	packet_start(&p, PACKET_IMAGE, 0);
 	packet_u32(&p, m->handle);
 	packet_u32(&p, in ? in->handle : 0);
-	packet_u64(&p, m->flags & (ACCESS | HOST_ACCESS));
+	packet_u64(&p, m->flags & ACCESS);
 	packet_u32(&p, m->image->format.image_channel_order);
 	packet_u32(&p, m->image->format.image_channel_data_type);
 	packet_u32(&p, d->image_type);
@@ -127,7 +127,10 @@ cl_mem CL_API_CALL dxpu_CreateImageWithProperties(cl_context c, const cl_mem_pro
 {
 	if (properties && properties[0])
 		return fail(CL_INVALID_PROPERTY, error, NULL);
-	return dxpu_CreateImage(c, flags, format, desc, host, error);
+	cl_mem m = dxpu_CreateImage(c, flags, format, desc, host, error);
+	if (m)
+		m->listed = properties != NULL;
+	return m;
 }
 
 cl_mem CL_API_CALL dxpu_CreateImage2D(cl_context c, cl_mem_flags flags, const cl_image_format *format, size_t width, size_t height,

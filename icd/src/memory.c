@@ -45,7 +45,7 @@ cl_mem CL_API_CALL dxpu_CreateBuffer(cl_context c, cl_mem_flags flags, size_t si
 	packet_start(&p, PACKET_BUFFER, 0);
 	packet_u32(&p, m->handle);
 	packet_u32(&p, 0);
-	packet_u64(&p, m->flags & (ACCESS | HOST_ACCESS));
+	packet_u64(&p, m->flags & ACCESS); /* the driver itself refuses the host */
 	packet_u64(&p, size);
 	code = channel_call(c->device->channel, &p, NULL, NULL);
 	if (code)
@@ -68,7 +68,10 @@ cl_mem CL_API_CALL dxpu_CreateBufferWithProperties(cl_context c, const cl_mem_pr
 {
 	if (properties && properties[0])
 		return fail(CL_INVALID_PROPERTY, error, NULL);
-	return dxpu_CreateBuffer(c, flags, size, host, error);
+	cl_mem m = dxpu_CreateBuffer(c, flags, size, host, error);
+	if (m)
+		m->listed = properties != NULL;
+	return m;
 }
 
 cl_mem CL_API_CALL dxpu_CreateSubBuffer(cl_mem parent, cl_mem_flags flags, cl_buffer_create_type type, const void *info,
@@ -90,7 +93,11 @@ cl_mem CL_API_CALL dxpu_CreateSubBuffer(cl_mem parent, cl_mem_flags flags, cl_bu
 	m = object_new(KIND_MEM, sizeof *m);
 	if (!m)
 		return fail(CL_OUT_OF_HOST_MEMORY, error, NULL);
-	m->flags = flags & ACCESS ? flags : flags | (parent->flags & ACCESS);
+	m->flags = flags | (parent->flags & (HOST_POINTER | CL_MEM_ALLOC_HOST_PTR));
+	if (!(flags & ACCESS))
+		m->flags |= parent->flags & ACCESS;
+	if (!(flags & HOST_ACCESS))
+		m->flags |= parent->flags & HOST_ACCESS;
 	m->size = r->size;
 	m->origin = r->origin;
 	m->host = parent->host ? (char *)parent->host + r->origin : NULL;
@@ -100,7 +107,7 @@ cl_mem CL_API_CALL dxpu_CreateSubBuffer(cl_mem parent, cl_mem_flags flags, cl_bu
 	packet_start(&p, PACKET_SUB_BUFFER, 0);
 	packet_u32(&p, m->handle);
 	packet_u32(&p, parent->handle);
-	packet_u64(&p, m->flags & (ACCESS | HOST_ACCESS));
+	packet_u64(&p, m->flags & ACCESS);
 	packet_u64(&p, r->origin);
 	packet_u64(&p, r->size);
 	code = channel_call(m->context->device->channel, &p, NULL, NULL);
@@ -173,7 +180,7 @@ cl_int CL_API_CALL dxpu_GetMemObjectInfo(cl_mem m, cl_mem_info param, size_t roo
 	case CL_MEM_USES_SVM_POINTER:
 		return GIVE(cl_bool, CL_FALSE);
 	case CL_MEM_PROPERTIES:
-		return give(room, out, size, NULL, 0);
+		return give(room, out, size, &(cl_mem_properties){0}, m->listed ? sizeof(cl_mem_properties) : 0);
 	}
 	return CL_INVALID_VALUE;
 }

@@ -136,6 +136,16 @@ static cl_device_type type_of(cl_device_id d)
 	return type;
 }
 
+uint64_t device_number(cl_device_id d, uint32_t param)
+{
+	struct property p;
+	uint64_t v = 0;
+
+	if (properties_find(&d->properties, param, NO_INDEX, &p) && p.size <= sizeof v)
+		memcpy(&v, p.value, p.size);
+	return v;
+}
+
 cl_int CL_API_CALL dxpu_GetDeviceIDs(cl_platform_id p, cl_device_type type, cl_uint room, cl_device_id *out, cl_uint *n)
 {
 	const cl_device_id *list;

@@ -113,6 +113,9 @@ cl_program CL_API_CALL dxpu_CreateProgramWithIL(cl_context c, const void *il, si
 {
 	if (!object_is(c, KIND_CONTEXT))
 		return no_program(CL_INVALID_CONTEXT, error);
+	struct property version;
+	if (!properties_find(&c->device->properties, CL_DEVICE_IL_VERSION, NO_INDEX, &version) || version.size <= 1)
+		return no_program(CL_INVALID_OPERATION, error);
 	if (!il || n == 0)
 		return no_program(CL_INVALID_VALUE, error);
 	return new_program(c, IL, il, n, error);
@@ -173,6 +176,26 @@ static cl_int check_devices(cl_context c, cl_uint n, const cl_device_id *list, i
 	return list && (n != 1 || list[0] != c->device) ? CL_INVALID_DEVICE : CL_SUCCESS;
 }
 
+/* with_files gives the device a program's source again, with the files that it includes. */
+static cl_int with_files(cl_program g)
+{
+	char *text = g->source ? include_files(g->source, g->options) : NULL;
+	cl_uint handle;
+	cl_int code;
+
+	if (!text)
+		return CL_SUCCESS;
+	handle = channel_handle(g->context->device->channel);
+	code = with_text(g->context, PACKET_PROGRAM, handle, SOURCE, text, strlen(text), NULL);
+	if (!code) {
+		dxpu_release(g->context, g->handle);
+		g->handle = handle;
+		g->prints |= strstr(text, "printf") != NULL;
+	}
+	free(text);
+	return code;
+}
+
 /* compile sends the packet of a build, and keeps its options and outcome. */
 static cl_int compile(cl_program g, uint16_t op, const char *options, const struct inputs *in, cl_program_binary_type type)
 {
@@ -185,7 +208,9 @@ static cl_int compile(cl_program g, uint16_t op, const char *options, const stru
 	g->options = copy;
 	g->status = CL_BUILD_IN_PROGRESS;
 	g->type = type;
-	code = with_text(g->context, op, g->handle, in ? in->count : 0, copy, strlen(copy), in);
+	code = with_files(g);
+	if (!code)
+		code = with_text(g->context, op, g->handle, in ? in->count : 0, copy, strlen(copy), in);
 	g->status = code ? CL_BUILD_ERROR : CL_BUILD_SUCCESS;
 	for (cl_uint i = 0; in && i < in->count; i++)
 		g->prints |= in->programs[i]->prints;

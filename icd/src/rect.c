@@ -140,6 +140,8 @@ static cl_int transfer_box(cl_command_queue q, cl_mem m, cl_bool blocking, int w
 		code = host ? box_check(&in, m->size) : CL_INVALID_VALUE;
 	if (!code)
 		code = box_check(&out, 0);
+	if (!code && m->flags & (write ? CL_MEM_HOST_READ_ONLY | CL_MEM_HOST_NO_ACCESS : CL_MEM_HOST_WRITE_ONLY | CL_MEM_HOST_NO_ACCESS))
+		code = CL_INVALID_OPERATION;
 	if (!code)
 		code = begin(&c);
 	if (code)

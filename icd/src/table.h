@@ -108,7 +108,7 @@
 	.clCreateEventFromEGLSyncKHR = (cl_api_clCreateEventFromEGLSyncKHR)(void *)refuse4,
 	.clCreateCommandQueueWithProperties = dxpu_CreateCommandQueueWithProperties,
 	.clCreatePipe = (cl_api_clCreatePipe)(void *)refuse6,
-	.clGetPipeInfo = (cl_api_clGetPipeInfo)(void *)refuse,
+	.clGetPipeInfo = (cl_api_clGetPipeInfo)(void *)no_pipe,
 	.clSVMAlloc = (cl_api_clSVMAlloc)(void *)refuse_null,
 	.clSVMFree = (cl_api_clSVMFree)(void *)refuse,
 	.clEnqueueSVMFree = (cl_api_clEnqueueSVMFree)(void *)refuse,

@@ -61,7 +61,9 @@ func buildOpenCL(ts *testscript.TestScript, _ bool, args []string) {
 		program("fault"),
 		program("fork"),
 		program("hostile"),
+		program("errors"),
 		program("images"),
+		program("include"),
 	} {
 		c.Dir = root
 		c.Env = append(os.Environ(), "CGO_ENABLED=0")

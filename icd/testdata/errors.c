@@ -1,0 +1,59 @@
+/* Codes that calls return at once: it prints the same on every platform that works. */
+#define CL_TARGET_OPENCL_VERSION 300
+#include <CL/cl.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static void check(cl_int code, const char *what)
+{
+	if (code) {
+		printf("%s: %d\n", what, code);
+		exit(1);
+	}
+}
+
+int main(void)
+{
+	static const char *source = "__attribute__((reqd_work_group_size(4, 2, 1))) __kernel void f(__global int *a) { a[0] = 1; }\n"
+				    "__kernel void g(__global int *a) { a[0] = 1; }\n";
+	const size_t global[3] = {8, 8, 1}, right[3] = {4, 2, 1}, wrong[3] = {2, 4, 1}, uneven[3] = {3, 8, 1}, huge[3] = {1 << 20, 1 << 20, 1};
+	const cl_mem_properties none[] = {0};
+	const cl_context_properties strange[] = {CL_CONTEXT_PLATFORM, 0, 0};
+	char host[256] = {7}, got = 0;
+	cl_platform_id p;
+	cl_device_id d;
+	cl_int code, v = 0;
+	size_t size;
+
+	check(clGetPlatformIDs(1, &p, NULL), "platform");
+	check(clGetDeviceIDs(p, CL_DEVICE_TYPE_ALL, 1, &d, NULL), "device");
+	clCreateContext(strange, 1, &d, NULL, NULL, &code);
+	printf("platform of a context: %d\n", code);
+	cl_context c = clCreateContext(NULL, 1, &d, NULL, NULL, &code);
+	check(code, "context");
+	const cl_queue_properties list[] = {CL_QUEUE_PROPERTIES, CL_QUEUE_PROFILING_ENABLE, 0};
+	cl_command_queue q = clCreateCommandQueueWithProperties(c, d, list, &code);
+	check(code, "queue");
+	check(clGetCommandQueueInfo(q, CL_QUEUE_PROPERTIES_ARRAY, 0, NULL, &size), "array");
+	printf("properties of the queue: %zu bytes\n", size);
+	cl_program g = clCreateProgramWithSource(c, 1, &source, NULL, &code);
+	check(clBuildProgram(g, 1, &d, "", NULL, NULL), "build");
+	cl_kernel f = clCreateKernel(g, "f", &code), h = clCreateKernel(g, "g", &code);
+	cl_mem hidden = clCreateBuffer(c, CL_MEM_COPY_HOST_PTR | CL_MEM_HOST_NO_ACCESS, sizeof host, host, &code);
+	printf("buffer that the host does not reach: %d, ", code);
+	printf("read %d, ", clEnqueueReadBuffer(q, hidden, CL_TRUE, 0, 4, &v, 0, NULL, NULL));
+	cl_mem b = clCreateBufferWithProperties(c, none, CL_MEM_READ_WRITE, sizeof host, NULL, &code);
+	check(code, "buffer");
+	check(clEnqueueCopyBuffer(q, hidden, b, 0, 0, sizeof host, 0, NULL, NULL), "copy");
+	check(clEnqueueReadBuffer(q, b, CL_TRUE, 0, 1, &got, 0, NULL, NULL), "read");
+	check(clGetMemObjectInfo(b, CL_MEM_PROPERTIES, 0, NULL, &size), "properties");
+	printf("its byte %d, list of %zu bytes\n", got, size);
+	check(clSetKernelArg(f, 0, sizeof b, &b), "argument");
+	check(clSetKernelArg(h, 0, sizeof b, &b), "argument");
+	printf("work-groups: %d", clEnqueueNDRangeKernel(q, f, 3, NULL, global, right, 0, NULL, NULL));
+	printf(" %d", clEnqueueNDRangeKernel(q, f, 3, NULL, global, wrong, 0, NULL, NULL));
+	printf(" %d", clEnqueueNDRangeKernel(q, h, 3, NULL, global, uneven, 0, NULL, NULL));
+	printf(" %d\n", clEnqueueNDRangeKernel(q, h, 3, NULL, huge, huge, 0, NULL, NULL));
+	check(clFinish(q), "finish");
+	return 0;
+}
