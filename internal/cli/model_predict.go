@@ -187,6 +187,10 @@ func (o *predictOptions) analyse(errOut io.Writer, file string, rtts []time.Dura
 		return nil, err
 	}
 	a := &analysis{file: file, plan: plan, setting: o.setting}
+	if own := overheadOf(plan.Workload()); own > 0 {
+		a.setting.WithoutOverhead = true
+		a.notes = append(a.notes, fmt.Sprintf("%v of the host's time that the profiler recorded as its own are taken out", own.Round(time.Microsecond)))
+	}
 	if o.native > 0 {
 		if a.setting.HostScale, err = a.plan.CalibrateHost(a.setting, o.native); err != nil {
 			return nil, err
@@ -199,7 +203,7 @@ func (o *predictOptions) analyse(errOut io.Writer, file string, rtts []time.Dura
 		return nil, err
 	}
 	if a.limit, err = o.limit(func(s predict.Setting) (float64, error) {
-		s.HostScale = a.setting.HostScale
+		s.HostScale, s.WithoutOverhead = a.setting.HostScale, a.setting.WithoutOverhead
 		r, err := a.plan.Run(s)
 		return r.Relative, err
 	}); err != nil {
@@ -230,6 +234,14 @@ func (o *predictOptions) analyse(errOut io.Writer, file string, rtts []time.Dura
 	}
 	a.verdict = predict.Judge(&a.stats, &a.result, a.span, &plan.Workload().Report, window)
 	return a, nil
+}
+
+// overheadOf returns the time of the threads that the profiler spent for itself.
+func overheadOf(w *workload.Workload) (sum time.Duration) {
+	for _, o := range w.Overheads {
+		sum += o.Dur
+	}
+	return sum
 }
 
 // foreignGPU returns a note if the costs are those of another GPU than the trace's.

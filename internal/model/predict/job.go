@@ -118,7 +118,7 @@ func (j *Job) Run(s JobSetting) (JobResult, error) {
 	if err := s.Validate(); err != nil {
 		return JobResult{}, err
 	}
-	if s.Change != (Change{}) || s.HostScale != 0 {
+	if s.Change != (Change{}) || s.HostScale != 0 || s.WithoutOverhead {
 		return JobResult{}, errors.New("predict: a job is replayed as it was recorded: no change, no scale of the host's time")
 	}
 	if s.PeerRate < 0 || s.PeerRate > 1 {

@@ -3,6 +3,7 @@ package predict
 import (
 	"fmt"
 	"math"
+	"sort"
 	"time"
 
 	"github.com/dxpu-project/dxpu/internal/model/perf"
@@ -17,6 +18,8 @@ type Setting struct {
 	// HostScale multiplies the time that host threads compute: a value below 1
 	// removes the time that a profiler added. 0 means 1.
 	HostScale float64
+	// WithoutOverhead takes the time out that the profiler recorded as its own.
+	WithoutOverhead bool
 	// Change is a change of the program; its zero value is the recorded program.
 	Change Change
 }
@@ -45,6 +48,7 @@ type rttCosts struct {
 	copyRate                  float64 // bytes per second to the device; +Inf without a bound
 	hostScale                 float64
 	change                    Change
+	withoutOverhead           bool
 }
 
 // host scales the time that a host thread computes.
@@ -53,6 +57,27 @@ func (rc *rttCosts) host(d time.Duration) time.Duration {
 		return d
 	}
 	return time.Duration(float64(d) * rc.hostScale)
+}
+
+// computes returns how long a thread computes in a replay for what it computed between
+// two recorded times.
+func (p *Plan) computes(rc *rttCosts, thread int32, from, to time.Duration) time.Duration {
+	d := to - from
+	if rc.withoutOverhead {
+		d -= p.overhead(thread, from, to)
+	}
+	return rc.host(d)
+}
+
+// overhead returns how much of a thread's time between two recorded times is the
+// profiler's own.
+func (p *Plan) overhead(thread int32, from, to time.Duration) (sum time.Duration) {
+	all := p.w.Overheads
+	i := sort.Search(len(all), func(i int) bool { return all[i].Thread > thread || all[i].Thread == thread && all[i].End() > from })
+	for ; i < len(all) && all[i].Thread == thread && all[i].Start < to; i++ {
+		sum += min(all[i].End(), to) - max(all[i].Start, from)
+	}
+	return sum
 }
 
 // inFlight returns the bytes in flight of Equation 1, but not fewer than
@@ -68,7 +93,7 @@ func (p *Plan) InFlight(s Setting) perf.Bytes { return perf.Bytes(math.Round(p.i
 func (p *Plan) costsAt(s Setting) rttCosts {
 	d := s.Delta()
 	c := s.Costs
-	rc := rttCosts{launch: c.Launch.At(d), graphLaunch: c.GraphLaunch.At(d), sync: c.Sync.At(d), copyRate: math.Inf(1), hostScale: s.HostScale, change: s.Change}
+	rc := rttCosts{launch: c.Launch.At(d), graphLaunch: c.GraphLaunch.At(d), sync: c.Sync.At(d), copyRate: math.Inf(1), hostScale: s.HostScale, change: s.Change, withoutOverhead: s.WithoutOverhead}
 	if rc.hostScale == 0 {
 		rc.hostScale = 1
 	}
@@ -142,7 +167,7 @@ func (p *Plan) startOfCall(t *times, rc *rttCosts, i int32) time.Duration {
 	at := time.Duration(math.MinInt64)
 	for _, from := range [...]int32{cp.prev, cp.cross} {
 		if from != none {
-			at = max(at, t.callEnd[from]+rc.host(c.Start-p.w.Calls[from].End()))
+			at = max(at, t.callEnd[from]+p.computes(rc, c.Thread, p.w.Calls[from].End(), c.Start))
 		}
 	}
 	return at
@@ -155,7 +180,12 @@ func (p *Plan) endOfCall(t *times, rc *rttCosts, i int32) time.Duration {
 	if rc.change.Pinned && p.w.Calls[i].Kind == workload.CopyCall && p.calls[i].waited {
 		return t.callStart[i] + rc.host(min(p.calls[i].least, p.enqueue))
 	}
-	end := t.callStart[i] + rc.host(p.calls[i].least)
+	// The profiler's own time in a call that did not wait.
+	least, c := p.calls[i].least, &p.w.Calls[i]
+	if rc.withoutOverhead && least == c.Dur {
+		least -= p.overhead(c.Thread, c.Start, c.End())
+	}
+	end := t.callStart[i] + rc.host(least)
 	for op, lag := range p.Waits(i) {
 		end = max(end, t.opEnd[op]+lag+rc.sync)
 	}

@@ -49,14 +49,15 @@ type Additive struct {
 	Relative       float64
 }
 
-// Run replays the workload. If s.HostScale is less than 1, the recorded times of
-// the result are those of a replay with that scale and no added latency.
+// Run replays the workload. If s.HostScale is less than 1, or the profiler's own time
+// is taken out, the recorded times of the result are those of a replay with that scale,
+// or without that time, and no added latency.
 func (p *Plan) Run(s Setting) (Result, error) {
 	if err := s.Validate(); err != nil {
 		return Result{}, err
 	}
 	r := p.measure(s)
-	if s.HostScale != 0 && s.HostScale != 1 {
+	if s.HostScale != 0 && s.HostScale != 1 || s.WithoutOverhead {
 		native := s
 		native.RTT, native.Change = s.NativeRTT, Change{}
 		r.replaceRecorded(p.measure(native))

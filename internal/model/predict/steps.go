@@ -48,9 +48,9 @@ func (p *Plan) moment(t *times, rc *rttCosts, call int32, at time.Duration) time
 	}
 	c := &p.w.Calls[call]
 	if at >= c.End() {
-		return t.callEnd[call] + rc.host(at-c.End())
+		return t.callEnd[call] + p.computes(rc, c.Thread, c.End(), at)
 	}
-	return t.callStart[call] + rc.host(at-c.Start)
+	return t.callStart[call] + p.computes(rc, c.Thread, c.Start, at)
 }
 
 // StepTime is the time of one training step. A step lasts from the end of the

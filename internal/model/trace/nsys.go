@@ -27,6 +27,10 @@ const (
 	tableEvent   = "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
 	tableNVTX    = "NVTX_EVENTS"
 	tableGPU     = "TARGET_INFO_GPU"
+	// Time that the profiler itself, and the library below it, spent on a thread.
+	tableOverhead      = "PROFILER_OVERHEAD"
+	tableCUPTI         = "CUPTI_ACTIVITY_KIND_OVERHEAD"
+	tableOverheadNames = "ENUM_CUPTI_OVERHEAD_TYPE"
 )
 
 // nsys reads one export.
@@ -61,6 +65,7 @@ func ReadNsys(r io.ReaderAt, size int64, o Options) (*workload.Workload, error) 
 	passes := []func() error{
 		n.findReferences, n.strings, n.devices, n.kernels, n.copies, n.memsets, n.graphs,
 		func() error { return n.calls(tableRuntime) }, func() error { return n.calls(tableDriver) }, n.cudaEvents, n.syncs, n.marks,
+		func() error { return n.overheads(tableOverhead) }, func() error { return n.overheads(tableCUPTI) },
 	}
 	for i, pass := range passes {
 		if err := pass(); err != nil {
@@ -304,6 +309,50 @@ func (n *nsys) calls(table string) error {
 			Start: time.Duration(start), Dur: time.Duration(end) - time.Duration(start),
 			Corr: uint32(corr), Name: n.names[name], Thread: th, Kind: kind,
 		}, where)
+	})
+}
+
+// ownOverheads returns the values of overheadType that are the profiler's own time: those
+// that the export's table names so. The others (compilation, loading of modules and
+// functions, a full queue of commands) a program has without a profiler, too. An export
+// without names has the numbers of Nsight Systems 2024.
+func (n *nsys) ownOverheads() (map[int64]bool, error) {
+	const bufferFlush, instrumentation, resource = 3, 4, 5
+	own, named := map[int64]bool{bufferFlush: true, instrumentation: true, resource: true}, map[int64]bool{}
+	err := n.scan(tableOverheadNames, []string{"id!", "name", "label"}, false, func(r *sqlite.Row, c []int, _ func() string) {
+		id, ok := r.Int(c[0])
+		if ok && len(named) < maxOverheadTypes {
+			named[id] = strings.Contains(r.Text(c[1]), "CUPTI") || strings.Contains(r.Text(c[2]), "(Profiler)")
+		}
+	})
+	if len(named) > 0 {
+		own = named
+	}
+	return own, err
+}
+
+// maxOverheadTypes bounds what a hostile file makes ownOverheads remember.
+const maxOverheadTypes = 1000
+
+// overheads reads the profiler's own time on threads that made calls.
+func (n *nsys) overheads(table string) error {
+	own, err := n.ownOverheads()
+	if err != nil {
+		return err
+	}
+	return n.scan(table, []string{"start!", "end!", "globalTid", "overheadType"}, true, func(r *sqlite.Row, c []int, where func() string) {
+		start, ok1 := r.Int(c[0])
+		end, ok2 := r.Int(c[1])
+		gid, ok3 := r.Int(c[2])
+		if !ok1 || !ok2 || !ok3 {
+			return // of no known thread
+		}
+		if kind, ok := r.Int(c[3]); !ok || !own[kind] {
+			return
+		}
+		if th, ok := n.thread(gid); ok {
+			n.b.AddOverhead(workload.Overhead{Thread: th, Start: time.Duration(start), Dur: time.Duration(end) - time.Duration(start)}, where)
+		}
 	})
 }
 

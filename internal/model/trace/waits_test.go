@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -90,5 +91,18 @@ func TestWaitThatDidNotHappen(t *testing.T) {
 	}
 	if len(w.Waits) != 0 || !slices.ContainsFunc(w.Report.Notes, func(s string) bool { return strings.Contains(s, "contradict the recorded times") }) {
 		t.Errorf("%v, %q", w.Waits, w.Report.Notes)
+	}
+}
+
+// The profiler's own time is read from both of its tables and joined.
+func TestOverheads(t *testing.T) {
+	w, err := Open("testdata/overhead.sqlite", Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := w.Calls[0]
+	want := []workload.Overhead{{Thread: first.Thread, Start: first.Start + time.Microsecond, Dur: 900 * time.Nanosecond}}
+	if d := cmp.Diff(want, w.Overheads); d != "" || w.Report.Dropped() != 0 {
+		t.Error(d, w.Report.Warning())
 	}
 }

@@ -137,6 +137,13 @@ func (b *Builder) AddStep(s Step, where func() string) {
 	b.Report.Used++
 }
 
+// AddOverhead adds time of a thread that the profiler spent for itself.
+func (b *Builder) AddOverhead(o Overhead, where func() string) {
+	if len(b.w.Overheads) < MaxRecords && b.room(o.Start, o.Dur, where) {
+		b.w.Overheads = append(b.w.Overheads, o)
+	}
+}
+
 // AddMark adds a call that records an event or makes a stream wait for one.
 func (b *Builder) AddMark(kind MarkKind, start time.Duration, corr uint32, thread int32, where func() string) {
 	if b.room(start, 0, where) {
@@ -191,6 +198,7 @@ func (b *Builder) Build() (*Workload, error) {
 	})
 	slices.SortStableFunc(w.Steps, func(x, y Step) int { return cmp.Compare(x.Start, y.Start) })
 	base := w.rebase()
+	w.joinOverheads()
 	outer := w.flatten()
 	w.join(outer)
 	newResolver(b, base, outer).resolve()
@@ -238,5 +246,25 @@ func (w *Workload) rebase() time.Duration {
 	for i := range w.Steps {
 		w.Steps[i].Start -= base
 	}
+	for i := range w.Overheads {
+		w.Overheads[i].Start -= base
+	}
 	return base
+}
+
+// joinOverheads sorts the profiler's own time and joins what overlaps.
+func (w *Workload) joinOverheads() {
+	slices.SortFunc(w.Overheads, func(x, y Overhead) int {
+		return cmp.Or(cmp.Compare(x.Thread, y.Thread), cmp.Compare(x.Start, y.Start), cmp.Compare(x.Dur, y.Dur))
+	})
+	kept := w.Overheads[:0]
+	for _, o := range w.Overheads {
+		if n := len(kept); n > 0 && kept[n-1].Thread == o.Thread && o.Start <= kept[n-1].End() {
+			last := &kept[n-1]
+			last.Dur = max(last.End(), o.End()) - last.Start
+			continue
+		}
+		kept = append(kept, o)
+	}
+	w.Overheads = slices.Clip(kept)
 }

@@ -133,6 +133,15 @@ type Step struct {
 // End returns Start + Dur.
 func (s Step) End() time.Duration { return s.Start + s.Dur }
 
+// Overhead is time of a host thread that the profiler recorded as its own.
+type Overhead struct {
+	Thread     int32 // index into Workload.Threads
+	Start, Dur time.Duration
+}
+
+// End returns Start + Dur.
+func (o *Overhead) End() time.Duration { return o.Start + o.Dur }
+
 // Workload is a recorded run. Ops and Calls are stably sorted by Start.
 type Workload struct {
 	Format  string   // "kineto" or "nsys"
@@ -144,8 +153,11 @@ type Workload struct {
 	Calls   []Call
 	Steps   []Step
 	Waits   []Wait // sorted by Op, without duplicates
-	Rank    int32  // of the process in its distributed job, or None
-	Report  Report
+	// Overheads is the time that the profiler spent on a thread, sorted by thread and
+	// start, without overlaps.
+	Overheads []Overhead
+	Rank      int32 // of the process in its distributed job, or None
+	Report    Report
 }
 
 // Span returns the time from the first recorded start to the last recorded end.
