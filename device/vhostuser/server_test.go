@@ -183,6 +183,12 @@ func (c *conn) answer(request uint32, payload []byte, fd int) []byte {
 			c.t.Errorf("mmap: %v", err)
 		}
 		c.memory = memory
+		for at, b := range memory {
+			if b != 0 {
+				c.t.Errorf("the memory of a session has %#x of an earlier one at %#x", b, at)
+				break
+			}
+		}
 	case msgSetAddr:
 		at := func(i int) int { return int(e.Uint64(payload[i:]) - serverBase) }
 		c.rings[payload[0]] = &ring{c: c, desc: at(8), used: at(16), avail: at(24), kick: -1, stop: make(chan struct{})}
@@ -287,11 +293,10 @@ func TestLyingBackend(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newServer(t)
-			lied := false
+			var lied atomic.Bool
 			s.set(func() {
 				s.work = func(q *ring) {
-					if !lied {
-						lied = true
+					if lied.CompareAndSwap(false, true) {
 						c.work(q)
 						return
 					}
@@ -302,7 +307,7 @@ func TestLyingBackend(t *testing.T) {
 			for range 3 {
 				d.do(blkRead, 0, 4096)
 			}
-			if !lied {
+			if !lied.Load() {
 				t.Error("the back end has not lied")
 			}
 			if ok, why := dev.Check(); !ok {

@@ -1,0 +1,39 @@
+package virtio_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/dxpu-project/dxpu/device/virtio/virtiotest"
+)
+
+// FuzzRings lets the device work on rings and descriptors of any content: it never reaches
+// beyond its pool, ends in a bounded time, and works after a reset.
+func FuzzRings(f *testing.F) {
+	f.Add([]byte{0, 0, 0, 0x10, 0, 0, 0, 0, 8, 0, 0, 0, 2, 0, 0, 0}, uint16(1))
+	f.Add([]byte{0, 0, 0, 0x10, 0, 0, 0, 0, 32, 0, 0, 0, 4, 0, 0, 0}, uint16(3))
+	f.Add([]byte{0, 0, 0, 0x10, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0}, uint16(16))
+	f.Fuzz(func(t *testing.T, ring []byte, index uint16) {
+		h, d, e := start(t)
+		q := d.Queues[0]
+		at := 0
+		for at < 16*16+6+32 && len(ring) > 0 { // descriptors and the available ring
+			at += copy(q.Ring[at:16*16+6+32], ring)
+		}
+		q.SetIndex(index)
+		h.Run(15 * time.Second) // longer than a completion timeout
+		if h.dev.Broken() == "" && index > 16 {
+			t.Errorf("index %d is accepted", index)
+		}
+		if err := d.Start(virtiotest.Version1, 16); err != nil {
+			t.Fatal(err)
+		}
+		h.dev.SetBackend(e)
+		_, addr := d.Alloc(8)
+		d.Queues[0].Submit(0, virtiotest.Buffer{Addr: addr, Len: 8, Write: true})
+		h.settle()
+		if _, n, ok := d.Queues[0].Used(); !ok || n != 8 {
+			t.Errorf("used %d, %v after a reset (%s)", n, ok, h.dev.Broken())
+		}
+	})
+}
