@@ -2,7 +2,10 @@ package vm_test
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"fmt"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -66,6 +69,7 @@ func TestVirtio(t *testing.T) {
 	}{
 		{"a disk of qemu-storage-daemon", virtioDisk},
 		{"a directory of virtiofsd", virtioDirectory},
+		{"a network card of passt", virtioNetwork},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.test(t, &virtio{cluster: &cluster{t: t, g: g}, bin: bin})
@@ -190,4 +194,102 @@ func virtioDirectory(t *testing.T, v *virtio) {
 	}
 	g.sh(t, "umount /mnt")
 	v.unplug(address)
+}
+
+// virtioNetwork gives the guest a network card, through which it reaches a server of the
+// box. passt puts the address of its router in the place of the box's loopback.
+func virtioNetwork(t *testing.T, v *virtio) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	body := bytes.Repeat([]byte("remote\n"), 1<<18)
+	go func() {
+		_ = http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(body) }))
+	}()
+	v.serve("passt", "--foreground", "--vhost-user", "--socket", v.socket(), "--ipv4-only",
+		"--address", "10.9.0.2", "--netmask", "24", "--gateway", "10.9.0.1", "--map-host-loopback", "10.9.0.1")
+	address := v.plug("net")
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := v.g.sh(t, `modprobe virtio_net; d=/sys/bus/pci/devices/%s; until n=$(ls $d/virtio*/net 2>/dev/null); do usleep 10000; done
+		ip addr add 10.9.0.2/24 dev $n && ip link set $n up && wget -q -O - http://10.9.0.1:%s/ | sha256sum`, address, port)
+	if want := fmt.Sprintf("%x", sha256.Sum256(body)); !strings.HasPrefix(out, want) {
+		t.Errorf("the guest gets %s, want %s", out, want)
+	}
+	v.unplug(address)
+}
+
+// TestVirtioSpeed measures a disk beside the same back end that QEMU has as its own
+// vhost-user-blk device, in turn. The guest has no IOMMU: behind one, each page of a request is mapped
+// by a message of QEMU, which measures QEMU.
+func TestVirtioSpeed(t *testing.T) {
+	if !thorough() {
+		t.Skip("a measurement: DXPU_VMTEST=thorough runs it")
+	}
+	bin := servers(t)
+	v := &virtio{cluster: &cluster{t: t, g: boot(t, qemu.Spec{Files: fioFiles(t, bin)})}, bin: bin}
+	image := filepath.Join(v.g.dir, "speed.img")
+	if err := os.WriteFile(image, make([]byte, 128<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	g := v.g
+	g.sh(t, "modprobe virtio_blk")
+	run := func(name string) {
+		for _, job := range []string{"read --bs=1M --iodepth=8", "write --bs=1M --iodepth=8", "randread --bs=4k --iodepth=1", "randwrite --bs=4k --iodepth=1"} {
+			out := g.sh(t, `until [ -b /dev/vda ]; do usleep 10000; done; LD_LIBRARY_PATH=%[1]s %[1]s/fio --name=x --filename=/dev/vda --size=128M --time_based --runtime=4 --direct=1 --ioengine=libaio --rw=%[2]s --minimal`, fioDir, job)
+			f := strings.Split(out, ";") // the terse format 3: KiB/s and operations per second
+			at := 6
+			if strings.Contains(job, "write") {
+				at = 47
+			}
+			t.Logf("%-8s %-28s %8s KiB/s %7s /s", name, job, f[at], f[at+1])
+		}
+	}
+	for round := range 3 {
+		v.storage(image)
+		v.direct(func() { run("direct") })
+		v.kill(v.server)
+		v.storage(image)
+		if round == 0 {
+			v.unplugAfter(v.plug("blk"), func() { run("remote") })
+			continue
+		}
+		v.dxpu("lease", "create", "--host", "host", "--model", "virtio-blk", "--wait", "--queue", "--timeout", patience.String())
+		v.unplugAfter(g.pluggedWith(t, 0, "resource0"), func() { run("remote") })
+	}
+}
+
+func (v *virtio) unplugAfter(address string, f func()) {
+	f()
+	v.unplug(address)
+	v.kill(v.server)
+}
+
+// direct gives the back end to QEMU while f runs.
+func (v *virtio) direct(f func()) {
+	v.t.Helper()
+	q, ctx := v.g.QMP(), v.t.Context()
+	chardev := map[string]any{"id": "backend", "backend": map[string]any{"type": "socket", "data": map[string]any{
+		"addr": map[string]any{"type": "unix", "data": map[string]any{"path": v.socket()}}, "server": false,
+	}}}
+	if err := q.Execute(ctx, "chardev-add", chardev, nil); err != nil {
+		v.t.Fatal(err)
+	}
+	add := map[string]any{"driver": "vhost-user-blk-pci", "id": "direct", "chardev": "backend", "bus": qemu.Slot(1), "num-queues": 1}
+	if err := q.Execute(ctx, "device_add", add, nil); err != nil {
+		v.t.Fatal(err)
+	}
+	address := v.g.pluggedWith(v.t, 1, "resource4")
+	f()
+	if err := q.Unplug(ctx, "direct"); err != nil {
+		v.t.Fatal(err)
+	}
+	v.g.unplugged(v.t, address)
+	if err := q.Execute(ctx, "chardev-remove", map[string]string{"id": "backend"}, nil); err != nil {
+		v.t.Fatal(err)
+	}
 }
