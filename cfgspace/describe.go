@@ -31,7 +31,7 @@ var capabilityNames = map[uint8]string{
 var extendedNames = map[uint16]string{
 	ExtAER: "Advanced Error Reporting", 0x0002: "Virtual Channel", ExtSerial: "Device Serial Number",
 	0x0004: "Power Budgeting", ExtVendor: "Vendor Specific", ExtACS: "Access Control Services", 0x000e: "ARI",
-	0x000f: "Address Translation", 0x0010: "SR-IOV", ExtResizableBAR: "Resizable BAR", 0x0018: "Latency Tolerance",
+	0x000f: "Address Translation", ExtSRIOV: "SR-IOV", ExtResizableBAR: "Resizable BAR", 0x0018: "Latency Tolerance",
 	0x0019: "Secondary PCI Express", 0x001b: "Process Address Space ID", 0x001e: "L1 PM Substates",
 }
 
@@ -67,6 +67,9 @@ func Describe(dump []byte) string {
 		fmt.Fprintf(&b, "[%03x v%d] %s", c.Offset, c.Version, name)
 		if c.ID == ExtSerial && c.Offset+12 <= len(dump) {
 			fmt.Fprintf(&b, ": %016x", le.Uint64(dump[c.Offset+4:]))
+		}
+		if c.ID == ExtSRIOV {
+			b.WriteString(describeSRIOV(dump[c.Offset:]))
 		}
 		b.WriteByte('\n')
 	}

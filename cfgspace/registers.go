@@ -84,6 +84,7 @@ const (
 	ExtSerial       = 0x0003
 	ExtVendor       = 0x000b
 	ExtACS          = 0x000d
+	ExtSRIOV        = 0x0010
 	ExtResizableBAR = 0x0015
 )
 

@@ -26,7 +26,7 @@ type Space struct {
 	bars   [pcie.MaxBARs]BAR
 
 	// Offsets of capabilities, 0 for absent ones.
-	pm, express, msi, msix, aer int
+	pm, express, msi, msix, aer, sriov int
 }
 
 // Size returns the size in bytes: pcie.ConfigSize or pcie.ConfigSizePCI.
