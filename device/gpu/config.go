@@ -12,12 +12,13 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-func newConfig(s Spec) (*cfgspace.Space, error) {
+// newConfig makes the configuration space of a GPU; sriov is nil unless it is divided.
+func newConfig(s Spec, sriov *cfgspace.SRIOV) (*cfgspace.Space, error) {
 	pin := uint8(0)
 	if s.INTx {
 		pin = 1
 	}
-	cfg, err := cfgspace.NewEndpoint(cfgspace.Identity{
+	b := cfgspace.NewEndpoint(cfgspace.Identity{
 		Vendor: reg.VendorID, Device: reg.DeviceID, Class: reg.ClassCode, Revision: reg.Revision,
 		SubVendor: reg.SubVendorID, SubDevice: reg.SubDeviceID, InterruptPin: pin,
 	}).
@@ -32,8 +33,11 @@ func newConfig(s Spec) (*cfgspace.Space, error) {
 			FLR: true, ExtendedTag: true, TenBitTag: true,
 		}).
 		AER(false).
-		SerialNumber(s.Serial).
-		Build()
+		SerialNumber(s.Serial)
+	if sriov != nil {
+		b.SRIOV(*sriov)
+	}
+	cfg, err := b.Build()
 	if err != nil {
 		return nil, fmt.Errorf("gpu: %w", err)
 	}

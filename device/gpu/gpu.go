@@ -57,7 +57,7 @@ func New(spec Spec) (*GPU, error) {
 	if err := spec.check(); err != nil {
 		return nil, err
 	}
-	cfg, err := newConfig(spec)
+	cfg, err := newConfig(spec, nil)
 	if err != nil {
 		return nil, err
 	}

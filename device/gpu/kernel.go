@@ -56,6 +56,20 @@ func (j *job) Run() (more bool) {
 	return j.work.step(j)
 }
 
+// Restart makes the next Run begin with the first part, for a dispatcher that has taken
+// the processor away from the job. A job reads snapshots, so that changes nothing else.
+func (j *job) Restart() {
+	j.work = nil
+	j.out.chunks = nil
+}
+
+// blockBytes is the size of the result of one thread block: 256 threads with an FP32
+// element each.
+const blockBytes = 1024
+
+// Blocks returns the number of thread blocks that a GPU would run.
+func (j *job) Blocks() int64 { return max(1, (max(j.out.n, j.a.n)+blockBytes-1)/blockBytes) }
+
 func newWorker(j *job) worker {
 	switch {
 	case j.cmd.Op == reg.OpCopy:

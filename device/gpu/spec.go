@@ -42,6 +42,9 @@ type Spec struct {
 	// delay is not missed, and the end of the link resets the GPU before.
 	CompletionTimeout time.Duration `yaml:"completion_timeout,omitempty"`
 
+	// Multiprocessors is their number, for the shares of slices, 1 to 4096; 80, as in
+	// the V100 of the rates below.
+	Multiprocessors int `yaml:"multiprocessors,omitempty"`
 	// Rates that determine the run time of a kernel in virtual time.
 	// The defaults are those of the paper's NVIDIA V100: 900 GB/s, 15.7, 7.8 and 125 TFLOPS.
 	MemoryBandwidth float64 `yaml:"memory_bandwidth,omitempty"` // bytes per second
@@ -50,7 +53,10 @@ type Spec struct {
 	FP64            float64 `yaml:"fp64,omitempty"`
 }
 
-const maxVRAM = 1 << 40
+const (
+	maxVRAM            = 1 << 40
+	maxMultiprocessors = 4096
+)
 
 // withDefaults fills in the defaults.
 func (s Spec) withDefaults() Spec {
@@ -68,6 +74,7 @@ func (s Spec) withDefaults() Spec {
 	s.Queues = cmp.Or(s.Queues, reg.DefaultQueues)
 	s.Vectors = cmp.Or(s.Vectors, 16)
 	s.CompletionTimeout = cmp.Or(s.CompletionTimeout, 10*time.Second)
+	s.Multiprocessors = cmp.Or(s.Multiprocessors, 80)
 	s.MemoryBandwidth = cmp.Or(s.MemoryBandwidth, 900e9)
 	s.FP16 = cmp.Or(s.FP16, 125e12)
 	s.FP32 = cmp.Or(s.FP32, 15.7e12)
@@ -105,6 +112,8 @@ func (s Spec) check() error {
 		return bad("queues", s.Queues, "1 to 8")
 	case s.Vectors < 1 || s.Vectors > reg.MaxVectors:
 		return bad("vectors", s.Vectors, "1 to 64")
+	case s.Multiprocessors < 1 || s.Multiprocessors > maxMultiprocessors:
+		return bad("multiprocessors", s.Multiprocessors, "1 to 4096")
 	case s.CompletionTimeout < 0:
 		return bad("completion_timeout", s.CompletionTimeout, "a positive duration")
 	case !(s.MemoryBandwidth > 0) || !(s.FP16 > 0) || !(s.FP32 > 0) || !(s.FP64 > 0):
