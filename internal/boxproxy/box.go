@@ -15,6 +15,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/internal/dataplane/mapping"
 	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/dxpu-project/dxpu/share/dispatch"
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
@@ -26,6 +27,7 @@ const MaxSlots = 256
 type Slot struct {
 	Device            device.Device // nil: the slot is empty
 	NVLink, PCISwitch string        // names of the NVLink domain and of the PCIe switch; empty: none
+	Slice             *Slice        // nil: the device has its processor to itself
 }
 
 // Config of a box.
@@ -60,8 +62,16 @@ func New(cfg Config) (*Box, error) {
 		return nil, fmt.Errorf("boxproxy: a box has 1 to %d slots, not %d", MaxSlots, len(cfg.Slots))
 	}
 	b := &Box{cfg: cfg, log: cfg.Logger, fabric: cfg.Fabric, table: mapping.NewBoxTable(len(cfg.Slots)), domains: map[string]*domain{}}
+	dispatchers := map[*dispatch.Dispatcher]*dispatcher{}
 	for i, sc := range cfg.Slots {
 		s := newSlot(b, i, sc)
+		if sc.Slice != nil {
+			m := sc.Slice.Dispatcher
+			if dispatchers[m] == nil {
+				dispatchers[m] = newDispatcher(cfg.Fabric, m)
+			}
+			s.dispatcher = dispatchers[m]
+		}
 		b.OnWake(s.wake)
 		b.slots = append(b.slots, s)
 	}

@@ -106,6 +106,7 @@ func (s *slot) do(actions []controller.Action, want *dxpuv1.DesiredBinding, desi
 		case controller.Claim:
 			err = s.claim(want, desired)
 		case controller.Reset:
+			s.evicted.Store(nil)
 			s.withDevice(func(now time.Duration, _ engine.Entry) { s.device.Reset(now, device.ConventionalReset) })
 		case controller.Attach:
 			err = s.attach()
@@ -113,9 +114,11 @@ func (s *slot) do(actions []controller.Action, want *dxpuv1.DesiredBinding, desi
 			s.withDevice(func(_ time.Duration, e engine.Entry) { s.binding.Shutdown(e, a.Code) })
 		case controller.Detach:
 			s.detach()
+			s.leaveGPU()
 		case controller.Scrub:
 			s.scrub()
 		case controller.Release:
+			s.leaveGPU()
 			s.box.leave(s.domain)
 			s.domain = nil
 			s.box.unbindRow(s.index)
@@ -156,11 +159,15 @@ func (s *slot) claim(want *dxpuv1.DesiredBinding, desired *dxpuv1.DesiredState) 
 	if err != nil {
 		return err
 	}
+	if err := s.joinGPU(); err != nil {
+		return err
+	}
 	err = s.box.bindRow(s.index, s.seen.Load().info.BARs, mapping.Owner{
 		Node: want.GetPeer().GetNodeNumber(), Domain: want.Domain, Slot: uint16(want.GetPeer().GetSlot()),
 		Path: uint8(want.Path), Epoch: want.Epoch, Incarnation: revision.Incarnation(desired.Revision),
 	})
 	if err != nil {
+		s.leaveGPU()
 		return err
 	}
 	s.domain = s.box.join(want.Domain)

@@ -24,8 +24,9 @@ type slot struct {
 	index  int
 	device device.Device // nil: empty
 	abilities
-	place Slot
-	kick  engine.Signal // wakes the controller
+	place      Slot
+	dispatcher *dispatcher   // of the slices of a GPU; nil: the device is no slice
+	kick       engine.Signal // wakes the controller
 
 	domain  *domain // nil: not bound
 	binding *engine.Binding
@@ -40,6 +41,7 @@ type slot struct {
 	live    atomic.Pointer[attachment] // nil: not bound
 	calls   chan *call                 // of With
 	dropped atomic.Uint64              // TLPs of the device without a link that takes them
+	evicted atomic.Pointer[string]     // why the dispatcher has ended the binding; nil: it has not
 }
 
 func newSlot(b *Box, index int, cfg Slot) *slot {
@@ -51,7 +53,7 @@ func newSlot(b *Box, index int, cfg Slot) *slot {
 		if p, ok := s.device.(device.Poller); ok {
 			b.fabric.Poll(p)
 		}
-		s.seen.Store(s.abilities.condition())
+		s.seen.Store(s.condition())
 	}
 	return s
 }
@@ -114,7 +116,7 @@ func (s *slot) Transmit(e engine.Entry) {
 func (s *slot) start(job device.Job) {
 	group := s.domain.group
 	s.jobs.Add(1)
-	s.box.fabric.Compute(job.Run, job.Cost(), func() {
+	done := func() {
 		e := group.Enter()
 		s.device.FinishJob(e.Now(), job)
 		if s.binding != nil {
@@ -124,7 +126,12 @@ func (s *slot) start(job device.Job) {
 		if s.jobs.Add(-1) == 0 && s.live.Load() == nil {
 			s.wake() // the controller waits for the jobs
 		}
-	})
+	}
+	if s.dispatcher != nil {
+		s.dispatcher.launch(s, job, done)
+		return
+	}
+	s.box.fabric.Compute(job.Run, job.Cost(), done)
 }
 
 // emit sends one TLP of the device to the neighbour of the same domain that it

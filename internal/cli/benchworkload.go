@@ -293,7 +293,7 @@ func (r *replayed) print(w io.Writer) {
 	t := newTable(w, "RTT", r.Comparison.Unit, "SYSTEM", "MODEL", "DEVIATION", "MODEL, PHYSICAL GPU")
 	for i := range r.Points[1:] {
 		p := &r.Points[1+i]
-		t.row(p.RTT, p.Unit.Round(time.Microsecond), share(p.System), share(p.Model), fmt.Sprintf("%+.2f points", 100*p.Deviation()), share(p.Physical))
+		t.row(p.RTT, p.Unit.Round(time.Microsecond), portion(p.System), portion(p.Model), fmt.Sprintf("%+.2f points", 100*p.Deviation()), portion(p.Physical))
 	}
 	t.flush()
 	fmt.Fprintln(w, "\nSYSTEM is measured. MODEL is the prediction with the costs of the software GPU per round trip:")
@@ -305,4 +305,4 @@ func (r *replayed) print(w io.Writer) {
 	}
 }
 
-func share(v float64) string { return fmt.Sprintf("%.2f %%", 100*v) }
+func portion(v float64) string { return fmt.Sprintf("%.2f %%", 100*v) }

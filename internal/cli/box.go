@@ -28,6 +28,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/agent"
 	"github.com/dxpu-project/dxpu/internal/boxproxy"
 	"github.com/dxpu-project/dxpu/internal/pool/gpuerr"
+	"github.com/dxpu-project/dxpu/share"
 )
 
 // boxOptions are the flags of "dxpu box".
@@ -39,6 +40,8 @@ type boxOptions struct {
 	spec   gpu.Spec
 	opencl bool
 	virtio []string // TYPE=SOCKET
+	slices int    // of each software GPU; 0: it is not divided
+	policy string // of the slices
 
 	allowFaults bool
 }
@@ -61,8 +64,18 @@ file lists the slots, each with the model of its device and the parameters:
     - virtio: {type: fs, socket: /run/fs.sock, tag: shared}
     - {}                           # an empty slot
 
-A slot may also name its NVLink domain (nvlink) and its PCIe switch (switch). The
-models are:
+A slot may also name its NVLink domain (nvlink) and its PCIe switch (switch).
+
+With --slices, each software GPU is divided into slices of equal memory and compute.
+Each slice is a slot with a GPU of its own, which the manager binds to any host. A
+policy shares the GPU's processor between them. In the file, slices is a number or a
+list, with percent of the GPU:
+
+    - gpu: {vram: 1073741824}
+      policy: mps
+      slices: [{memory: 805306368, compute: 70}, {compute: 30, class: offline}]
+
+The models are:
 
 ` + modelHelp(deviceModels(slog.New(slog.DiscardHandler))) + `
 With --opencl, each OpenCL device of this machine ("dxpu box devices") is a GPU of the
@@ -88,6 +101,7 @@ fault into a software GPU, for tests.` + tracingHelp,
   dxpu box --name box-b --config box-b.yaml --listen 10.0.0.2:7471 --listen 10.1.0.2:7471
   dxpu box --name box-c --opencl
   dxpu box --name box-d --virtio blk=/run/disk.sock --virtio fs=/run/fs.sock
+  dxpu box --name box-e --gpus 1 --slices 4 --policy gemini
   dxpu box fail --admin http://127.0.0.1:9100 --slot 0 --xid 48`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if (o.opencl || len(o.virtio) > 0) && !cmd.Flags().Changed("gpus") {
@@ -104,6 +118,8 @@ fault into a software GPU, for tests.` + tracingHelp,
 	f.StringVar(&o.spec.Model, "model", "", "model name of the software GPUs")
 	f.Int64Var(&o.spec.VRAM, "vram", 0, "memory of each software GPU in bytes, allocated when it is written (default 256 MiB)")
 	f.IntVar(&o.spec.Tags, "tags", 0, "outstanding DMA reads of each software GPU (default 140)")
+	f.IntVar(&o.slices, "slices", 0, "divide each software GPU into `number` slices, 1 to 16, that are leased one by one")
+	f.StringVar(&o.policy, "policy", "", `policy that shares a GPU between its slices, see "dxpu share policies" (default "`+defaultPolicy+`")`)
 	f.BoolVar(&o.allowFaults, "allow-faults", false, `allow "dxpu box fail" on this machine to make software GPUs fail, for tests`)
 	f.BoolVar(&o.opencl, "opencl", false, "offer the OpenCL devices of this machine")
 	f.StringArrayVar(&o.virtio, "virtio", nil, "offer a virtio device of the vhost-user back end at a socket, as `TYPE=SOCKET`: blk, fs or net")
@@ -139,6 +155,17 @@ func (o *boxOptions) checkGPUs(cmd *cobra.Command) error {
 	if cmd.Flags().Changed("vram") && (o.spec.VRAM < 64<<10 || o.spec.VRAM%(64<<10) != 0) {
 		return usagef("--vram %d: want a multiple of 65536", o.spec.VRAM)
 	}
+	if cmd.Flags().Changed("slices") && (o.slices < 1 || o.slices > gpu.MaxSlices) {
+		return usagef("--slices %d: want 1 to %d", o.slices, gpu.MaxSlices)
+	}
+	if o.policy != "" {
+		if _, err := share.Find(o.policy); err != nil {
+			return usagef("--policy %s: \"dxpu share policies\" lists the policies", o.policy)
+		}
+		if o.slices == 0 {
+			return usagef("--policy needs --slices")
+		}
+	}
 	if cmd.Flags().Changed("tags") && o.spec.Tags < 1 {
 		return usagef("--tags %d: want 1 or more", o.spec.Tags)
 	}
@@ -152,31 +179,59 @@ func (o *boxOptions) slots(ctx context.Context, models []device.Model) ([]boxpro
 	if err != nil {
 		return nil, err
 	}
-	slots, errs := make([]boxproxy.Slot, len(file.Slots)), make([]error, len(file.Slots))
+	made, errs := make([][]boxproxy.Slot, len(file.Slots)), make([]error, len(file.Slots))
 	var making sync.WaitGroup
-	for i := range slots {
-		making.Go(func() { slots[i], errs[i] = o.slot(ctx, models, &file.Slots[i], i) })
+	next := 0
+	for i := range made {
+		from := &file.Slots[i]
+		list, err := from.list()
+		if err != nil {
+			return nil, fmt.Errorf("slot %d: %w", next, err)
+		}
+		at := device.Place{Box: o.name, Slot: next}
+		making.Go(func() {
+			if made[i], errs[i] = o.slot(ctx, models, from, list, at); errs[i] != nil {
+				errs[i] = fmt.Errorf("slot %d: %w", at.Slot, errs[i])
+			}
+		})
+		next += max(len(list), 1)
 	}
 	making.Wait()
-	for i, err := range errs {
+	for _, err := range errs {
 		if err != nil {
-			return nil, fmt.Errorf("slot %d: %w", i, err)
+			return nil, err
 		}
 	}
-	return slots, nil
+	return slices.Concat(made...), nil
 }
 
-// slot builds the device of one slot.
-func (o *boxOptions) slot(ctx context.Context, models []device.Model, from *boxSlot, index int) (s boxproxy.Slot, err error) {
+// slot builds the device of a slot, or its slices, which have a slot each.
+func (o *boxOptions) slot(ctx context.Context, models []device.Model, from *boxSlot, list []sliceSpec, at device.Place) ([]boxproxy.Slot, error) {
 	m, params, err := from.device(models)
-	if err == nil && m != nil {
-		s.Device, err = m.New(ctx, device.Place{Box: o.name, Slot: index}, params)
+	if err != nil {
+		return nil, err
 	}
-	s.NVLink, s.PCISwitch = from.NVLink, from.Switch
-	if s.NVLink == "" && o.kind == dxpuv1.BoxKind_BOX_KIND_NVLINK {
-		s.NVLink = "nvlink0"
+	out := make([]boxproxy.Slot, 1)
+	switch {
+	case len(list) > 0:
+		if m == nil || m.Name != gpu.Model().Name {
+			return nil, errors.New("slices: only a software GPU can be divided")
+		}
+		var spec gpu.Spec
+		if err := params(&spec); err != nil {
+			return nil, err
+		}
+		out, err = from.slices(ctx, at, list, spec)
+	case m != nil:
+		out[0].Device, err = m.New(ctx, at, params)
 	}
-	return s, err
+	for i := range out {
+		out[i].NVLink, out[i].PCISwitch = from.NVLink, from.Switch
+		if from.NVLink == "" && o.kind == dxpuv1.BoxKind_BOX_KIND_NVLINK {
+			out[i].NVLink = "nvlink0"
+		}
+	}
+	return out, err
 }
 
 // file returns the slots of --config, or else of --opencl and --gpus.
@@ -206,15 +261,21 @@ func (o *boxOptions) plainFile(ctx context.Context) (file boxFile, err error) {
 		return file, err
 	}
 	file.Slots = append(file.Slots, virtio...)
-	if n := len(file.Slots) + o.gpus; o.gpus < 0 || n < 1 || n > boxproxy.MaxSlots {
+	if n := len(file.Slots) + o.gpus*max(o.slices, 1); o.gpus < 0 || n < 1 || n > boxproxy.MaxSlots {
 		return file, usagef("--gpus: %d is not 1 to %d", o.gpus, boxproxy.MaxSlots-len(file.Slots))
 	}
 	var spec yaml.Node
 	if err := spec.Encode(o.spec); err != nil {
 		return file, err
 	}
+	divided := slicing{Policy: o.policy}
+	if o.slices != 0 {
+		if err := divided.Slices.Encode(o.slices); err != nil {
+			return file, err
+		}
+	}
 	for range o.gpus {
-		file.Slots = append(file.Slots, boxSlot{Params: map[string]yaml.Node{gpu.Model().Name: spec}})
+		file.Slots = append(file.Slots, boxSlot{slicing: divided, Params: map[string]yaml.Node{gpu.Model().Name: spec}})
 	}
 	return file, nil
 }
@@ -335,8 +396,9 @@ type boxFile struct {
 
 // boxSlot is a slot of a boxFile. An empty slot has no parameters.
 type boxSlot struct {
-	NVLink string `yaml:"nvlink,omitempty"` // domain
-	Switch string `yaml:"switch,omitempty"` // PCIe switch of the box
+	NVLink  string `yaml:"nvlink,omitempty"` // domain
+	Switch  string `yaml:"switch,omitempty"` // PCIe switch of the box
+	slicing `yaml:",inline"`
 	// Params holds the parameters of the device under the name of its model. A
 	// parameter may also stand beside the model.
 	Params map[string]yaml.Node `yaml:",inline"`
@@ -356,10 +418,19 @@ func parseBoxFile(raw []byte, models []device.Model) (file boxFile, err error) {
 	if n := len(file.Slots); n < 1 || n > boxproxy.MaxSlots {
 		return boxFile{}, fmt.Errorf("%d slots: want 1 to %d", n, boxproxy.MaxSlots)
 	}
+	n := 0
 	for i := range file.Slots {
-		if _, _, err := file.Slots[i].device(models); err != nil {
-			return boxFile{}, fmt.Errorf("slot %d: %w", i, err)
+		list, err := file.Slots[i].list()
+		if err == nil {
+			_, _, err = file.Slots[i].device(models)
 		}
+		if err != nil {
+			return boxFile{}, fmt.Errorf("slot %d: %w", n, err)
+		}
+		n += max(len(list), 1)
+	}
+	if n > boxproxy.MaxSlots {
+		return boxFile{}, fmt.Errorf("%d slots with the slices: want at most %d", n, boxproxy.MaxSlots)
 	}
 	return file, nil
 }

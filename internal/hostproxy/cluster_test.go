@@ -24,6 +24,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
 	"github.com/dxpu-project/dxpu/internal/embedded/rootcomplex"
 	"github.com/dxpu-project/dxpu/internal/hostproxy"
+	"github.com/dxpu-project/dxpu/share"
 )
 
 // patience is how long a test waits for what must happen on a loaded machine.
@@ -48,7 +49,10 @@ type options struct {
 	boxes   int // default 1
 	hosts   int // default 1
 	spec    gpu.Spec
-	paths   []netio.PathConfig // default: one without faults
+	slices  []share.ClientSpec              // of the one GPU of each box, in place of gpus
+	policy  string                          // of the slices; default mps
+	police  func(share.Policy) share.Policy // wraps it
+	paths   []netio.PathConfig              // default: one without faults
 	cipher  dxpuv1.Cipher
 	inside  bool // embedded hosts instead of vfio-user sockets
 	wrap    func(device.Device) device.Device
@@ -96,7 +100,7 @@ type binding struct {
 
 func newCluster(t testing.TB, o options) *cluster {
 	t.Helper()
-	o.gpus, o.boxes, o.hosts = max(o.gpus, 1), max(o.boxes, 1), max(o.hosts, 1)
+	o.gpus, o.boxes, o.hosts = max(o.gpus, len(o.slices), 1), max(o.boxes, 1), max(o.hosts, 1)
 	if o.cipher == 0 {
 		o.cipher = dxpuv1.Cipher_CIPHER_AES_256_GCM
 	}
@@ -174,8 +178,8 @@ func (r *cluster) newBox(i int, addrs []string) *boxSide {
 	r.t.Helper()
 	b := &boxSide{side: side{number: uint32(9 + i)}}
 	r.open(&b.side, uint64(100*i+10), addrs)
-	var slots []boxproxy.Slot
-	for n := range r.opts.gpus {
+	slots := r.newSlices()
+	for n := len(slots); n < r.opts.gpus; n++ {
 		spec := r.opts.spec
 		spec.Serial = uint64(100*i + n + 1)
 		g, err := gpu.New(spec)

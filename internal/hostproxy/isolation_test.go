@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dxpu-project/dxpu/device/gpu"
 	"github.com/dxpu-project/dxpu/device/gpu/driver"
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 	"github.com/dxpu-project/dxpu/frame"
@@ -22,18 +21,22 @@ import (
 type neighbours struct {
 	*cluster
 	evil, good       *driver.Device
+	evilBus          driver.Bus
 	evilOnes, theirs *binding
 }
 
 func newNeighbours(t *testing.T, o options) *neighbours {
 	t.Helper()
-	o.gpus, o.hosts = 2, 2
+	o.hosts = 2
+	if o.slices == nil {
+		o.gpus = 2
+	}
 	n := &neighbours{cluster: newCluster(t, o)}
 	n.evilOnes = n.attach(0, 0, 0, 0)
 	n.theirs = n.attach(1, 1, 0, 1) // another slot: its BARs are elsewhere
 	evilBus, evil := n.open1(0, 0)
 	goodBus, good := n.open1(1, 1)
-	n.evil, n.good = evil, good
+	n.evil, n.good, n.evilBus = evil, good, evilBus
 	t.Cleanup(func() {
 		closeQuietly(evilBus, evil)
 		closeBoth(t, goodBus, good)
@@ -44,10 +47,18 @@ func newNeighbours(t *testing.T, o options) *neighbours {
 // bound is the number by which datagrams name a binding of the box.
 func (n *neighbours) bound(b *binding) uint32 { return n.boxes[0].number<<8 | uint32(b.boxSlot) }
 
+// eachKind runs a test with two GPUs of a box, and with two slices of one GPU.
+func eachKind(t *testing.T, test func(t *testing.T, o options)) {
+	t.Run("GPUs", func(t *testing.T) { test(t, options{}) })
+	t.Run("slices", func(t *testing.T) { test(t, twoSlices()) })
+}
+
 // DMA of one host's GPU reaches only that host's memory, never another host's GPU;
 // the same holds for the host's own accesses.
-func TestNeighbourCannotReachMemory(t *testing.T) {
-	n := newNeighbours(t, options{})
+func TestNeighbourCannotReachMemory(t *testing.T) { eachKind(t, testNeighbourCannotReachMemory) }
+
+func testNeighbourCannotReachMemory(t *testing.T, o options) {
+	n := newNeighbours(t, o)
 	const size = 256 << 10
 	secret := pattern(77, size)
 	s, err := n.good.NewStream()
@@ -118,8 +129,10 @@ func TestNeighbourCannotReachMemory(t *testing.T) {
 
 // The answer to refused DMA does not reveal whether the address exists: the box
 // answers for another host's memory as for absent memory.
-func TestRefusalsAreAlike(t *testing.T) {
-	n := newNeighbours(t, options{})
+func TestRefusalsAreAlike(t *testing.T) { eachKind(t, testRefusalsAreAlike) }
+
+func testRefusalsAreAlike(t *testing.T, o options) {
+	n := newNeighbours(t, o)
 	type answer struct {
 		code    reg.Error
 		refused float64 // TLPs of the command, counted
@@ -321,9 +334,18 @@ func (n *neighbours) flooded(t *testing.T, a *attacker, h frame.Header, size int
 
 // The next tenant of a GPU finds what a new GPU has: zeroes in all of its
 // memory, and registers and configuration space as after power-on.
-func TestNextTenantFindsNothing(t *testing.T) {
+func TestNextTenantFindsNothing(t *testing.T) { eachKind(t, testNextTenantFindsNothing) }
+
+func testNextTenantFindsNothing(t *testing.T, o options) {
 	const vram = 4 << 20
-	r := newCluster(t, options{hosts: 2, spec: gpu.Spec{VRAM: vram}})
+	o.hosts, o.spec.VRAM = 2, vram
+	if o.slices != nil {
+		o.spec.VRAM = 2 * vram
+		for i := range o.slices {
+			o.slices[i].Memory = vram
+		}
+	}
+	r := newCluster(t, o)
 	tenant := func(host int) (b *binding, bus driver.Bus) {
 		b = r.attach(host, 0, 0, 0)
 		bus, dev := r.open1(host, 0)
