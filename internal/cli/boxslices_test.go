@@ -29,7 +29,7 @@ func TestBoxFileSlices(t *testing.T) {
 		},
 		{"memory beyond the GPU", "[{gpu: {vram: 65536}, slices: [{memory: 65536}, {memory: 65536}]}]", "", "slot 0: the slices have more memory"},
 		{"compute beyond the GPU", "[{}, {gpu: {}, slices: [{compute: 60}, {compute: 41}]}]", "", "slot 1: the slices have more than 100 percent"},
-		{"compute for nobody", "[{gpu: {}, slices: [{compute: 100}, {}]}]", "", "more than 100 percent"},
+		{"no compute left", "[{gpu: {}, slices: [{compute: 100}, {}]}]", "", "more than 100 percent"},
 		{"too small", "[{gpu: {vram: 65536}, slices: 2}]", "", "slice 1"},
 		{"too many", "[{gpu: {}, slices: 17}]", "", "want 1 to 16"},
 		{"none", "[{gpu: {}, slices: 0}]", "", "want 1 to 16"},
