@@ -49,6 +49,8 @@ type Options struct {
 	// Profile, if set, is the beginning of the file names of the child processes' CPU
 	// profiles: the kind of proxy and ".pprof" follow.
 	Profile string
+	// Policy shares the GPU of Slices; "": mps.
+	Policy string
 	// Progress, if set, gets a line at the start of each measurement.
 	Progress func(format string, args ...any)
 }
@@ -136,6 +138,7 @@ const (
 	GigabytesSecond = "GB/s"
 	PerSecond       = "/s"
 	Bytes           = "B"
+	Percent         = "%"
 )
 
 func median(v []float64) float64 { return quantile.Of(v, 0.5) }

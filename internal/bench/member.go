@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +18,8 @@ import (
 	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
 	"github.com/dxpu-project/dxpu/internal/hostproxy"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
+	"github.com/dxpu-project/dxpu/share"
+	"github.com/dxpu-project/dxpu/share/dispatch"
 )
 
 // Node numbers in the manager's place. Switch i of the host is node firstHost+i.
@@ -31,6 +34,11 @@ type memberSpec struct {
 	Kind  string   // kindBox, kindHost, kindEcho, kindBusy or kindServers
 	Slots int      // of the box or host
 	GPU   gpu.Spec // of a box
+	// Slices divide the one GPU of a box.
+	Slices []sliceSpec
+	Policy string // of the slices
+	// PerSwitch is the number of slots of each virtual switch of a host.
+	PerSwitch int
 	// Server is the socket of a device server in the place of a box's first GPU.
 	Server string
 	// SocketDirs are the directories of a host's vfio-user sockets, one for each switch.
@@ -88,7 +96,7 @@ func newMember(spec memberSpec, fronts []hostproxy.Front) (*member, error) {
 	if spec.Kind == kindBox {
 		err = m.addBox(spec, log)
 	} else {
-		err = m.addSwitches(spec.Slots, fronts, log)
+		err = m.addSwitches(spec, fronts, log)
 	}
 	if err != nil {
 		return nil, errors.Join(err, m.Close())
@@ -106,8 +114,11 @@ func newMember(spec memberSpec, fronts []hostproxy.Front) (*member, error) {
 }
 
 func (m *member) addBox(spec memberSpec, log *slog.Logger) error {
-	var slots []boxproxy.Slot
-	for i := range spec.Slots {
+	slots, err := spec.divide()
+	if err != nil {
+		return err
+	}
+	for i := len(slots); i < spec.Slots; i++ {
 		spec.GPU.Serial, spec.GPU.CompletionTimeout = uint64(i+1), patience
 		g, err := gpu.New(spec.GPU)
 		if err != nil {
@@ -126,10 +137,35 @@ func (m *member) addBox(spec memberSpec, log *slog.Logger) error {
 	return nil
 }
 
-func (m *member) addSwitches(slots int, fronts []hostproxy.Front, log *slog.Logger) error {
+// divide returns the slots of the slices.
+func (s *memberSpec) divide() ([]boxproxy.Slot, error) {
+	if len(s.Slices) == 0 {
+		return nil, nil
+	}
+	var memory []int64
+	var clients []share.ClientSpec
+	for _, c := range s.Slices {
+		memory = append(memory, sliceMemory)
+		clients = append(clients, c.client(sliceMemory))
+	}
+	spec := s.GPU
+	spec.CompletionTimeout = patience
+	physical, err := gpu.NewPhysical(spec, memory)
+	if err != nil {
+		return nil, err
+	}
+	d, err := dispatch.ByName(physical.Device(), cmp.Or(s.Policy, "mps"))
+	if err != nil {
+		return nil, err
+	}
+	return boxproxy.SliceSlots(physical.Slices(), d, clients), nil
+}
+
+func (m *member) addSwitches(spec memberSpec, fronts []hostproxy.Front, log *slog.Logger) error {
+	per := cmp.Or(spec.PerSwitch, hostproxy.MaxSlots)
 	for i, front := range fronts {
 		h, err := hostproxy.New(hostproxy.Config{
-			Slots: min(slots-i*hostproxy.MaxSlots, hostproxy.MaxSlots), Front: front, Fabric: m.fabric,
+			Slots: min(spec.Slots-i*per, per), Front: front, Fabric: m.fabric,
 			Domain: fmt.Sprintf("switch%d", i), CompletionTimeout: patience, Logger: log,
 		})
 		if err != nil {

@@ -32,7 +32,15 @@ type pairSpec struct {
 	vm      bool   // a vfio-user client is the VMM; otherwise the host is embedded
 	memory  int    // of an embedded host in bytes; 0: its default
 	server  string // socket of a device server, in the place of the first GPU
+	// slices divide one GPU, in place of slots GPUs.
+	slices []sliceSpec
+	policy string // of the slices
+	// perSwitch is the number of slots of each virtual switch; 0: the most that it takes.
+	perSwitch int
 }
+
+// slotsPerSwitch returns the number of slots of a virtual switch.
+func (s *pairSpec) slotsPerSwitch() int { return cmp.Or(s.perSwitch, hostproxy.MaxSlots) }
 
 // sizes are Max_Payload_Size and Max_Read_Request_Size in bytes; 0: the host's
 // default.
@@ -63,12 +71,13 @@ func (o *Options) newPair(ctx context.Context, spec pairSpec) (*pair, error) {
 func (p *pair) start(ctx context.Context) error {
 	var err error
 	spec := p.spec
-	p.box, err = p.opts.spawn(ctx, memberSpec{Kind: kindBox, Slots: spec.slots, Fault: p.opts.Fault.String(), Polling: p.opts.Polling, GPU: spec.gpu, Server: spec.server})
+	p.box, err = p.opts.spawn(ctx, memberSpec{Kind: kindBox, Slots: spec.slots, Fault: p.opts.Fault.String(), Polling: p.opts.Polling, GPU: spec.gpu, Server: spec.server, Slices: spec.slices, Policy: spec.policy})
 	if err != nil {
 		return err
 	}
-	host := memberSpec{Kind: kindHost, Slots: spec.slots, Fault: p.opts.Fault.String(), Polling: p.opts.Polling}
-	switches := (spec.slots + hostproxy.MaxSlots - 1) / hostproxy.MaxSlots
+	per := spec.slotsPerSwitch()
+	host := memberSpec{Kind: kindHost, Slots: spec.slots, PerSwitch: per, Fault: p.opts.Fault.String(), Polling: p.opts.Polling}
+	switches := (spec.slots + per - 1) / per
 	if spec.vm {
 		for range switches {
 			dir, err := os.MkdirTemp("", "dxpu") // short: a socket's path has 107 bytes
@@ -114,8 +123,9 @@ func (p *pair) attach(n int) error {
 		p.mtu = p.opts.MTU
 	}
 	var bindings []agenttest.Binding
+	per := p.spec.slotsPerSwitch()
 	for i := range n {
-		on, slot := i/hostproxy.MaxSlots, uint32(i%hostproxy.MaxSlots)
+		on, slot := i/per, uint32(i%per)
 		bindings = append(bindings, agenttest.Binding{
 			ID: fmt.Sprint(i), Epoch: 1, Domain: fmt.Sprintf("switch%d", on), Cipher: p.cipher(), MTU: uint32(p.mtu),
 			Host: p.end(uint32(firstHost+on), slot, hostHello),
@@ -179,7 +189,8 @@ func (p *pair) hostHello() reply {
 // open opens the device of a slot with the driver.
 func (p *pair) open(ctx context.Context, slot int) (*opened, error) {
 	if !p.spec.vm {
-		bus, err := p.embedded[slot/hostproxy.MaxSlots].Open(slot % hostproxy.MaxSlots)
+		per := p.spec.slotsPerSwitch()
+		bus, err := p.embedded[slot/per].Open(slot % per)
 		if err != nil {
 			return nil, err
 		}
@@ -195,8 +206,9 @@ func (p *pair) open(ctx context.Context, slot int) (*opened, error) {
 
 // socket returns the socket of a slot whose VMM is a vfio-user client.
 func (p *pair) socket(slot int) string {
-	vm := hostproxy.VM{SocketDir: p.dirs[slot/hostproxy.MaxSlots]}
-	return vm.Socket(slot % hostproxy.MaxSlots)
+	per := p.spec.slotsPerSwitch()
+	vm := hostproxy.VM{SocketDir: p.dirs[slot/per]}
+	return vm.Socket(slot % per)
 }
 
 // opened is an open device and its bus.

@@ -15,6 +15,7 @@ import (
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/internal/bench/process"
+	"github.com/dxpu-project/dxpu/internal/boxproxy"
 	"github.com/dxpu-project/dxpu/internal/hostproxy"
 )
 
@@ -57,7 +58,8 @@ type request struct {
 	Desired []json.RawMessage `json:",omitempty"` // apply these, one for each part
 	Await   int               `json:",omitempty"` // devices
 	TLPs    bool              `json:",omitempty"`
-	Slot    int               `json:",omitempty"` // of TLPs
+	Used    bool              `json:",omitempty"` // nanoseconds of the GPU that the slice in Slot has used
+	Slot    int               `json:",omitempty"` // of TLPs and Used
 	Memory  bool              `json:",omitempty"`
 }
 
@@ -158,6 +160,8 @@ func (s *served) answer(q request) reply {
 		}
 	case q.TLPs:
 		return reply{Value: s.member.tlps(q.Slot)}
+	case q.Used:
+		return reply{Value: uint64(s.member.parts[0].(*boxproxy.Box).SliceUsage(q.Slot).Service)}
 	case q.Memory:
 		return reply{Value: processMemory()}
 	}

@@ -275,6 +275,17 @@ func SliceSlots[D device.Device](slices []D, d *dispatch.Dispatcher, clients []s
 	return out
 }
 
+// SliceUsage returns the work of the slice in a slot since it was bound; zero for others.
+func (b *Box) SliceUsage(slot int) dispatch.Usage {
+	if slot < 0 || slot >= len(b.slots) || b.slots[slot].dispatcher == nil {
+		return dispatch.Usage{}
+	}
+	d := b.slots[slot].dispatcher
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.machine.Usage(b.slots[slot].place.Slice.Client)
+}
+
 // Siblings returns the slots of all slices of the GPU that a slot's device is a slice of,
 // or the slot alone.
 func (b *Box) Siblings(slot int) []int {

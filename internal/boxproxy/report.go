@@ -56,6 +56,9 @@ func (b *Box) Collect(out chan<- prometheus.Metric) {
 		if !s.seen.Load().ok {
 			healthy = 0
 		}
+		if s.dispatcher != nil {
+			m.Counter("slice_compute_milliseconds_total", "Time of the GPU that the slice has used since it was bound.", s.index, uint64(s.box.SliceUsage(s.index).Service.Milliseconds()))
+		}
 		m.Gauge("device_healthy", "Whether the device works.", s.index, healthy)
 	}
 }

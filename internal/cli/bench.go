@@ -22,6 +22,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/soak"
 	"github.com/dxpu-project/dxpu/internal/vm/qemu"
 	"github.com/dxpu-project/dxpu/link"
+	"github.com/dxpu-project/dxpu/share"
 )
 
 func newBenchCommand() *cobra.Command {
@@ -67,6 +68,10 @@ both kinds of copy to the device over networks that add 0 to 100 µs per round t
 process and without cipher. The limit is one copy and two checksums of its bytes.`, bench.Convert),
 		benchCommand("scale", "Measure many bindings on one pair of proxies", `Measure the total bandwidth of 1, 8 and 64 concurrent bindings on one pair of
 proxies, and the memory of an idle binding on each side.`, bench.Scale),
+		benchCommand("slices", "Measure what two slices of one GPU feel of each other", `Divide a software GPU into two slices that are bound to two hosts. Measure the 99th
+percentile of the requests and of the register reads of one slice, alone and while the
+other slice floods the GPU with kernels and copies; and the shares of the GPU when both
+run as many kernels as they can.`, bench.Slices),
 		newBenchWorkloadCommand(), newBenchPlacementCommand(), newBenchCapacityCommand(), newBenchAttachCommand(),
 		newBenchManagerCommand(), newBenchStoreCommand(),
 		newBenchSoakCommand(),
@@ -105,7 +110,12 @@ func benchCommand(name, short, long string, run func(context.Context, bench.Opti
 		return beside(ctx, o.Busy, func(ctx context.Context) (*bench.Report, error) { return run(ctx, o.Options) })
 	}, printReport)
 	f := cmd.Flags()
-	positiveDurationVar(f, &o.Duration, "duration", 200*time.Millisecond, "duration of each measurement in each round")
+	each := 200 * time.Millisecond
+	if name == "slices" {
+		each = 2 * time.Second // for a percentile of requests of some milliseconds
+		f.StringVar(&o.Policy, "policy", defaultPolicy, `policy that shares the GPU, see "dxpu share policies"`)
+	}
+	positiveDurationVar(f, &o.Duration, "duration", each, "duration of each measurement in each round")
 	f.IntVar(&o.Rounds, "rounds", 5, "number of rounds, 1 to 1000")
 	f.StringVar(&o.cipher, "cipher", link.CipherAES256GCM.String(), "cipher of the bindings: aes-256-gcm or none")
 	f.IntVar(&o.MTU, "mtu", 0, "largest datagram, in bytes of UDP payload (default: the limit of the loopback interface)")
@@ -144,6 +154,9 @@ func (o *benchOptions) check() (err error) {
 	}
 	if o.Fault, err = fault.Parse(o.fault); err != nil {
 		return usagef("--fault: %w", err)
+	}
+	if _, err := share.Find(o.Policy); o.Policy != "" && err != nil {
+		return usagef("--policy %s: \"dxpu share policies\" lists the policies", o.Policy)
 	}
 	switch {
 	case o.Rounds < 1 || o.Rounds > 1000:

@@ -135,14 +135,9 @@ func (s *slicing) slices(_ context.Context, at device.Place, list []sliceSpec, s
 	if err != nil {
 		return nil, err
 	}
-	info, err := share.Find(cmp.Or(s.Policy, defaultPolicy))
+	d, err := dispatch.ByName(physical.Device(), cmp.Or(s.Policy, defaultPolicy))
 	if err != nil {
 		return nil, err
 	}
-	hardware := physical.Device()
-	policy, err := info.New(hardware, share.Settings{})
-	if err != nil {
-		return nil, err
-	}
-	return boxproxy.SliceSlots(physical.Slices(), dispatch.New(hardware, policy), clients), nil
+	return boxproxy.SliceSlots(physical.Slices(), d, clients), nil
 }

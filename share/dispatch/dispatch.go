@@ -108,6 +108,19 @@ func New(d share.Device, p share.Policy) *Dispatcher {
 	return &Dispatcher{device: d, policy: p, readAt: machine.Never}
 }
 
+// ByName returns a dispatcher without clients, with a policy of package share.
+func ByName(d share.Device, policy string) (*Dispatcher, error) {
+	info, err := share.Find(policy)
+	if err != nil {
+		return nil, err
+	}
+	p, err := info.New(d, share.Settings{})
+	if err != nil {
+		return nil, err
+	}
+	return New(d, p), nil
+}
+
 // Device returns the description of the GPU.
 func (d *Dispatcher) Device() share.Device { return d.device }
 
