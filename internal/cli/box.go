@@ -283,6 +283,7 @@ func (o *boxOptions) plainFile(ctx context.Context) (file boxFile, err error) {
 func newBoxFailCommand() *cobra.Command {
 	var admin, fault string
 	var slot, code uint32
+	var whole bool
 	cmd := &cobra.Command{
 		Use: "fail", Short: "Make a software GPU of a running box fail", Args: cobra.NoArgs,
 		Long: `Inject an error into a software GPU of a running box, to see the reaction of the pool.
@@ -291,7 +292,8 @@ ecc-uncorrectable. The box must run on this machine, with --admin-listen and
 --allow-faults.
 
 XID 48 calls for a reset, and 79 (fallen off the bus) and 64 for a replacement. XID 31
-is an error of the application. "dxpu describe gpu" shows the counted errors.`,
+is an error of the application. "dxpu describe gpu" shows the counted errors. A slice
+of a GPU fails alone; with --whole-gpu the GPU fails, and with it all its slices.`,
 		Example: `  dxpu box fail --admin http://127.0.0.1:9100 --slot 0 --xid 48
   dxpu box fail --admin http://127.0.0.1:9100 --slot 2 --fault kill`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -303,6 +305,9 @@ is an error of the application. "dxpu describe gpu" shows the counted errors.`,
 				query.Set("fault", fault)
 			default:
 				query.Set("xid", strconv.FormatUint(uint64(code), 10))
+			}
+			if whole {
+				query.Set("whole", "true")
 			}
 			target, err := adminURL(admin, "/faults", query)
 			if err != nil {
@@ -318,6 +323,7 @@ is an error of the application. "dxpu describe gpu" shows the counted errors.`,
 	}
 	adminFlag(cmd, &admin)
 	cmd.Flags().Uint32Var(&slot, "slot", 0, "`number` of the slot")
+	cmd.Flags().BoolVar(&whole, "whole-gpu", false, "inject it into all slices of the GPU that the slot's device is a slice of")
 	cmd.Flags().Uint32Var(&code, "xid", 0, "`number` of the error to inject")
 	cmd.Flags().StringVar(&fault, "fault", "", "fault to inject: kill, hang, ecc-corrected or ecc-uncorrectable")
 	return cmd
@@ -337,21 +343,27 @@ func faultHandler(b *boxproxy.Box, allowed bool) http.Handler {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		injected := false
-		err = b.With(r.Context(), slot, func(d device.Device) {
-			if g, ok := d.(*gpu.GPU); ok {
-				inject(g)
-				injected = true
+		slots := []int{slot}
+		if r.FormValue("whole") != "" {
+			slots = b.Siblings(slot)
+		}
+		for _, slot := range slots {
+			injected := false
+			err = b.With(r.Context(), slot, func(d device.Device) {
+				if g, ok := d.(*gpu.GPU); ok {
+					inject(g)
+					injected = true
+				}
+			})
+			if err == nil && !injected {
+				err = fmt.Errorf("slot %d contains no software GPU", slot)
 			}
-		})
-		if err == nil && !injected {
-			err = fmt.Errorf("slot %d contains no software GPU", slot)
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusNotFound)
+				return
+			}
+			fmt.Fprintf(w, "slot %d: %s\n", slot, what)
 		}
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusNotFound)
-			return
-		}
-		fmt.Fprintf(w, "slot %d: %s\n", slot, what)
 	})
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/dxpu-project/dxpu/device/gpu"
 	"github.com/dxpu-project/dxpu/internal/localpool"
 )
 
@@ -44,6 +45,7 @@ at once. Leases, failures of nodes, the page and the API work at any size, but n
 can be used.`,
 		Example: `  dxpu dev
   dxpu dev --boxes 4 --gpus 8 --hosts 2
+  dxpu dev --boxes 1 --gpus 1 --slices 2 --hosts 2 --spares 0
   dxpu dev --simulate --boxes 156 --gpus 8 --hosts 128`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
@@ -51,6 +53,7 @@ can be used.`,
 	f.StringVar(&o.spec.Listen, "listen", defaultListen, "address of the manager; another free port is used if the default is taken")
 	f.IntVar(&o.spec.Boxes, "boxes", 2, "number of GPU boxes, 1 to 32; with --simulate up to 20000")
 	f.IntVar(&o.spec.GPUs, "gpus", 4, "number of software GPUs in each box, 1 to 64")
+	f.IntVar(&o.spec.Slices, "slices", 0, "divide each GPU into `number` slices, 1 to 16, that are leased one by one")
 	f.IntVar(&o.spec.Hosts, "hosts", 1, "number of hosts, 1 to 32; with --simulate up to 20000")
 	f.IntVar(&o.spec.Slots, "slots", 4, "number of slots of each host, 1 to 32")
 	f.IntVar(&o.spec.Spares, "spares", 1, "GPUs of each model held back to replace failed ones")
@@ -68,10 +71,14 @@ func (o *devOptions) check() error {
 	if !isLoopback(o.spec.Listen) {
 		return usage(withHint(fmt.Errorf("--listen: %s is not a loopback address with a port", o.spec.Listen), "the pool has no tokens: it serves this machine only, for example at "+defaultListen))
 	}
+	if o.spec.Slices != 0 && o.spec.Simulate {
+		return usagef("--slices and --simulate exclude each other: the GPUs of simulated boxes are not divided")
+	}
 	return cmp.Or(
+		inRange("--slices", 0, gpu.MaxSlices, o.spec.Slices),
 		inRange("--boxes", 1, most, o.spec.Boxes), inRange("--gpus", 1, 64, o.spec.GPUs),
 		inRange("--hosts", 1, most, o.spec.Hosts), inRange("--slots", 1, 32, o.spec.Slots),
-		inRange("--spares", 0, o.spec.Boxes*o.spec.GPUs, o.spec.Spares),
+		inRange("--spares", 0, o.spec.Boxes*o.spec.GPUs*max(o.spec.Slices, 1), o.spec.Spares),
 	)
 }
 
@@ -140,6 +147,9 @@ func count(n int, one, many string) string {
 // ready prints what a user needs, and writes the file for scripts.
 func (o *devOptions) ready(out io.Writer, p *localpool.Pool) error {
 	kind := "software"
+	if o.spec.Slices > 0 {
+		kind = "slices of software"
+	}
 	if o.spec.Simulate {
 		kind = "simulated"
 	}
@@ -158,7 +168,7 @@ In another shell:
   export DXPU_MANAGER=%s
   dxpu get gpus
   dxpu lease create --host %s --wait
-`, o.spec.Boxes*o.spec.GPUs, kind, count(o.spec.Boxes, "box", "boxes"), count(o.spec.Hosts, "host", "hosts"), o.spec.Slots,
+`, o.spec.Boxes*o.spec.GPUs*max(o.spec.Slices, 1), kind, count(o.spec.Boxes, "box", "boxes"), count(o.spec.Hosts, "host", "hosts"), o.spec.Slots,
 		p.URL, o.spec.Dir, p.URL, host)
 	if !o.spec.Simulate {
 		fmt.Fprintf(text, `  dxpu gpu test --socket %s/slot0.sock --quick

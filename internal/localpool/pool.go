@@ -33,6 +33,7 @@ type Spec struct {
 	Spares int
 
 	Boxes, GPUs  int // GPUs of each box
+	Slices       int // of each GPU, which has a slot for each; 0: GPUs are not divided
 	Hosts, Slots int // slots of each host
 	// Simulate replaces the processes of boxes and hosts by nodes in this process that
 	// have no data plane: the pool may have thousands, and no GPU can be used.
@@ -143,10 +144,14 @@ func (p *Pool) startManager(ctx context.Context) (err error) {
 func (p *Pool) startNodes() error {
 	for i := range p.spec.Boxes {
 		name := BoxName(i)
-		p.args[name] = []string{
+		args := []string{
 			"box", "--gpus", strconv.Itoa(p.spec.GPUs), "--rack", fmt.Sprintf("rack-%d", 1+i/boxesPerRack),
 			"--admin-listen", "127.0.0.1:0", "--allow-faults", "--admin-url-file", p.daemons.Path(name + ".url"),
 		}
+		if p.spec.Slices > 0 {
+			args = append(args, "--slices", strconv.Itoa(p.spec.Slices))
+		}
+		p.args[name] = args
 	}
 	for i := range p.spec.Hosts {
 		p.args[HostName(i)] = []string{"host", "--slots", strconv.Itoa(p.spec.Slots), "--socket-dir", p.SocketDir(i)}
@@ -186,7 +191,7 @@ func (p *Pool) awaitNodes(ctx context.Context) error {
 			return false, nil // it does not serve yet
 		}
 		s := res.Msg.Pool
-		return int(s.HostsConnected) >= p.spec.Hosts && int(s.BoxesConnected) >= p.spec.Boxes && int(s.Gpus) >= p.spec.Boxes*p.spec.GPUs, nil
+		return int(s.HostsConnected) >= p.spec.Hosts && int(s.BoxesConnected) >= p.spec.Boxes && int(s.Gpus) >= p.spec.Boxes*p.spec.GPUs*max(p.spec.Slices, 1), nil
 	})
 }
 
