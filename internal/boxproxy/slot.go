@@ -100,16 +100,21 @@ func (s *slot) Transmit(e engine.Entry) {
 	if s.binding == nil {
 		return // detached: a reset of the device follows
 	}
+	s.startJobs()
+	s.entry = e
+	s.device.Transmit(e.Now(), s.emitTo)
+	s.startJobs() // the end of a command may have brought the next one to the head of its queue
+	s.Traffic.Publish()
+}
+
+func (s *slot) startJobs() {
 	for {
 		job, ok := s.device.NextJob()
 		if !ok {
-			break
+			return
 		}
 		s.start(job)
 	}
-	s.entry = e
-	s.device.Transmit(e.Now(), s.emitTo)
-	s.Traffic.Publish()
 }
 
 // start runs a job beside the traffic of the device.
