@@ -40,8 +40,8 @@ type boxOptions struct {
 	spec   gpu.Spec
 	opencl bool
 	virtio []string // TYPE=SOCKET
-	slices int    // of each software GPU; 0: it is not divided
-	policy string // of the slices
+	slices int      // of each software GPU; 0: it is not divided
+	policy string   // of the slices
 
 	allowFaults bool
 }
