@@ -53,7 +53,7 @@ func NewPhysical(spec Spec, memory []int64) (*Physical, error) {
 		aperture = min(aperture, max(int64(1)<<(bits.Len64(uint64(n))-1), reg.ApertureAlign))
 	}
 	for i, n := range memory {
-		g, err := New(spec.slice(i, len(memory), n, aperture))
+		g, err := New(spec.slice(i, n, aperture))
 		if err != nil {
 			return nil, fmt.Errorf("slice %d: %w", i+1, err)
 		}
@@ -62,16 +62,29 @@ func NewPhysical(spec Spec, memory []int64) (*Physical, error) {
 	return p, p.configure(aperture)
 }
 
-// slice returns the specification of virtual function i of n.
-func (s Spec) slice(i, n int, memory, aperture int64) Spec {
-	suffix := fmt.Sprintf(" %d/%d", i+1, n)
+// slice returns the specification of virtual function i.
+func (s Spec) slice(i int, memory, aperture int64) Spec {
+	suffix := " " + fraction(memory, s.VRAM)
 	s.Model = s.Model[:min(len(s.Model), reg.ModelSize-1-len(suffix))] + suffix
 	h := fnv.New64a()
 	_, _ = h.Write(binary.LittleEndian.AppendUint64(nil, s.Serial))
-	_, _ = h.Write([]byte(suffix))
+	_, _ = h.Write([]byte{byte(i)})
 	s.Serial = h.Sum64()
 	s.VRAM, s.Aperture, s.INTx = memory, aperture, false // a virtual function has no pin (section 9.3.4.1.16)
 	return s
+}
+
+// fraction prints the part of the memory, which names the model of a slice: slices of
+// one size are of one model.
+func fraction(part, whole int64) string {
+	a, b := part, whole
+	for b != 0 {
+		a, b = b, a%b
+	}
+	if whole/a <= 64 {
+		return fmt.Sprintf("%d/%d", part/a, whole/a)
+	}
+	return fmt.Sprintf("%.0f%%", 100*float64(part)/float64(whole))
 }
 
 // configure makes the physical function and enables its virtual functions, as software

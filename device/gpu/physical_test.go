@@ -30,7 +30,7 @@ func TestPhysicalFunction(t *testing.T) {
 	for i, s := range p.Slices() {
 		info := s.Info()
 		serials[info.Serial] = true
-		if want := []string{"V100 1/3", "V100 2/3", "V100 3/3"}[i]; info.Model != want {
+		if want := []string{"V100 1/2", "V100 1/4", "V100 25%"}[i]; info.Model != want {
 			t.Errorf("slice %d: model %q, want %q", i, info.Model, want)
 		}
 		if s.Config().SRIOVOffset() != 0 || s.Config().Bytes()[cfgspace.OffIntPin] != 0 {

@@ -21,11 +21,11 @@ func TestBoxFileSlices(t *testing.T) {
 	}{
 		{
 			"a number", "[{gpu: {vram: 4194304, model: M}, slices: 2, switch: s}, {}, {gpu: {}}]",
-			"M 1/2 2097152 online 50/50 s; M 2/2 2097152 online 50/50 s; empty; DxPU software GPU 268435456", "",
+			"M 1/2 2097152 online 50/50 s; M 1/2 2097152 online 50/50 s; empty; DxPU software GPU 268435456", "",
 		},
 		{
 			"a list", "[{gpu: {vram: 4194304, model: M}, policy: gemini, slices: [{memory: 1048576, compute: 70, limit: 90}, {class: offline}, {}]}]",
-			"M 1/3 1048576 online 70/90; M 2/3 1572864 offline 15/15; M 3/3 1572864 online 15/15", "",
+			"M 1/4 1048576 online 70/90; M 3/8 1572864 offline 15/15; M 3/8 1572864 online 15/15", "",
 		},
 		{"memory beyond the GPU", "[{gpu: {vram: 65536}, slices: [{memory: 65536}, {memory: 65536}]}]", "", "slot 0: the slices have more memory"},
 		{"compute beyond the GPU", "[{}, {gpu: {}, slices: [{compute: 60}, {compute: 41}]}]", "", "slot 1: the slices have more than 100 percent"},

@@ -63,7 +63,7 @@ func (r *cluster) newSlices() []boxproxy.Slot {
 // slice that is busy.
 func TestSliceIsAGPU(t *testing.T) {
 	n := newNeighbours(t, twoSlices())
-	if m := n.good.Info().Model; !strings.HasSuffix(m, " 2/2") {
+	if m := n.good.Info().Model; !strings.HasSuffix(m, " 1/2") {
 		t.Errorf("model %q", m)
 	}
 	if v := n.good.Info().VRAMSize; v != sliceMemory {
