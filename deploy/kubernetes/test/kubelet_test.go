@@ -31,11 +31,19 @@ type nodesEnv struct {
 // knows nothing of the pool computes on the device of a box.
 func TestKubelet(t *testing.T) {
 	kubetest.NeedNode(t)
-	n := newNodesEnv(t)
+	n := newNodesEnv(t, versions[0])
 	t.Run("a program computes", func(t *testing.T) { n.on(t).computes() })
 	t.Run("the plugin restarts", func(t *testing.T) { n.on(t).pluginRestarts() })
 	t.Run("the GPU fails", func(t *testing.T) { n.on(t).gpuFails() })
 	t.Run("the node dies", func(t *testing.T) { n.on(t).nodeDies() })
+}
+
+// TestKubeletVersions runs the program with the other versions of Kubernetes.
+func TestKubeletVersions(t *testing.T) {
+	kubetest.NeedNode(t)
+	for _, v := range versions[1:] {
+		t.Run(v, func(t *testing.T) { newNodesEnv(t, v).computes() })
+	}
 }
 
 func (n *nodesEnv) on(t *testing.T) *nodesEnv {
@@ -45,16 +53,16 @@ func (n *nodesEnv) on(t *testing.T) *nodesEnv {
 }
 
 // newNodesEnv starts two nodes, two boxes with OpenCL and a host for each node.
-func newNodesEnv(t *testing.T) *nodesEnv {
+func newNodesEnv(t *testing.T, version string) *nodesEnv {
 	t.Helper()
-	kubetest.NeedPrograms(t, versions[0])
+	kubetest.NeedPrograms(t, version)
 	dir := t.TempDir()
 	program, driver := kubetest.BuildOpenCL(t, dir)
 	image := filepath.Join(dir, "image.tar")
 	if err := kubetest.BuildImage(image, map[string]string{"/bin/program": program}, driver); err != nil {
 		t.Fatal(err)
 	}
-	n := &nodesEnv{env: newEnv(t, versions[0], kubetest.PoolSpec{Boxes: 2, GPUs: 1, Hosts: 2, Slots: 2, OpenCL: true}), driver: driver}
+	n := &nodesEnv{env: newEnv(t, version, kubetest.PoolSpec{Boxes: 2, GPUs: 1, Hosts: 2, Slots: 2, OpenCL: true}), driver: driver}
 	var err error
 	if n.access, err = n.ServiceAccount(t.Context(), "dxpu-system", "dxpu-dra-plugin"); err != nil {
 		t.Fatal(err)

@@ -21,6 +21,7 @@ const class = "gpu.dxpu.dev"
 type podSpec struct {
 	namespace, name string
 	gpus            int64
+	class           string // of the device; empty: that of the pool
 	selector        string // CEL
 	node            string // only there
 	extended        int64  // GPUs as an extended resource instead of a claim
@@ -68,7 +69,7 @@ func (e *env) podSpec(s podSpec) corev1.PodSpec {
 // template creates a template of claims for a pod, and returns its name.
 func (e *env) template(s podSpec) string {
 	e.t.Helper()
-	r := resourceapi.ExactDeviceRequest{DeviceClassName: class, Count: max(s.gpus, 1)}
+	r := resourceapi.ExactDeviceRequest{DeviceClassName: cmp.Or(s.class, class), Count: max(s.gpus, 1)}
 	if s.selector != "" {
 		r.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: s.selector}}}
 	}
