@@ -1,6 +1,7 @@
 #!/bin/bash
 # Usage: opencl.sh bench [ROUNDS]
 #        opencl.sh programs [NAME...]
+#        opencl.sh suites DIRECTORY NAME...
 #
 # Compares an OpenCL platform of this machine with the same device behind a pool on this
 # machine: a manager, a box, a host and "dxpu run".
@@ -9,13 +10,14 @@
 # register read in the same run, and their ratios. programs runs programs of other
 # projects, natively and through the pool, compares their results and prints a
 # table in Markdown. A program that is not installed is left out with a message;
-# scripts/install-tools.sh installs them.
+# scripts/install-tools.sh installs them. suites does the same for test programs of
+# OpenCL-CTS that were built in a directory: they write the verdict of each test.
 #
 # Exit status: 0 all results are equal, 1 some differ, 3 there is no platform.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 me=$(basename "$0")
-mode=${1:?bench or programs}
+mode=${1:?bench, programs or suites}
 shift
 [ -n "$(find /etc/OpenCL/vendors -name '*.icd' 2>/dev/null)" ] || {
 	printf '%s: this machine has no OpenCL platform; remedy: scripts/install-tools.sh\n' "$me" >&2
@@ -158,10 +160,44 @@ programs() {
 	return $bad
 }
 
+# verdicts FILE COMMAND... runs a test program of OpenCL-CTS and sorts its verdicts into a file.
+verdicts() {
+	local file=$1
+	shift
+	CL_DEVICE_TYPE=${CL_DEVICE_TYPE:-CL_DEVICE_TYPE_CPU} CL_WIMPY_MODE=1 CL_CONFORMANCE_RESULTS_FILENAME=$work/results \
+		timeout "${TIMEOUT:-600}" "$@" >>"$work/log" 2>&1 || true
+	grep -E '": "(pass|fail|skip)"' "$work/results" 2>/dev/null | tr -d '\t,' | sort >"$file" || true
+	rm -f "$work/results"
+}
+
+suites() {
+	local dir=${1:?directory} name program bad=0 result
+	shift
+	echo "| suite | natively | through the pool | result |"
+	echo "|---|---|---|---|"
+	for name; do
+		program=$(find "$(realpath "$dir")" -name "$name" -type f -perm -u+x | head -n 1)
+		[ -n "$program" ] || {
+			printf '%s: there is no %s in %s: it is left out\n' "$me" "$name" "$dir" >&2
+			continue
+		}
+		verdicts "$work/native" "$program"
+		verdicts "$work/pool" "$bin/dxpu" run --host h1 -- "$program"
+		result=equal
+		[ -s "$work/native" ] && cmp -s "$work/native" "$work/pool" || {
+			result=different
+			bad=1
+			diff "$work/native" "$work/pool" >&2 || true
+		}
+		echo "| $name | $(grep -c '"pass"' "$work/native") pass | $(grep -c '"pass"' "$work/pool") pass | $result |"
+	done
+	return $bad
+}
+
 case $mode in
-bench | programs) "$mode" "$@" ;;
+bench | programs | suites) "$mode" "$@" ;;
 *)
-	printf '%s: %s: want bench or programs\n' "$me" "$mode" >&2
+	printf '%s: %s: want bench, programs or suites\n' "$me" "$mode" >&2
 	exit 2
 	;;
 esac
