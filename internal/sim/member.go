@@ -54,7 +54,7 @@ type Box struct {
 }
 
 func (p *Pool) newHost(i int) *Host {
-	h := &Host{Member: p.newMember(fmt.Sprintf("host-%d", i), i+1)}
+	h := &Host{Member: p.newMember(fmt.Sprintf("host-%d", i), i+1, p.spec.HostPort)}
 	h.build = func() (proxy, error) {
 		h.front = hostproxy.NewEmbedded(hostproxy.EmbeddedSpec{Memory: p.spec.Memory})
 		return hostproxy.New(hostproxy.Config{
@@ -65,7 +65,7 @@ func (p *Pool) newHost(i int) *Host {
 }
 
 func (p *Pool) newBox(i int) *Box {
-	b := &Box{Member: p.newMember(fmt.Sprintf("box-%d", i), p.spec.Hosts+i+1)}
+	b := &Box{Member: p.newMember(fmt.Sprintf("box-%d", i), p.spec.Hosts+i+1, p.spec.BoxPort)}
 	b.build = func() (proxy, error) {
 		slots := make([]boxproxy.Slot, p.spec.BoxSlots)
 		b.gpus = make([]*gpu.GPU, len(slots))
@@ -84,11 +84,14 @@ func (p *Pool) newBox(i int) *Box {
 
 var discard = slog.New(slog.DiscardHandler)
 
-func (p *Pool) newMember(name string, number int) Member {
+func (p *Pool) newMember(name string, number int, port Port) Member {
 	m := Member{Name: name, pool: p, number: uint32(number)}
 	plan := p.spec.Plan
+	if port.Rate > 0 && plan.Rate == 0 {
+		plan.Rate = port.Rate // the sender's own buffer holds all that it has
+	}
 	for path := range p.spec.Paths {
-		m.paths = append(m.paths, Path{Addr: address(number, path), Plan: plan})
+		m.paths = append(m.paths, Path{Addr: address(number, path), Plan: plan, Port: port})
 		plan.Restarts, plan.Jumps = nil, nil // once for each member
 	}
 	m.wanted = &dxpuv1.DesiredState{NodeNumber: m.number}

@@ -21,12 +21,43 @@ type Path struct {
 	// node sends, and the restarts and jumps of the node. Its times count from the
 	// start of the world.
 	Plan fault.Plan
+	// Port is that of the switch through which all datagrams to the node pass.
+	Port Port
+}
+
+// Port is an output of a switch: datagrams wait in its buffer for the link behind it, and
+// those that find it full are dropped.
+type Port struct {
+	Rate   float64 // of the link in bytes per second; 0: no bound
+	Buffer int     // bytes; 0: no bound
+}
+
+// output is a port in use.
+type output struct {
+	Port
+	busy    time.Duration // when the link has sent all that is in the buffer
+	dropped uint64
+}
+
+// pass returns when a datagram that arrives now has passed the port, or false.
+func (o *output) pass(now time.Duration, size int) (time.Duration, bool) {
+	if o.Rate == 0 {
+		return now, true
+	}
+	waiting := max(o.busy-now, 0).Seconds() * o.Rate
+	if o.Buffer > 0 && int(waiting)+size > o.Buffer {
+		o.dropped++
+		return 0, false
+	}
+	o.busy = max(o.busy, now) + time.Duration(float64(size)/o.Rate*float64(time.Second))
+	return o.busy, true
 }
 
 // uplink is a path of a node in use.
 type uplink struct {
 	Path
 	faults *fault.Injector
+	port   output
 	in     engine.Input
 	sender netip.AddrPort // of the datagram that is dispatched
 }
@@ -72,7 +103,19 @@ func (w *World) send(from *uplink, to netip.AddrPort, datagram []byte) {
 		if !ok {
 			continue
 		}
-		w.at(d.At, p.node, func() { p.node.receive(p.path, d.Data, from.Addr) })
+		w.at(d.At, p.node, func() { p.node.arrive(p.path, d.Data, from.Addr) })
+	}
+}
+
+// arrive takes a datagram through the port of the switch before the node.
+func (n *Node) arrive(path uint8, datagram []byte, from netip.AddrPort) {
+	at, ok := n.uplinks[path].port.pass(n.world.now, len(datagram))
+	switch {
+	case !ok:
+	case at == n.world.now:
+		n.receive(path, datagram, from)
+	default:
+		n.world.at(at, n, func() { n.receive(path, datagram, from) })
 	}
 }
 

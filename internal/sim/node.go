@@ -51,7 +51,7 @@ func (w *World) NewNode(paths []Path, restart func()) (*Node, error) {
 		if p.MTU == 0 {
 			p.MTU = DefaultMTU
 		}
-		u := &uplink{Path: p}
+		u := &uplink{Path: p, port: output{Port: p.Port}}
 		u.in = engine.Input{Path: uint8(i), Clock: n.Now, Answer: func(datagram []byte) { w.send(u, u.sender, datagram) }}
 		n.uplinks = append(n.uplinks, u)
 		if err := n.Disturb(i, p.Plan); err != nil {

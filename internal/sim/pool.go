@@ -21,7 +21,10 @@ type PoolSpec struct {
 	GPU                 gpu.Spec
 	Paths               int // of each member; 0: one
 	Plan                fault.Plan
-	Memory              int // of each host in bytes; 0: 64 MiB
+	// HostPort and BoxPort are the ports of the switch before each member; their links
+	// have the same bandwidth in the other direction, before the plan's own bound.
+	HostPort, BoxPort Port
+	Memory            int // of each host in bytes; 0: 64 MiB
 	// ControlDelay is the time of a message between the manager and a member,
 	// ControlLoss the share of them that is lost.
 	ControlDelay time.Duration

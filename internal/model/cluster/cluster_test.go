@@ -131,7 +131,7 @@ func TestPoolGivesWhatItHas(t *testing.T) {
 		nodes, pods := drawNodes(t), drawPods(t)
 		opt := PoolOptions{
 			BoxSize: rapid.IntRange(1, 10).Draw(t, "box"), MaxPerHost: rapid.IntRange(0, 9).Draw(t, "most"), WholeGPUs: rapid.Bool().Draw(t, "whole"),
-			PartsAnywhere: rapid.Bool().Draw(t, "anywhere"), WorstFit: rapid.Bool().Draw(t, "worst"), BlindToModels: rapid.Bool().Draw(t, "blind"),
+			ManagerParts: rapid.Bool().Draw(t, "manager"), PartsAnywhere: rapid.Bool().Draw(t, "anywhere"), WorstFit: rapid.Bool().Draw(t, "worst"), BlindToModels: rapid.Bool().Draw(t, "blind"),
 			OneBox: rapid.SampledFrom([]placement.Preference{placement.Indifferent, placement.Required, placement.Avoided}).Draw(t, "one box"),
 		}
 		c := newPool(nodes, opt)
@@ -161,6 +161,20 @@ func TestPoolGivesWhatItHas(t *testing.T) {
 				}
 				if want := firstBest(c.hosts.hosts, &pods[0], opt.MaxPerHost); c.hosts.best(&pods[0], opt.MaxPerHost) != want {
 					t.Fatalf("the index finds another host than %d", want)
+				}
+			}
+			for _, b := range c.served {
+				for i := range b.GPUs {
+					n := int64(0)
+					for _, s := range b.Parts {
+						if s.GPU == b.GPUs[i].Slot && s.Taken {
+							n++
+						}
+					}
+					bound -= int(max(n-1, 0)) // one slot for each part
+					if n > 0 && b.GPUs[i].Whole {
+						t.Fatalf("parts on a GPU that is bound as a whole: %+v", b)
+					}
 				}
 			}
 			for left, step := range c.parts {

@@ -26,6 +26,9 @@ type PoolOptions struct {
 	// WholeGPUs gives a whole GPU to a pod that asks for a fraction. Otherwise pods
 	// share GPUs: those of one host, or with PartsAnywhere of all hosts.
 	WholeGPUs, PartsAnywhere bool
+	// ManagerParts gives fractions as parts that the manager's placement chooses. Each part
+	// is a device of its own, which any host can have.
+	ManagerParts bool
 	// HostsKept is the share of the nodes that stay as hosts, evenly over the list; 0: all.
 	HostsKept float64
 }
@@ -40,7 +43,8 @@ type pool struct {
 	models []string       // sorted
 	state  map[string]*boxState
 	parts  partIndex
-	uses   []poolUse // of running pods, and unused ones
+	served map[string]*placement.Box // of ManagerParts: the boxes with their parts
+	uses   []poolUse                 // of running pods, and unused ones
 	unused []int32
 }
 
@@ -57,6 +61,7 @@ type poolUse struct {
 	at    placed
 	refs  []placement.Ref
 	share *poolGPU
+	part  *placement.Part // of refs, which is the slot of a part then
 }
 
 // maxBoxSize is the number of bits of boxState.free.
@@ -66,7 +71,7 @@ func newPool(nodes []Node, opt PoolOptions) *pool {
 	if opt.BoxSize == 0 {
 		opt.BoxSize = 8
 	}
-	p := &pool{opt: opt, hosts: newHostIndex(keptHosts(nodes, opt.HostsKept)), boxes: placement.NewPool(), free: map[string]int{}, state: map[string]*boxState{}}
+	p := &pool{opt: opt, hosts: newHostIndex(keptHosts(nodes, opt.HostsKept)), boxes: placement.NewPool(), free: map[string]int{}, state: map[string]*boxState{}, served: map[string]*placement.Box{}}
 	for i := range nodes {
 		p.free[cmp.Or(nodes[i].Model, unnamed)] += nodes[i].GPUs
 	}
@@ -78,11 +83,12 @@ func newPool(nodes []Node, opt PoolOptions) *pool {
 			s := &boxState{model: model, size: min(n, opt.BoxSize)}
 			for slot := range s.size {
 				b.GPUs = append(b.GPUs, placement.GPU{Slot: uint32(slot), Model: model, Usable: true, Free: true})
+				p.addPartSlots(&b, slot)
 				s.free |= 1 << slot
 				s.nfree++
 			}
 			p.state[b.ID] = s
-			p.boxes.SetBox(b)
+			p.setBox(b)
 			box++
 		}
 	}
@@ -122,7 +128,11 @@ func (c *pool) place(p *Pod) (placed, bool) {
 		return placed{}, false
 	}
 	gpus := len(use.refs)
-	c.set(use.refs, false)
+	if use.part != nil {
+		c.setPart(use.refs[0], use.part)
+	} else {
+		c.set(use.refs, false)
+	}
 	if g := use.share; g != nil {
 		if gpus == 0 {
 			c.parts.remove(g)
@@ -154,6 +164,9 @@ func (c *pool) keep(u poolUse) int32 {
 
 // find decides without changing anything.
 func (c *pool) find(p *Pod) (poolUse, bool) {
+	if p.shared() && c.opt.ManagerParts {
+		return c.findPart(p)
+	}
 	parts := p.shared() && !c.opt.WholeGPUs
 	if parts {
 		if g := c.parts.best(p, c.hosts.hosts); g != nil && g.host >= 0 {
@@ -276,6 +289,10 @@ func (c *pool) set(refs []placement.Ref, free bool) {
 			c.free[s.model]--
 			s.nfree--
 		}
+		if c.opt.ManagerParts {
+			c.setServed(r, free)
+			continue
+		}
 		c.boxes.SetGPU(r.Box, placement.GPU{Slot: r.Slot, Model: s.model, Usable: true, Free: free})
 	}
 }
@@ -299,5 +316,9 @@ func (c *pool) remove(p *Pod, at placed) {
 		gpus = 1
 	}
 	c.hosts.change(at.node, p.MilliCPU, p.MemoryMiB, -gpus)
+	if use.part != nil {
+		c.setPart(use.refs[0], nil)
+		return
+	}
 	c.set(use.refs, true)
 }

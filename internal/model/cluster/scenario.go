@@ -92,7 +92,7 @@ type Pool struct {
 	OneBox     string `yaml:"one-box"` // preferred (the default), required or avoided
 	MaxPerHost int    `yaml:"max-per-host"`
 	WholeGPUs  bool   `yaml:"whole-gpus"`
-	Parts      string `yaml:"parts"`      // of GPUs: host (the default) or anywhere
+	Parts      string `yaml:"parts"`      // of GPUs: manager (the default), host or anywhere
 	BoxChoice  string `yaml:"box-choice"` // best-fit (the default) or worst-fit
 	Blind      bool   `yaml:"blind-to-models"`
 }
@@ -342,7 +342,7 @@ func (s *Scenario) pods(data fs.FS) ([]Pod, error) {
 func (p *Pool) options() (PoolOptions, error) {
 	o := PoolOptions{
 		BoxSize: p.BoxSize, MaxPerHost: p.MaxPerHost, WholeGPUs: p.WholeGPUs,
-		PartsAnywhere: p.Parts == "anywhere", WorstFit: p.BoxChoice == "worst-fit", BlindToModels: p.Blind,
+		PartsAnywhere: p.Parts == "anywhere", ManagerParts: (p.Parts == "" || p.Parts == "manager") && !p.WholeGPUs, WorstFit: p.BoxChoice == "worst-fit", BlindToModels: p.Blind,
 	}
 	one := map[string]placement.Preference{"": placement.Indifferent, "preferred": placement.Indifferent, "required": placement.Required, "avoided": placement.Avoided}
 	var ok bool
@@ -351,8 +351,8 @@ func (p *Pool) options() (PoolOptions, error) {
 		return o, errors.New("a pool has no name")
 	case !ok:
 		return o, fmt.Errorf("pool %s: one-box %q: want preferred, required or avoided", p.Name, p.OneBox)
-	case !slices.Contains([]string{"", "host", "anywhere"}, p.Parts):
-		return o, fmt.Errorf("pool %s: parts %q: want host or anywhere", p.Name, p.Parts)
+	case !slices.Contains([]string{"", "manager", "host", "anywhere"}, p.Parts):
+		return o, fmt.Errorf("pool %s: parts %q: want manager, host or anywhere", p.Name, p.Parts)
 	case !slices.Contains([]string{"", "best-fit", "worst-fit"}, p.BoxChoice):
 		return o, fmt.Errorf("pool %s: box-choice %q: want best-fit or worst-fit", p.Name, p.BoxChoice)
 	case p.BoxSize < 0 || p.BoxSize > maxBoxSize || p.MaxPerHost < 0:

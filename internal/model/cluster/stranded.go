@@ -74,7 +74,7 @@ func (c *pool) stranded(pods []*Pod) (out Stranded) {
 			out.GPU += int64(n) * Milli
 		}
 	}
-	out.GPU += c.strandedParts(pods)
+	out.GPU += c.strandedParts(pods) + c.strandedServed(pods)
 	return out
 }
 
@@ -101,6 +101,10 @@ func (c *pool) hasGPUs(p *Pod) bool {
 	models := accepted(p)
 	if models == nil {
 		models = c.models
+	}
+	if p.shared() && c.opt.ManagerParts {
+		_, ok := c.findPart(p)
+		return ok
 	}
 	return slices.ContainsFunc(models, func(m string) bool { return c.free[m] >= p.GPUs }) ||
 		p.shared() && c.opt.PartsAnywhere && !c.opt.WholeGPUs && c.parts.best(p, c.hosts.hosts) != nil

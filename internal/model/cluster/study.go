@@ -39,7 +39,9 @@ func (e *Experiment) contestants() []contestant {
 // placer returns an empty cluster.
 func (c contestant) placer(nodes []Node, pods []Pod, seed uint64) placer {
 	if c.pool != nil {
-		return newPool(nodes, *c.pool)
+		p := newPool(nodes, *c.pool)
+		p.setTypical(pods)
+		return p
 	}
 	nodes = orderOf(c.name, nodes, rngOf(seed, 3))
 	return newScheduler(nodes, policies[c.name].make(nodes, typicalPods(pods)), rngOf(seed, 2))
