@@ -178,21 +178,21 @@ func newGetGPUsCommand(conn *connection) *cobra.Command {
 	f.StringVar(&req.HostId, "host", "", "show only GPUs attached to this host")
 	f.StringVar(&req.LeaseId, "lease", "", "show only GPUs of this lease")
 	f.StringVar(&req.Model, "model", "", "show only this model")
-	enumVar(f, &req.State, "state", "show only GPUs that are free, bound, releasing or unavailable")
+	enumVar(f, &req.State, "state", "show only GPUs that are free, bound, shared, releasing or unavailable")
 	enumVar(f, &req.Health, "health", "show only GPUs that are ok, degraded, failed or unreachable")
 	return cmd
 }
 
 func printGPUs(w io.Writer, gpus []*dxpuv1.GPU) {
 	t := newTable(w, "GPU", "MODEL", "MEMORY", "HEALTH", "STATE", "USE", "LEASE", "HOST", "ERRORS",
-		wideColumn("TENANT"), wideColumn("SERIAL"), wideColumn("NVLINK"), wideColumn("SWITCH"), wideColumn("DETAIL"))
+		wideColumn("TENANT"), wideColumn("SERIAL"), wideColumn("NVLINK"), wideColumn("SWITCH"), wideColumn("ROOM"), wideColumn("DETAIL"))
 	for _, g := range gpus {
 		host := ""
 		if g.BindingId != "" {
 			host = fmt.Sprintf("%s/%d", g.HostId, g.HostSlot)
 		}
 		t.row(g.Id, g.Device.GetModel(), bytesCell(g.Device.GetMemoryBytes()), gpuHealth(g), gpuState(g), useWord(g.Use, g.Ejected),
-			g.LeaseId, host, errorsWord(g.Errors), g.Tenant, g.Device.GetSerial(), g.Device.GetNvlinkDomain(), g.Device.GetPcieSwitch(), g.HealthDetail)
+			leasesOn(g), host, errorsWord(g.Errors), g.Tenant, g.Device.GetSerial(), g.Device.GetNvlinkDomain(), g.Device.GetPcieSwitch(), roomWord(g), g.HealthDetail)
 	}
 	t.flush()
 }
@@ -213,10 +213,10 @@ func newGetLeasesCommand(conn *connection) *cobra.Command {
 
 func printLeases(w io.Writer, all *dxpuv1.ListLeasesResponse) {
 	t := newTable(w, "LEASE", "TENANT", "STATE", "HOST", "GPUS", "REASON",
-		wideColumn("NAME"), wideColumn("GANG"), wideColumn("PRIORITY"), wideColumn("CREATED"), wideColumn("EXPIRES"), wideColumn("BY"))
+		wideColumn("PART"), wideColumn("NAME"), wideColumn("GANG"), wideColumn("PRIORITY"), wideColumn("CREATED"), wideColumn("EXPIRES"), wideColumn("BY"))
 	for _, l := range all.Leases {
 		t.row(l.Id, l.Spec.Tenant, enumWord(l.State), l.HostId, strings.Join(gpusOf(l), ","), l.StateReason,
-			l.Spec.Labels[nameLabel], l.Spec.Gang.GetName(), l.Spec.Priority, date(l.CreateTime), date(l.ExpireTime), l.Creator)
+			partWord(l.Spec.Part), l.Spec.Labels[nameLabel], l.Spec.Gang.GetName(), l.Spec.Priority, date(l.CreateTime), date(l.ExpireTime), l.Creator)
 	}
 	t.flush()
 }
@@ -346,6 +346,7 @@ link    %d TLPs sent, %d received, %d datagrams retransmitted, %d refused
 `, g.LeaseId, g.Tenant, g.BindingId, g.HostId, g.HostSlot, enumWord(g.ObservedState), cmp.Or(useWord(g.Use, g.Ejected), "unknown"),
 			c.GetTlpsSent(), c.GetTlpsReceived(), c.GetDatagramsRetransmitted(), c.GetDatagramsRefused())
 	}
+	describeParts(w, g)
 	describeErrors(w, g.Errors)
 	describeHistory(w, g.History)
 }

@@ -28,6 +28,7 @@ func newLeaseCommand(conn *connection) *cobra.Command {
 type leaseFlags struct {
 	spec              dxpuv1.LeaseSpec
 	gang              dxpuv1.Gang
+	part              partFlags
 	expires, queueFor time.Duration
 }
 
@@ -43,6 +44,7 @@ func (o *leaseFlags) register(f *pflag.FlagSet) {
 	f.StringToStringVar(&o.spec.BoxLabels, "box-label", nil, "label that the boxes of the GPUs must have, `KEY=VALUE`")
 	f.Var(tolerationList{&o.spec.Tolerations}, "toleration", "use GPUs and hosts that have this taint: `KEY`, KEY=VALUE or \"*\", with :NoSchedule or :NoExecute for one effect (repeat for more)")
 	f.StringSliceVar(&o.spec.GpuIds, "gpu", nil, "exactly these GPUs, `BOX/SLOT`; --count is their number (default: the manager chooses)")
+	o.part.register(f)
 	f.StringVar(&o.spec.HostDomain, "host-domain", "", "VM or virtual switch of the host")
 	f.StringVar(&o.spec.Tenant, "tenant", "", "tenant that the lease belongs to")
 	f.Int32Var(&o.spec.Priority, "priority", 0, "priority in the queue, a `number` from -100 to 100, higher first; above 0 where the tenant or the caller's role may")
@@ -64,6 +66,7 @@ func (o *leaseFlags) message() *dxpuv1.LeaseSpec {
 	if o.gang.Name != "" || o.gang.Size != 0 {
 		o.spec.Gang, o.spec.Wait = &o.gang, true
 	}
+	o.part.apply(&o.spec)
 	return &o.spec
 }
 
@@ -120,9 +123,15 @@ The leases of a gang (--gang) are for a job on several hosts: one command for ea
 them. They wait until all exist and all fit at once. When one of them loses its GPUs all
 return to the queue, and when one ends all end.
 
+With --gpu-memory and --compute the lease has a part of one GPU, which other leases
+share: never more than its memory, and its share of the compute. --affinity and
+--anti-affinity keep the parts of a tenant together or apart, --exclusion keeps a GPU
+for parts with the same label.
+
 With --request-id the command can be repeated: the same ID returns the same lease.`,
 		Example: `  dxpu lease create --count 2 --model DX100 --host h1 --wait
   dxpu lease create --count 8 --nvlink required --queue --queue-timeout 10m
+  dxpu lease create --gpu-memory 16GiB --compute 30% --class online --share space --wait
   for h in h1 h2 h3 h4; do dxpu lease create --count 8 --host $h --gang train --gang-size 4; done`,
 	}, poolAPI.CreateLease, func([]string) *dxpuv1.CreateLeaseRequest {
 		req.Spec = o.message()
@@ -200,20 +209,39 @@ then the GPU is reset and its memory is scrubbed. --force does not ask the guest
 
 func newLeaseResizeCommand(conn *connection) *cobra.Command {
 	req := &dxpuv1.ResizeLeaseRequest{}
+	var part dxpuv1.Part
+	var deadline time.Duration
 	cmd := leaseCommand(conn, &cobra.Command{
 		Use: "resize LEASE", Short: "Add GPUs to a lease, or remove some", Args: cobra.ExactArgs(1),
 		Long: `Add GPUs to an active lease, or remove some.
 
 Additional GPUs meet the constraints of the lease and go to its host. The guest is
 asked to release GPUs that are removed; the manager removes those whose loss leaves
-the best placement.`,
-		Example: `  dxpu lease resize l-17 --count 4 --wait`,
+the best placement.
+
+A part of a GPU gets new limits while it runs. It grows if its GPU has the room. It
+shrinks when its guest does not use the memory any more; after --deadline the part is
+taken away and attached again with its new size.`,
+		Example: `  dxpu lease resize l-17 --count 4 --wait
+  dxpu lease resize l-18 --gpu-memory 24GiB --compute 50%
+  dxpu lease resize l-18 --gpu-memory 8GiB --deadline 10m`,
 	}, poolAPI.ResizeLease, func(args []string) *dxpuv1.ResizeLeaseRequest {
 		req.LeaseId = args[0]
+		if deadline != 0 {
+			req.Deadline = durationpb.New(deadline)
+		}
+		if part.MemoryBytes != 0 || part.Compute != 0 {
+			req.Part = &part
+		}
 		return req
 	}, (*dxpuv1.ResizeLeaseResponse).GetLease, "the new GPUs are attached and the removed ones are free again", resized)
 	cmd.Flags().Uint32Var(&req.Count, "count", 0, "new `number` of GPUs")
-	_ = cmd.MarkFlagRequired("count")
+	memoryVar(cmd.Flags(), &part.MemoryBytes, "gpu-memory", "new memory of the part, such as 16GiB")
+	computeVar(cmd.Flags(), &part.Compute, "compute", "new share of the compute of the part, such as 30%")
+	durationVar(cmd.Flags(), &deadline, "deadline", 0, "take the part away if its guest does not give the memory back until then")
+	cmd.MarkFlagsOneRequired("count", "gpu-memory", "compute")
+	cmd.MarkFlagsMutuallyExclusive("count", "gpu-memory")
+	cmd.MarkFlagsMutuallyExclusive("count", "compute")
 	return cmd
 }
 
@@ -229,7 +257,7 @@ func resized(l *dxpuv1.Lease) bool {
 			return false
 		}
 	}
-	return attached == l.Spec.Count
+	return attached == l.Spec.Count && !slices.ContainsFunc(l.Bindings, func(b *dxpuv1.Binding) bool { return b.HeldMemoryBytes > 0 })
 }
 
 func newLeaseExplainCommand(conn *connection) *cobra.Command {

@@ -93,7 +93,7 @@ func (p *Pool) start(ctx context.Context) (err error) {
 	if p.spec.Simulate {
 		p.nodes = simulated.New(simulated.Spec{
 			Manager: p.URL, JoinToken: p.daemons.JoinToken, Version: p.spec.Version,
-			Boxes: p.spec.Boxes, GPUsPerBox: p.spec.GPUs, Hosts: p.spec.Hosts, SlotsPerHost: p.spec.Slots,
+			Boxes: p.spec.Boxes, GPUsPerBox: p.spec.GPUs, PartsPerGPU: partsPerGPU, Hosts: p.spec.Hosts, SlotsPerHost: p.spec.Slots,
 			AtOnce: 64, NodesPerConnection: 4, Progress: func(string, ...any) {},
 		})
 		if err := p.nodes.Start(ctx); err != nil {
@@ -253,3 +253,6 @@ func (p *Pool) Stop() error {
 	}
 	return p.daemons.Stop()
 }
+
+// partsPerGPU is the number of slots for parts of each simulated GPU.
+const partsPerGPU = 4

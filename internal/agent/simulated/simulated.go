@@ -26,6 +26,7 @@ type Spec struct {
 	SlotsPerHost int
 	Boxes        int
 	GPUsPerBox   int
+	PartsPerGPU  int // slots for parts of each GPU; 0: GPUs cannot be divided
 
 	AtOnce             int // nodes that enrol concurrently
 	NodesPerConnection int
@@ -150,7 +151,7 @@ func (n *Nodes) simulated(i int, enrolled func()) *simulated {
 	s := &simulated{reports: &n.reports, enrolled: sync.OnceFunc(enrolled)}
 	s.state.Addresses = []*dxpuv1.PathAddress{{Address: fmt.Sprintf("10.%d.%d.%d:7471", 1+i>>16, i>>8&255, i&255), Mtu: 1472}}
 	if i < n.spec.Boxes {
-		s.box(i, n.spec.GPUsPerBox, Model(n.spec.Boxes, i))
+		s.box(i, n.spec.GPUsPerBox, n.spec.PartsPerGPU, Model(n.spec.Boxes, i))
 	} else {
 		s.host(i-n.spec.Boxes, n.spec.SlotsPerHost)
 	}
@@ -171,7 +172,7 @@ type simulated struct {
 	want  *dxpuv1.DesiredState
 }
 
-func (s *simulated) box(i, gpus int, model string) {
+func (s *simulated) box(i, gpus, parts int, model string) {
 	s.kind, s.name, s.reaches = dxpuv1.NodeKind_NODE_KIND_BOX, fmt.Sprintf("box-%05d", i), dxpuv1.BindingState_BINDING_STATE_READY
 	s.state.Rack, s.state.BoxKind, s.state.ProxyGpus = fmt.Sprintf("rack-%d", i/8), dxpuv1.BoxKind_BOX_KIND_PCIE_SWITCH, 6
 	domain := ""
@@ -183,6 +184,13 @@ func (s *simulated) box(i, gpus int, model string) {
 			Model: model, MemoryBytes: 80 << 30, Serial: fmt.Sprintf("s-%d", i*gpus+k), NvlinkDomain: domain,
 			VendorId: 0x10de, DeviceId: 0x20b0,
 		}})
+	}
+	for k := range gpus * parts {
+		gpu := uint32(k / parts)
+		s.state.Slots[gpu].Device.ShareModes = []dxpuv1.ShareMode{dxpuv1.ShareMode_SHARE_MODE_SPACE, dxpuv1.ShareMode_SHARE_MODE_TIME, dxpuv1.ShareMode_SHARE_MODE_PARTITION}
+		s.state.Slots = append(s.state.Slots, &dxpuv1.ObservedSlot{
+			Slot: uint32(gpus + k), PartOf: &gpu, Health: dxpuv1.Health_HEALTH_OK, Device: &dxpuv1.Device{Model: model, VendorId: 0x10de, DeviceId: 0x20b0},
+		})
 	}
 }
 
@@ -217,8 +225,8 @@ func (s *simulated) Observe() *dxpuv1.ObservedState {
 	for _, b := range want.GetBindings() {
 		old := s.state.Slots[b.Slot]
 		out.Slots[b.Slot] = &dxpuv1.ObservedSlot{
-			Slot: b.Slot, Device: old.Device, Domain: old.Domain, Health: old.Health,
-			Binding: &dxpuv1.ObservedBinding{BindingId: b.BindingId, Epoch: b.Epoch, State: s.reaches, Counters: &dxpuv1.Counters{}},
+			Slot: b.Slot, Device: old.Device, Domain: old.Domain, Health: old.Health, PartOf: old.PartOf,
+			Binding: &dxpuv1.ObservedBinding{BindingId: b.BindingId, Epoch: b.Epoch, State: s.reaches, Counters: &dxpuv1.Counters{}, Part: b.Part},
 		}
 	}
 	return out

@@ -22,7 +22,7 @@ func (s *Server) gpusPage(v *view) error {
 	d := &gpusData{Filter: gpuFilter{q.Get("model"), q.Get("state"), q.Get("health"), q.Get("box"), q.Get("host")}}
 	v.Data = d
 	req := &dxpuv1.ListGPUsRequest{Model: d.Filter.Model, BoxId: d.Filter.Box, HostId: d.Filter.Host, PageSize: rowsPerPage, PageToken: q.Get("after")}
-	for i := dxpuv1.GPUState_GPU_STATE_FREE; i <= dxpuv1.GPUState_GPU_STATE_RELEASING; i++ {
+	for i := dxpuv1.GPUState_GPU_STATE_FREE; i <= dxpuv1.GPUState_GPU_STATE_SHARED; i++ {
 		d.States = append(d.States, word(i))
 		if word(i) == d.Filter.State {
 			req.State = i

@@ -49,7 +49,7 @@ func kindOf(g *dxpuv1.GPU) kind {
 	switch {
 	case g.State == dxpuv1.GPUState_GPU_STATE_RELEASING:
 		return releasing
-	case g.State == dxpuv1.GPUState_GPU_STATE_BOUND:
+	case g.State == dxpuv1.GPUState_GPU_STATE_BOUND, g.State == dxpuv1.GPUState_GPU_STATE_SHARED:
 		return bound
 	case g.State == dxpuv1.GPUState_GPU_STATE_UNAVAILABLE, g.Cordoned, g.Draining:
 		return held
