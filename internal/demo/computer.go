@@ -105,7 +105,15 @@ type embeddedHost struct {
 }
 
 func (d *demo) startEmbedded() (computer, error) {
-	log, err := os.Create(d.procs.Path(hostName + ".log"))
+	e, err := d.newEmbedded(hostName)
+	if err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+func (d *demo) newEmbedded(name string) (*embeddedHost, error) {
+	log, err := os.Create(d.procs.Path(name + ".log"))
 	if err != nil {
 		return nil, err
 	}
@@ -120,7 +128,7 @@ func (d *demo) startEmbedded() (computer, error) {
 	if err != nil {
 		return nil, errors.Join(err, log.Close())
 	}
-	a, err := agent.New(agent.Config{Manager: d.url, JoinToken: d.procs.JoinToken, Kind: dxpuv1.NodeKind_NODE_KIND_HOST, Name: hostName, Log: logger}, h)
+	a, err := agent.New(agent.Config{Manager: d.url, JoinToken: d.procs.JoinToken, Kind: dxpuv1.NodeKind_NODE_KIND_HOST, Name: name, Log: logger}, h)
 	if err != nil {
 		return nil, errors.Join(err, log.Close())
 	}

@@ -80,6 +80,7 @@ type demo struct {
 	pc     computer
 	boot   string
 	lease  string
+	shared sharing
 }
 
 // Run runs the demonstration. After an error the report contains the steps up to it.
@@ -116,6 +117,11 @@ func (d *demo) run(ctx context.Context) error {
 		{"the program runs again, on the spare", d.driveAgain},
 		{"the guest was not rebooted", d.sameBoot},
 		{"the lease is deleted, the GPU detached", d.detach},
+		{"a box with one GPU in slices, and a second host start", d.startShared},
+		{"two hosts get a slice of the same GPU", d.leaseSlices},
+		{"both use it at the same time", d.measureSlices},
+		{"one slice fails, the other goes on", d.failSlice},
+		{"the leases are deleted, the slices detached", d.endShared},
 	} {
 		if err := d.step(ctx, s.name, s.do); err != nil {
 			return err
@@ -130,6 +136,10 @@ func (d *demo) tearDown() error {
 	var err error
 	if d.pc != nil {
 		err = d.pc.close()
+	}
+	if d.shared.host != nil {
+		_ = d.shared.close() // after an error the GPU may be gone
+		err = errors.Join(err, d.shared.host.close())
 	}
 	if err = errors.Join(err, d.procs.Stop()); err == nil {
 		d.say("%7.2f s  %7.2f s  all %d processes have ended", time.Since(d.began).Seconds(), time.Since(at).Seconds(), d.procs.Count())
@@ -247,10 +257,12 @@ func (d *demo) attach(ctx context.Context) (string, error) {
 }
 
 // active waits until the lease has its GPU and returns the binding.
-func (d *demo) active(ctx context.Context) (*dxpuv1.Binding, error) {
+func (d *demo) active(ctx context.Context) (*dxpuv1.Binding, error) { return d.activeOf(ctx, d.lease) }
+
+func (d *demo) activeOf(ctx context.Context, id string) (*dxpuv1.Binding, error) {
 	var found *dxpuv1.Binding
 	err := localpool.Poll(ctx, func() (bool, error) {
-		lease, err := d.getLease(ctx)
+		lease, err := d.getLease(ctx, id)
 		if err != nil || lease.State != dxpuv1.LeaseState_LEASE_STATE_ACTIVE {
 			if lease.GetState() == dxpuv1.LeaseState_LEASE_STATE_FAILED {
 				err = errors.New(lease.StateReason)
@@ -267,8 +279,8 @@ func (d *demo) active(ctx context.Context) (*dxpuv1.Binding, error) {
 	return found, err
 }
 
-func (d *demo) getLease(ctx context.Context) (*dxpuv1.Lease, error) {
-	res, err := d.api.GetLease(ctx, connect.NewRequest(&dxpuv1.GetLeaseRequest{LeaseId: d.lease}))
+func (d *demo) getLease(ctx context.Context, id string) (*dxpuv1.Lease, error) {
+	res, err := d.api.GetLease(ctx, connect.NewRequest(&dxpuv1.GetLeaseRequest{LeaseId: id}))
 	if err != nil {
 		return nil, err
 	}
@@ -403,7 +415,7 @@ func (d *demo) detach(ctx context.Context) (string, error) {
 		return "", err
 	}
 	err := localpool.Poll(ctx, func() (bool, error) {
-		lease, err := d.getLease(ctx)
+		lease, err := d.getLease(ctx, d.lease)
 		return lease.GetState() == dxpuv1.LeaseState_LEASE_STATE_RELEASED, err
 	})
 	d.figure("detach, until the GPU is scrubbed and free", time.Since(at))
