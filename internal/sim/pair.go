@@ -30,6 +30,7 @@ type PairSpec struct {
 	GPU gpu.Spec
 	// Device is used instead of the GPU if it is not nil.
 	Device device.Device
+	Slice  *boxproxy.Slice // of Device, if that is a slice of a GPU
 	Paths  []Duplex // none: one
 	// RootLatency is the time that a TLP of the GPU takes from the host's proxy
 	// to host memory. The round trip of a memory read of the GPU is RootLatency
@@ -110,7 +111,7 @@ func (p *Pair) setUp(spec PairSpec) error {
 	p.HostNode, p.BoxNode = hostNode, boxNode
 	hostNode.Tune, boxNode.Tune = spec.tune, spec.tune
 	log := slog.New(slog.DiscardHandler)
-	if p.box, err = boxproxy.New(boxproxy.Config{Slots: []boxproxy.Slot{{Device: d}}, Fabric: boxNode, Logger: log}); err != nil {
+	if p.box, err = boxproxy.New(boxproxy.Config{Slots: []boxproxy.Slot{{Device: d, Slice: spec.Slice}}, Fabric: boxNode, Logger: log}); err != nil {
 		return err
 	}
 	enum := rootcomplex.DefaultEnumSpec()
