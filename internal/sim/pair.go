@@ -31,7 +31,7 @@ type PairSpec struct {
 	// Device is used instead of the GPU if it is not nil.
 	Device device.Device
 	Slice  *boxproxy.Slice // of Device, if that is a slice of a GPU
-	Paths  []Duplex // none: one
+	Paths  []Duplex        // none: one
 	// RootLatency is the time that a TLP of the GPU takes from the host's proxy
 	// to host memory. The round trip of a memory read of the GPU is RootLatency
 	// and the delays of both directions of a path, where no bandwidth is set.
