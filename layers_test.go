@@ -78,6 +78,7 @@ var layer = map[string]int{
 	"internal/model/cluster":  3,
 	"hook":                    3,
 	"internal/pool/etcdstore": 3,
+	"internal/pool/oidc": 3, "internal/pool/oidc/oidctest": 3,
 	"internal/leaktest":       3,
 	"internal/fdstore":        3,
 	"client":                  3,

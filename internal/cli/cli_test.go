@@ -61,6 +61,7 @@ func TestMain(m *testing.M) {
 var programs = map[string]func(){
 	"dxpu":           func() { os.Exit(Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) },
 	"dxpu-fake-node": func() { os.Exit(fakeNode(os.Args[1:])) },
+	"dxpu-fake-oidc": func() { os.Exit(fakeProvider(os.Args[1:])) },
 }
 
 // startedByTest marks the process that TestStartedAsProgram starts.
@@ -98,6 +99,7 @@ func TestScripts(t *testing.T) {
 func scriptCommands() map[string]func(*testscript.TestScript, bool, []string) {
 	return map[string]func(*testscript.TestScript, bool, []string){
 		"manager-url":   managerURL,
+		"issuer":        func(ts *testscript.TestScript, _ bool, args []string) { ts.Setenv("ISSUER", ts.ReadFile(args[0])) },
 		"admin-url":     adminFileURL,
 		"await":         await,
 		"lease-id":      leaseID,

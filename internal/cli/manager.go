@@ -38,6 +38,7 @@ type managerOptions struct {
 	admin                      adminOptions
 	reserve                    placement.Reserve
 	securityOptions
+	signIn signInOptions
 	storeOptions
 	cfg        manager.Config
 	joinTokens func() []string // those of the file; nil: there is none
@@ -91,6 +92,7 @@ password is a token of the pool.` + tracingHelp,
 	f.StringVar(&o.tokenFile, "join-token-file", "", "file with the join token of nodes")
 	f.StringVar(&o.urlFile, "url-file", "", "file to which the manager writes its URL when it serves (for scripts that use port 0)")
 	o.securityOptions.register(f)
+	o.signIn.register(f)
 	positiveDurationVar(f, &o.cfg.CertificateLife, "certificate-life", 30*24*time.Hour, "lifetime of the certificates of nodes and of the manager")
 	f.Float64Var(&o.cfg.CallRate, "call-rate", 500, "limit of calls per second for each caller, on average; bursts may reach five seconds' worth; 0: no limit")
 	spareFlags(f, &o.reserve)
@@ -121,6 +123,9 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 	}
 	if cfg.HostTimeout == 0 {
 		cfg.HostTimeout = -1 // never; 0 would be the default
+	}
+	if err := o.signIn.apply(&cfg); err != nil {
+		return usage(err)
 	}
 	cfg.Version = version()
 	if o.testingClock != "" {

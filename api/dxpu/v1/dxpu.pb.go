@@ -2505,6 +2505,193 @@ func (x *ReplaceMemberResponse) GetInitialCluster() string {
 	return ""
 }
 
+type GetSignInRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetSignInRequest) Reset() {
+	*x = GetSignInRequest{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetSignInRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetSignInRequest) ProtoMessage() {}
+
+func (x *GetSignInRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetSignInRequest.ProtoReflect.Descriptor instead.
+func (*GetSignInRequest) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{43}
+}
+
+type GetSignInResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The OpenID provider's URL. Empty: the pool has no single sign-on.
+	Issuer        string `protobuf:"bytes,1,opt,name=issuer,proto3" json:"issuer,omitempty"`
+	ClientId      string `protobuf:"bytes,2,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetSignInResponse) Reset() {
+	*x = GetSignInResponse{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetSignInResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetSignInResponse) ProtoMessage() {}
+
+func (x *GetSignInResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetSignInResponse.ProtoReflect.Descriptor instead.
+func (*GetSignInResponse) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *GetSignInResponse) GetIssuer() string {
+	if x != nil {
+		return x.Issuer
+	}
+	return ""
+}
+
+func (x *GetSignInResponse) GetClientId() string {
+	if x != nil {
+		return x.ClientId
+	}
+	return ""
+}
+
+type SignInRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Secret. A JSON Web Token of the provider for the client, at most ten minutes old.
+	IdToken       string `protobuf:"bytes,1,opt,name=id_token,json=idToken,proto3" json:"id_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SignInRequest) Reset() {
+	*x = SignInRequest{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SignInRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SignInRequest) ProtoMessage() {}
+
+func (x *SignInRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SignInRequest.ProtoReflect.Descriptor instead.
+func (*SignInRequest) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *SignInRequest) GetIdToken() string {
+	if x != nil {
+		return x.IdToken
+	}
+	return ""
+}
+
+type SignInResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Token *Token                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	// Secret. The value for "Authorization: Bearer".
+	Secret        string `protobuf:"bytes,2,opt,name=secret,proto3" json:"secret,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SignInResponse) Reset() {
+	*x = SignInResponse{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SignInResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SignInResponse) ProtoMessage() {}
+
+func (x *SignInResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SignInResponse.ProtoReflect.Descriptor instead.
+func (*SignInResponse) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *SignInResponse) GetToken() *Token {
+	if x != nil {
+		return x.Token
+	}
+	return nil
+}
+
+func (x *SignInResponse) GetSecret() string {
+	if x != nil {
+		return x.Secret
+	}
+	return ""
+}
+
 type ListEventsRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	PageSize  int32                  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
@@ -2521,7 +2708,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[43]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2533,7 +2720,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[43]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2546,7 +2733,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{43}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ListEventsRequest) GetPageSize() int32 {
@@ -2596,7 +2783,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[44]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2608,7 +2795,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[44]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2621,7 +2808,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{44}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -2660,7 +2847,7 @@ type EventFilter struct {
 
 func (x *EventFilter) Reset() {
 	*x = EventFilter{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[45]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2672,7 +2859,7 @@ func (x *EventFilter) String() string {
 func (*EventFilter) ProtoMessage() {}
 
 func (x *EventFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[45]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2685,7 +2872,7 @@ func (x *EventFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventFilter.ProtoReflect.Descriptor instead.
 func (*EventFilter) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{45}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *EventFilter) GetLeaseId() string {
@@ -2745,7 +2932,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[46]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2757,7 +2944,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[46]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2770,7 +2957,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{46}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *WatchEventsRequest) GetAfterRevision() uint64 {
@@ -2806,7 +2993,7 @@ type WatchEventsResponse struct {
 
 func (x *WatchEventsResponse) Reset() {
 	*x = WatchEventsResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[47]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2818,7 +3005,7 @@ func (x *WatchEventsResponse) String() string {
 func (*WatchEventsResponse) ProtoMessage() {}
 
 func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[47]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2831,7 +3018,7 @@ func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEventsResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{47}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *WatchEventsResponse) GetEvent() *Event {
@@ -2864,7 +3051,7 @@ type WatchLeasesRequest struct {
 
 func (x *WatchLeasesRequest) Reset() {
 	*x = WatchLeasesRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[48]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2876,7 +3063,7 @@ func (x *WatchLeasesRequest) String() string {
 func (*WatchLeasesRequest) ProtoMessage() {}
 
 func (x *WatchLeasesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[48]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2889,7 +3076,7 @@ func (x *WatchLeasesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchLeasesRequest.ProtoReflect.Descriptor instead.
 func (*WatchLeasesRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{48}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *WatchLeasesRequest) GetAfterRevision() uint64 {
@@ -2934,7 +3121,7 @@ type WatchLeasesResponse struct {
 
 func (x *WatchLeasesResponse) Reset() {
 	*x = WatchLeasesResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[49]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2946,7 +3133,7 @@ func (x *WatchLeasesResponse) String() string {
 func (*WatchLeasesResponse) ProtoMessage() {}
 
 func (x *WatchLeasesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[49]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2959,7 +3146,7 @@ func (x *WatchLeasesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchLeasesResponse.ProtoReflect.Descriptor instead.
 func (*WatchLeasesResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{49}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *WatchLeasesResponse) GetLease() *Lease {
@@ -2985,7 +3172,7 @@ type ClearGPUErrorsRequest struct {
 
 func (x *ClearGPUErrorsRequest) Reset() {
 	*x = ClearGPUErrorsRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[50]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2997,7 +3184,7 @@ func (x *ClearGPUErrorsRequest) String() string {
 func (*ClearGPUErrorsRequest) ProtoMessage() {}
 
 func (x *ClearGPUErrorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[50]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3010,7 +3197,7 @@ func (x *ClearGPUErrorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearGPUErrorsRequest.ProtoReflect.Descriptor instead.
 func (*ClearGPUErrorsRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{50}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ClearGPUErrorsRequest) GetGpuId() string {
@@ -3029,7 +3216,7 @@ type ClearGPUErrorsResponse struct {
 
 func (x *ClearGPUErrorsResponse) Reset() {
 	*x = ClearGPUErrorsResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[51]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3041,7 +3228,7 @@ func (x *ClearGPUErrorsResponse) String() string {
 func (*ClearGPUErrorsResponse) ProtoMessage() {}
 
 func (x *ClearGPUErrorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[51]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3054,7 +3241,7 @@ func (x *ClearGPUErrorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearGPUErrorsResponse.ProtoReflect.Descriptor instead.
 func (*ClearGPUErrorsResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{51}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ClearGPUErrorsResponse) GetGpu() *GPU {
@@ -3076,7 +3263,7 @@ type DeleteNodeRequest struct {
 
 func (x *DeleteNodeRequest) Reset() {
 	*x = DeleteNodeRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[52]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3088,7 +3275,7 @@ func (x *DeleteNodeRequest) String() string {
 func (*DeleteNodeRequest) ProtoMessage() {}
 
 func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[52]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3101,7 +3288,7 @@ func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNodeRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{52}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *DeleteNodeRequest) GetNodeId() string {
@@ -3133,7 +3320,7 @@ type DeleteNodeResponse struct {
 
 func (x *DeleteNodeResponse) Reset() {
 	*x = DeleteNodeResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[53]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3145,7 +3332,7 @@ func (x *DeleteNodeResponse) String() string {
 func (*DeleteNodeResponse) ProtoMessage() {}
 
 func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[53]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3158,7 +3345,7 @@ func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNodeResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{53}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{57}
 }
 
 type ListTenantsRequest struct {
@@ -3171,7 +3358,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[54]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3183,7 +3370,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[54]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3196,7 +3383,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{54}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ListTenantsRequest) GetPageSize() int32 {
@@ -3226,7 +3413,7 @@ type ListTenantsResponse struct {
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[55]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3238,7 +3425,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[55]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3251,7 +3438,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{55}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ListTenantsResponse) GetTenants() []*Tenant {
@@ -3284,7 +3471,7 @@ type GetTenantRequest struct {
 
 func (x *GetTenantRequest) Reset() {
 	*x = GetTenantRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[56]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3296,7 +3483,7 @@ func (x *GetTenantRequest) String() string {
 func (*GetTenantRequest) ProtoMessage() {}
 
 func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[56]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3309,7 +3496,7 @@ func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantRequest.ProtoReflect.Descriptor instead.
 func (*GetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{56}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *GetTenantRequest) GetTenantId() string {
@@ -3328,7 +3515,7 @@ type GetTenantResponse struct {
 
 func (x *GetTenantResponse) Reset() {
 	*x = GetTenantResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[57]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3340,7 +3527,7 @@ func (x *GetTenantResponse) String() string {
 func (*GetTenantResponse) ProtoMessage() {}
 
 func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[57]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3353,7 +3540,7 @@ func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantResponse.ProtoReflect.Descriptor instead.
 func (*GetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{57}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *GetTenantResponse) GetTenant() *Tenant {
@@ -3376,7 +3563,7 @@ type PutTenantRequest struct {
 
 func (x *PutTenantRequest) Reset() {
 	*x = PutTenantRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[58]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3388,7 +3575,7 @@ func (x *PutTenantRequest) String() string {
 func (*PutTenantRequest) ProtoMessage() {}
 
 func (x *PutTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[58]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3401,7 +3588,7 @@ func (x *PutTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutTenantRequest.ProtoReflect.Descriptor instead.
 func (*PutTenantRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{58}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *PutTenantRequest) GetTenant() *Tenant {
@@ -3427,7 +3614,7 @@ type PutTenantResponse struct {
 
 func (x *PutTenantResponse) Reset() {
 	*x = PutTenantResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[59]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3439,7 +3626,7 @@ func (x *PutTenantResponse) String() string {
 func (*PutTenantResponse) ProtoMessage() {}
 
 func (x *PutTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[59]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3452,7 +3639,7 @@ func (x *PutTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutTenantResponse.ProtoReflect.Descriptor instead.
 func (*PutTenantResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{59}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *PutTenantResponse) GetTenant() *Tenant {
@@ -3472,7 +3659,7 @@ type DeleteTenantRequest struct {
 
 func (x *DeleteTenantRequest) Reset() {
 	*x = DeleteTenantRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[60]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3484,7 +3671,7 @@ func (x *DeleteTenantRequest) String() string {
 func (*DeleteTenantRequest) ProtoMessage() {}
 
 func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[60]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3497,7 +3684,7 @@ func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTenantRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{60}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *DeleteTenantRequest) GetTenantId() string {
@@ -3522,7 +3709,7 @@ type DeleteTenantResponse struct {
 
 func (x *DeleteTenantResponse) Reset() {
 	*x = DeleteTenantResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[61]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3534,7 +3721,7 @@ func (x *DeleteTenantResponse) String() string {
 func (*DeleteTenantResponse) ProtoMessage() {}
 
 func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[61]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3547,7 +3734,7 @@ func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTenantResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{61}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{65}
 }
 
 type CreateTokenRequest struct {
@@ -3567,7 +3754,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[62]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3579,7 +3766,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[62]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3592,7 +3779,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{62}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *CreateTokenRequest) GetRole() Role {
@@ -3641,7 +3828,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[63]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3653,7 +3840,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[63]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3666,7 +3853,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{63}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *CreateTokenResponse) GetToken() *Token {
@@ -3693,7 +3880,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[64]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3705,7 +3892,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[64]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3718,7 +3905,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{64}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ListTokensRequest) GetPageSize() int32 {
@@ -3745,7 +3932,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[65]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3757,7 +3944,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[65]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3770,7 +3957,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{65}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -3796,7 +3983,7 @@ type DeleteTokenRequest struct {
 
 func (x *DeleteTokenRequest) Reset() {
 	*x = DeleteTokenRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[66]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3808,7 +3995,7 @@ func (x *DeleteTokenRequest) String() string {
 func (*DeleteTokenRequest) ProtoMessage() {}
 
 func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[66]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3821,7 +4008,7 @@ func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTokenRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{66}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *DeleteTokenRequest) GetTokenId() string {
@@ -3839,7 +4026,7 @@ type DeleteTokenResponse struct {
 
 func (x *DeleteTokenResponse) Reset() {
 	*x = DeleteTokenResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[67]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3851,7 +4038,7 @@ func (x *DeleteTokenResponse) String() string {
 func (*DeleteTokenResponse) ProtoMessage() {}
 
 func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[67]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3864,7 +4051,7 @@ func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTokenResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{67}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{71}
 }
 
 // Authority is the certificate authority of a pool.
@@ -3892,7 +4079,7 @@ type Authority struct {
 
 func (x *Authority) Reset() {
 	*x = Authority{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[68]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3904,7 +4091,7 @@ func (x *Authority) String() string {
 func (*Authority) ProtoMessage() {}
 
 func (x *Authority) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[68]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3917,7 +4104,7 @@ func (x *Authority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Authority.ProtoReflect.Descriptor instead.
 func (*Authority) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{68}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Authority) GetCaPem() string {
@@ -3984,7 +4171,7 @@ type GetAuthorityRequest struct {
 
 func (x *GetAuthorityRequest) Reset() {
 	*x = GetAuthorityRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[69]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3996,7 +4183,7 @@ func (x *GetAuthorityRequest) String() string {
 func (*GetAuthorityRequest) ProtoMessage() {}
 
 func (x *GetAuthorityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[69]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4009,7 +4196,7 @@ func (x *GetAuthorityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAuthorityRequest.ProtoReflect.Descriptor instead.
 func (*GetAuthorityRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{69}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{73}
 }
 
 type GetAuthorityResponse struct {
@@ -4021,7 +4208,7 @@ type GetAuthorityResponse struct {
 
 func (x *GetAuthorityResponse) Reset() {
 	*x = GetAuthorityResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[70]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4033,7 +4220,7 @@ func (x *GetAuthorityResponse) String() string {
 func (*GetAuthorityResponse) ProtoMessage() {}
 
 func (x *GetAuthorityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[70]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4046,7 +4233,7 @@ func (x *GetAuthorityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAuthorityResponse.ProtoReflect.Descriptor instead.
 func (*GetAuthorityResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{70}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *GetAuthorityResponse) GetAuthority() *Authority {
@@ -4068,7 +4255,7 @@ type RotateAuthorityRequest struct {
 
 func (x *RotateAuthorityRequest) Reset() {
 	*x = RotateAuthorityRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[71]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4080,7 +4267,7 @@ func (x *RotateAuthorityRequest) String() string {
 func (*RotateAuthorityRequest) ProtoMessage() {}
 
 func (x *RotateAuthorityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[71]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4093,7 +4280,7 @@ func (x *RotateAuthorityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateAuthorityRequest.ProtoReflect.Descriptor instead.
 func (*RotateAuthorityRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{71}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *RotateAuthorityRequest) GetStep() AuthorityStep {
@@ -4119,7 +4306,7 @@ type RotateAuthorityResponse struct {
 
 func (x *RotateAuthorityResponse) Reset() {
 	*x = RotateAuthorityResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[72]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4131,7 +4318,7 @@ func (x *RotateAuthorityResponse) String() string {
 func (*RotateAuthorityResponse) ProtoMessage() {}
 
 func (x *RotateAuthorityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[72]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4144,7 +4331,7 @@ func (x *RotateAuthorityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateAuthorityResponse.ProtoReflect.Descriptor instead.
 func (*RotateAuthorityResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{72}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *RotateAuthorityResponse) GetAuthority() *Authority {
@@ -4162,7 +4349,7 @@ type WhoAmIRequest struct {
 
 func (x *WhoAmIRequest) Reset() {
 	*x = WhoAmIRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[73]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4174,7 +4361,7 @@ func (x *WhoAmIRequest) String() string {
 func (*WhoAmIRequest) ProtoMessage() {}
 
 func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[73]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4187,7 +4374,7 @@ func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIRequest.ProtoReflect.Descriptor instead.
 func (*WhoAmIRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{73}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{77}
 }
 
 type WhoAmIResponse struct {
@@ -4201,7 +4388,7 @@ type WhoAmIResponse struct {
 
 func (x *WhoAmIResponse) Reset() {
 	*x = WhoAmIResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[74]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4213,7 +4400,7 @@ func (x *WhoAmIResponse) String() string {
 func (*WhoAmIResponse) ProtoMessage() {}
 
 func (x *WhoAmIResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[74]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4226,7 +4413,7 @@ func (x *WhoAmIResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIResponse.ProtoReflect.Descriptor instead.
 func (*WhoAmIResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{74}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *WhoAmIResponse) GetActor() string {
@@ -4267,7 +4454,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[75]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4279,7 +4466,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[75]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4292,7 +4479,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{75}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ListAuditRequest) GetPageSize() int32 {
@@ -4343,7 +4530,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[76]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4355,7 +4542,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[76]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4368,7 +4555,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{76}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -4400,7 +4587,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[77]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4412,7 +4599,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[77]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4425,7 +4612,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{77}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{81}
 }
 
 type BackupResponse struct {
@@ -4437,7 +4624,7 @@ type BackupResponse struct {
 
 func (x *BackupResponse) Reset() {
 	*x = BackupResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[78]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4449,7 +4636,7 @@ func (x *BackupResponse) String() string {
 func (*BackupResponse) ProtoMessage() {}
 
 func (x *BackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[78]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4462,7 +4649,7 @@ func (x *BackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
 func (*BackupResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{78}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *BackupResponse) GetChunk() []byte {
@@ -4625,7 +4812,16 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x19\n" +
 	"\bpeer_url\x18\x02 \x01(\tR\apeerUrl\"@\n" +
 	"\x15ReplaceMemberResponse\x12'\n" +
-	"\x0finitial_cluster\x18\x01 \x01(\tR\x0einitialCluster\"\xc7\x01\n" +
+	"\x0finitial_cluster\x18\x01 \x01(\tR\x0einitialCluster\"\x12\n" +
+	"\x10GetSignInRequest\"H\n" +
+	"\x11GetSignInResponse\x12\x16\n" +
+	"\x06issuer\x18\x01 \x01(\tR\x06issuer\x12\x1b\n" +
+	"\tclient_id\x18\x02 \x01(\tR\bclientId\"*\n" +
+	"\rSignInRequest\x12\x19\n" +
+	"\bid_token\x18\x01 \x01(\tR\aidToken\"N\n" +
+	"\x0eSignInResponse\x12$\n" +
+	"\x05token\x18\x01 \x01(\v2\x0e.dxpu.v1.TokenR\x05token\x12\x16\n" +
+	"\x06secret\x18\x02 \x01(\tR\x06secret\"\xc7\x01\n" +
 	"\x11ListEventsRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
@@ -4753,7 +4949,7 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\x1aAUTHORITY_STEP_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14AUTHORITY_STEP_BEGIN\x10\x01\x12\x1b\n" +
 	"\x17AUTHORITY_STEP_ACTIVATE\x10\x02\x12\x19\n" +
-	"\x15AUTHORITY_STEP_RETIRE\x10\x032\xcd\x15\n" +
+	"\x15AUTHORITY_STEP_RETIRE\x10\x032\xd1\x16\n" +
 	"\vPoolService\x12A\n" +
 	"\aGetPool\x12\x17.dxpu.v1.GetPoolRequest\x1a\x18.dxpu.v1.GetPoolResponse\"\x03\x90\x02\x01\x12V\n" +
 	"\x0eGetPoolHistory\x12\x1e.dxpu.v1.GetPoolHistoryRequest\x1a\x1f.dxpu.v1.GetPoolHistoryResponse\"\x03\x90\x02\x01\x12G\n" +
@@ -4787,7 +4983,9 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\vCreateToken\x12\x1b.dxpu.v1.CreateTokenRequest\x1a\x1c.dxpu.v1.CreateTokenResponse\x12J\n" +
 	"\n" +
 	"ListTokens\x12\x1a.dxpu.v1.ListTokensRequest\x1a\x1b.dxpu.v1.ListTokensResponse\"\x03\x90\x02\x01\x12H\n" +
-	"\vDeleteToken\x12\x1b.dxpu.v1.DeleteTokenRequest\x1a\x1c.dxpu.v1.DeleteTokenResponse\x12>\n" +
+	"\vDeleteToken\x12\x1b.dxpu.v1.DeleteTokenRequest\x1a\x1c.dxpu.v1.DeleteTokenResponse\x12G\n" +
+	"\tGetSignIn\x12\x19.dxpu.v1.GetSignInRequest\x1a\x1a.dxpu.v1.GetSignInResponse\"\x03\x90\x02\x01\x129\n" +
+	"\x06SignIn\x12\x16.dxpu.v1.SignInRequest\x1a\x17.dxpu.v1.SignInResponse\x12>\n" +
 	"\x06WhoAmI\x12\x16.dxpu.v1.WhoAmIRequest\x1a\x17.dxpu.v1.WhoAmIResponse\"\x03\x90\x02\x01\x12P\n" +
 	"\fGetAuthority\x12\x1c.dxpu.v1.GetAuthorityRequest\x1a\x1d.dxpu.v1.GetAuthorityResponse\"\x03\x90\x02\x01\x12T\n" +
 	"\x0fRotateAuthority\x12\x1f.dxpu.v1.RotateAuthorityRequest\x1a .dxpu.v1.RotateAuthorityResponse\x12G\n" +
@@ -4812,7 +5010,7 @@ func file_dxpu_v1_dxpu_proto_rawDescGZIP() []byte {
 }
 
 var file_dxpu_v1_dxpu_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_dxpu_v1_dxpu_proto_msgTypes = make([]protoimpl.MessageInfo, 81)
+var file_dxpu_v1_dxpu_proto_msgTypes = make([]protoimpl.MessageInfo, 85)
 var file_dxpu_v1_dxpu_proto_goTypes = []any{
 	(AuthorityStep)(0),              // 0: dxpu.v1.AuthorityStep
 	(*GetPoolRequest)(nil),          // 1: dxpu.v1.GetPoolRequest
@@ -4858,207 +5056,216 @@ var file_dxpu_v1_dxpu_proto_goTypes = []any{
 	(*SetTaintsResponse)(nil),       // 41: dxpu.v1.SetTaintsResponse
 	(*ReplaceMemberRequest)(nil),    // 42: dxpu.v1.ReplaceMemberRequest
 	(*ReplaceMemberResponse)(nil),   // 43: dxpu.v1.ReplaceMemberResponse
-	(*ListEventsRequest)(nil),       // 44: dxpu.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),      // 45: dxpu.v1.ListEventsResponse
-	(*EventFilter)(nil),             // 46: dxpu.v1.EventFilter
-	(*WatchEventsRequest)(nil),      // 47: dxpu.v1.WatchEventsRequest
-	(*WatchEventsResponse)(nil),     // 48: dxpu.v1.WatchEventsResponse
-	(*WatchLeasesRequest)(nil),      // 49: dxpu.v1.WatchLeasesRequest
-	(*WatchLeasesResponse)(nil),     // 50: dxpu.v1.WatchLeasesResponse
-	(*ClearGPUErrorsRequest)(nil),   // 51: dxpu.v1.ClearGPUErrorsRequest
-	(*ClearGPUErrorsResponse)(nil),  // 52: dxpu.v1.ClearGPUErrorsResponse
-	(*DeleteNodeRequest)(nil),       // 53: dxpu.v1.DeleteNodeRequest
-	(*DeleteNodeResponse)(nil),      // 54: dxpu.v1.DeleteNodeResponse
-	(*ListTenantsRequest)(nil),      // 55: dxpu.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),     // 56: dxpu.v1.ListTenantsResponse
-	(*GetTenantRequest)(nil),        // 57: dxpu.v1.GetTenantRequest
-	(*GetTenantResponse)(nil),       // 58: dxpu.v1.GetTenantResponse
-	(*PutTenantRequest)(nil),        // 59: dxpu.v1.PutTenantRequest
-	(*PutTenantResponse)(nil),       // 60: dxpu.v1.PutTenantResponse
-	(*DeleteTenantRequest)(nil),     // 61: dxpu.v1.DeleteTenantRequest
-	(*DeleteTenantResponse)(nil),    // 62: dxpu.v1.DeleteTenantResponse
-	(*CreateTokenRequest)(nil),      // 63: dxpu.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),     // 64: dxpu.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),       // 65: dxpu.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),      // 66: dxpu.v1.ListTokensResponse
-	(*DeleteTokenRequest)(nil),      // 67: dxpu.v1.DeleteTokenRequest
-	(*DeleteTokenResponse)(nil),     // 68: dxpu.v1.DeleteTokenResponse
-	(*Authority)(nil),               // 69: dxpu.v1.Authority
-	(*GetAuthorityRequest)(nil),     // 70: dxpu.v1.GetAuthorityRequest
-	(*GetAuthorityResponse)(nil),    // 71: dxpu.v1.GetAuthorityResponse
-	(*RotateAuthorityRequest)(nil),  // 72: dxpu.v1.RotateAuthorityRequest
-	(*RotateAuthorityResponse)(nil), // 73: dxpu.v1.RotateAuthorityResponse
-	(*WhoAmIRequest)(nil),           // 74: dxpu.v1.WhoAmIRequest
-	(*WhoAmIResponse)(nil),          // 75: dxpu.v1.WhoAmIResponse
-	(*ListAuditRequest)(nil),        // 76: dxpu.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),       // 77: dxpu.v1.ListAuditResponse
-	(*BackupRequest)(nil),           // 78: dxpu.v1.BackupRequest
-	(*BackupResponse)(nil),          // 79: dxpu.v1.BackupResponse
-	nil,                             // 80: dxpu.v1.ListHostsRequest.LabelsEntry
-	nil,                             // 81: dxpu.v1.ListBoxesRequest.LabelsEntry
-	(*Pool)(nil),                    // 82: dxpu.v1.Pool
-	(*PoolSample)(nil),              // 83: dxpu.v1.PoolSample
-	(*Host)(nil),                    // 84: dxpu.v1.Host
-	(BoxKind)(0),                    // 85: dxpu.v1.BoxKind
-	(*Box)(nil),                     // 86: dxpu.v1.Box
-	(GPUState)(0),                   // 87: dxpu.v1.GPUState
-	(Health)(0),                     // 88: dxpu.v1.Health
-	(*GPU)(nil),                     // 89: dxpu.v1.GPU
-	(LeaseState)(0),                 // 90: dxpu.v1.LeaseState
-	(*Lease)(nil),                   // 91: dxpu.v1.Lease
-	(*LeaseSpec)(nil),               // 92: dxpu.v1.LeaseSpec
-	(*Part)(nil),                    // 93: dxpu.v1.Part
-	(*durationpb.Duration)(nil),     // 94: google.protobuf.Duration
-	(*Binding)(nil),                 // 95: dxpu.v1.Binding
-	(*Taint)(nil),                   // 96: dxpu.v1.Taint
-	(*Event)(nil),                   // 97: dxpu.v1.Event
-	(EventType)(0),                  // 98: dxpu.v1.EventType
-	(*Tenant)(nil),                  // 99: dxpu.v1.Tenant
-	(*fieldmaskpb.FieldMask)(nil),   // 100: google.protobuf.FieldMask
-	(Role)(0),                       // 101: dxpu.v1.Role
-	(*Token)(nil),                   // 102: dxpu.v1.Token
-	(*timestamppb.Timestamp)(nil),   // 103: google.protobuf.Timestamp
-	(*AuditEntry)(nil),              // 104: dxpu.v1.AuditEntry
+	(*GetSignInRequest)(nil),        // 44: dxpu.v1.GetSignInRequest
+	(*GetSignInResponse)(nil),       // 45: dxpu.v1.GetSignInResponse
+	(*SignInRequest)(nil),           // 46: dxpu.v1.SignInRequest
+	(*SignInResponse)(nil),          // 47: dxpu.v1.SignInResponse
+	(*ListEventsRequest)(nil),       // 48: dxpu.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),      // 49: dxpu.v1.ListEventsResponse
+	(*EventFilter)(nil),             // 50: dxpu.v1.EventFilter
+	(*WatchEventsRequest)(nil),      // 51: dxpu.v1.WatchEventsRequest
+	(*WatchEventsResponse)(nil),     // 52: dxpu.v1.WatchEventsResponse
+	(*WatchLeasesRequest)(nil),      // 53: dxpu.v1.WatchLeasesRequest
+	(*WatchLeasesResponse)(nil),     // 54: dxpu.v1.WatchLeasesResponse
+	(*ClearGPUErrorsRequest)(nil),   // 55: dxpu.v1.ClearGPUErrorsRequest
+	(*ClearGPUErrorsResponse)(nil),  // 56: dxpu.v1.ClearGPUErrorsResponse
+	(*DeleteNodeRequest)(nil),       // 57: dxpu.v1.DeleteNodeRequest
+	(*DeleteNodeResponse)(nil),      // 58: dxpu.v1.DeleteNodeResponse
+	(*ListTenantsRequest)(nil),      // 59: dxpu.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),     // 60: dxpu.v1.ListTenantsResponse
+	(*GetTenantRequest)(nil),        // 61: dxpu.v1.GetTenantRequest
+	(*GetTenantResponse)(nil),       // 62: dxpu.v1.GetTenantResponse
+	(*PutTenantRequest)(nil),        // 63: dxpu.v1.PutTenantRequest
+	(*PutTenantResponse)(nil),       // 64: dxpu.v1.PutTenantResponse
+	(*DeleteTenantRequest)(nil),     // 65: dxpu.v1.DeleteTenantRequest
+	(*DeleteTenantResponse)(nil),    // 66: dxpu.v1.DeleteTenantResponse
+	(*CreateTokenRequest)(nil),      // 67: dxpu.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),     // 68: dxpu.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),       // 69: dxpu.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),      // 70: dxpu.v1.ListTokensResponse
+	(*DeleteTokenRequest)(nil),      // 71: dxpu.v1.DeleteTokenRequest
+	(*DeleteTokenResponse)(nil),     // 72: dxpu.v1.DeleteTokenResponse
+	(*Authority)(nil),               // 73: dxpu.v1.Authority
+	(*GetAuthorityRequest)(nil),     // 74: dxpu.v1.GetAuthorityRequest
+	(*GetAuthorityResponse)(nil),    // 75: dxpu.v1.GetAuthorityResponse
+	(*RotateAuthorityRequest)(nil),  // 76: dxpu.v1.RotateAuthorityRequest
+	(*RotateAuthorityResponse)(nil), // 77: dxpu.v1.RotateAuthorityResponse
+	(*WhoAmIRequest)(nil),           // 78: dxpu.v1.WhoAmIRequest
+	(*WhoAmIResponse)(nil),          // 79: dxpu.v1.WhoAmIResponse
+	(*ListAuditRequest)(nil),        // 80: dxpu.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),       // 81: dxpu.v1.ListAuditResponse
+	(*BackupRequest)(nil),           // 82: dxpu.v1.BackupRequest
+	(*BackupResponse)(nil),          // 83: dxpu.v1.BackupResponse
+	nil,                             // 84: dxpu.v1.ListHostsRequest.LabelsEntry
+	nil,                             // 85: dxpu.v1.ListBoxesRequest.LabelsEntry
+	(*Pool)(nil),                    // 86: dxpu.v1.Pool
+	(*PoolSample)(nil),              // 87: dxpu.v1.PoolSample
+	(*Host)(nil),                    // 88: dxpu.v1.Host
+	(BoxKind)(0),                    // 89: dxpu.v1.BoxKind
+	(*Box)(nil),                     // 90: dxpu.v1.Box
+	(GPUState)(0),                   // 91: dxpu.v1.GPUState
+	(Health)(0),                     // 92: dxpu.v1.Health
+	(*GPU)(nil),                     // 93: dxpu.v1.GPU
+	(LeaseState)(0),                 // 94: dxpu.v1.LeaseState
+	(*Lease)(nil),                   // 95: dxpu.v1.Lease
+	(*LeaseSpec)(nil),               // 96: dxpu.v1.LeaseSpec
+	(*Part)(nil),                    // 97: dxpu.v1.Part
+	(*durationpb.Duration)(nil),     // 98: google.protobuf.Duration
+	(*Binding)(nil),                 // 99: dxpu.v1.Binding
+	(*Taint)(nil),                   // 100: dxpu.v1.Taint
+	(*Token)(nil),                   // 101: dxpu.v1.Token
+	(*Event)(nil),                   // 102: dxpu.v1.Event
+	(EventType)(0),                  // 103: dxpu.v1.EventType
+	(*Tenant)(nil),                  // 104: dxpu.v1.Tenant
+	(*fieldmaskpb.FieldMask)(nil),   // 105: google.protobuf.FieldMask
+	(Role)(0),                       // 106: dxpu.v1.Role
+	(*timestamppb.Timestamp)(nil),   // 107: google.protobuf.Timestamp
+	(*AuditEntry)(nil),              // 108: dxpu.v1.AuditEntry
 }
 var file_dxpu_v1_dxpu_proto_depIdxs = []int32{
-	82,  // 0: dxpu.v1.GetPoolResponse.pool:type_name -> dxpu.v1.Pool
-	83,  // 1: dxpu.v1.GetPoolHistoryResponse.samples:type_name -> dxpu.v1.PoolSample
-	80,  // 2: dxpu.v1.ListHostsRequest.labels:type_name -> dxpu.v1.ListHostsRequest.LabelsEntry
-	84,  // 3: dxpu.v1.ListHostsResponse.hosts:type_name -> dxpu.v1.Host
-	84,  // 4: dxpu.v1.GetHostResponse.host:type_name -> dxpu.v1.Host
-	81,  // 5: dxpu.v1.ListBoxesRequest.labels:type_name -> dxpu.v1.ListBoxesRequest.LabelsEntry
-	85,  // 6: dxpu.v1.ListBoxesRequest.kind:type_name -> dxpu.v1.BoxKind
-	86,  // 7: dxpu.v1.ListBoxesResponse.boxes:type_name -> dxpu.v1.Box
-	86,  // 8: dxpu.v1.GetBoxResponse.box:type_name -> dxpu.v1.Box
-	87,  // 9: dxpu.v1.ListGPUsRequest.state:type_name -> dxpu.v1.GPUState
-	88,  // 10: dxpu.v1.ListGPUsRequest.health:type_name -> dxpu.v1.Health
-	89,  // 11: dxpu.v1.ListGPUsResponse.gpus:type_name -> dxpu.v1.GPU
-	89,  // 12: dxpu.v1.GetGPUResponse.gpu:type_name -> dxpu.v1.GPU
-	90,  // 13: dxpu.v1.ListLeasesRequest.state:type_name -> dxpu.v1.LeaseState
-	91,  // 14: dxpu.v1.ListLeasesResponse.leases:type_name -> dxpu.v1.Lease
-	91,  // 15: dxpu.v1.GetLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	92,  // 16: dxpu.v1.CreateLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
-	91,  // 17: dxpu.v1.CreateLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	91,  // 18: dxpu.v1.DeleteLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	93,  // 19: dxpu.v1.ResizeLeaseRequest.part:type_name -> dxpu.v1.Part
-	94,  // 20: dxpu.v1.ResizeLeaseRequest.deadline:type_name -> google.protobuf.Duration
-	91,  // 21: dxpu.v1.ResizeLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	92,  // 22: dxpu.v1.ExplainLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
-	91,  // 23: dxpu.v1.ReplaceGPUResponse.lease:type_name -> dxpu.v1.Lease
-	95,  // 24: dxpu.v1.ReplaceGPUResponse.binding:type_name -> dxpu.v1.Binding
-	95,  // 25: dxpu.v1.ReplugGPUResponse.binding:type_name -> dxpu.v1.Binding
+	86,  // 0: dxpu.v1.GetPoolResponse.pool:type_name -> dxpu.v1.Pool
+	87,  // 1: dxpu.v1.GetPoolHistoryResponse.samples:type_name -> dxpu.v1.PoolSample
+	84,  // 2: dxpu.v1.ListHostsRequest.labels:type_name -> dxpu.v1.ListHostsRequest.LabelsEntry
+	88,  // 3: dxpu.v1.ListHostsResponse.hosts:type_name -> dxpu.v1.Host
+	88,  // 4: dxpu.v1.GetHostResponse.host:type_name -> dxpu.v1.Host
+	85,  // 5: dxpu.v1.ListBoxesRequest.labels:type_name -> dxpu.v1.ListBoxesRequest.LabelsEntry
+	89,  // 6: dxpu.v1.ListBoxesRequest.kind:type_name -> dxpu.v1.BoxKind
+	90,  // 7: dxpu.v1.ListBoxesResponse.boxes:type_name -> dxpu.v1.Box
+	90,  // 8: dxpu.v1.GetBoxResponse.box:type_name -> dxpu.v1.Box
+	91,  // 9: dxpu.v1.ListGPUsRequest.state:type_name -> dxpu.v1.GPUState
+	92,  // 10: dxpu.v1.ListGPUsRequest.health:type_name -> dxpu.v1.Health
+	93,  // 11: dxpu.v1.ListGPUsResponse.gpus:type_name -> dxpu.v1.GPU
+	93,  // 12: dxpu.v1.GetGPUResponse.gpu:type_name -> dxpu.v1.GPU
+	94,  // 13: dxpu.v1.ListLeasesRequest.state:type_name -> dxpu.v1.LeaseState
+	95,  // 14: dxpu.v1.ListLeasesResponse.leases:type_name -> dxpu.v1.Lease
+	95,  // 15: dxpu.v1.GetLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	96,  // 16: dxpu.v1.CreateLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
+	95,  // 17: dxpu.v1.CreateLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	95,  // 18: dxpu.v1.DeleteLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	97,  // 19: dxpu.v1.ResizeLeaseRequest.part:type_name -> dxpu.v1.Part
+	98,  // 20: dxpu.v1.ResizeLeaseRequest.deadline:type_name -> google.protobuf.Duration
+	95,  // 21: dxpu.v1.ResizeLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	96,  // 22: dxpu.v1.ExplainLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
+	95,  // 23: dxpu.v1.ReplaceGPUResponse.lease:type_name -> dxpu.v1.Lease
+	99,  // 24: dxpu.v1.ReplaceGPUResponse.binding:type_name -> dxpu.v1.Binding
+	99,  // 25: dxpu.v1.ReplugGPUResponse.binding:type_name -> dxpu.v1.Binding
 	33,  // 26: dxpu.v1.CordonRequest.target:type_name -> dxpu.v1.Target
 	33,  // 27: dxpu.v1.UncordonRequest.target:type_name -> dxpu.v1.Target
 	33,  // 28: dxpu.v1.DrainRequest.target:type_name -> dxpu.v1.Target
-	94,  // 29: dxpu.v1.DrainRequest.deadline:type_name -> google.protobuf.Duration
+	98,  // 29: dxpu.v1.DrainRequest.deadline:type_name -> google.protobuf.Duration
 	33,  // 30: dxpu.v1.SetTaintsRequest.target:type_name -> dxpu.v1.Target
-	96,  // 31: dxpu.v1.SetTaintsRequest.set:type_name -> dxpu.v1.Taint
-	96,  // 32: dxpu.v1.SetTaintsRequest.remove:type_name -> dxpu.v1.Taint
-	96,  // 33: dxpu.v1.SetTaintsResponse.taints:type_name -> dxpu.v1.Taint
-	46,  // 34: dxpu.v1.ListEventsRequest.filter:type_name -> dxpu.v1.EventFilter
-	97,  // 35: dxpu.v1.ListEventsResponse.events:type_name -> dxpu.v1.Event
-	98,  // 36: dxpu.v1.EventFilter.types:type_name -> dxpu.v1.EventType
-	46,  // 37: dxpu.v1.WatchEventsRequest.filter:type_name -> dxpu.v1.EventFilter
-	97,  // 38: dxpu.v1.WatchEventsResponse.event:type_name -> dxpu.v1.Event
-	91,  // 39: dxpu.v1.WatchLeasesResponse.lease:type_name -> dxpu.v1.Lease
-	89,  // 40: dxpu.v1.ClearGPUErrorsResponse.gpu:type_name -> dxpu.v1.GPU
-	99,  // 41: dxpu.v1.ListTenantsResponse.tenants:type_name -> dxpu.v1.Tenant
-	99,  // 42: dxpu.v1.GetTenantResponse.tenant:type_name -> dxpu.v1.Tenant
-	99,  // 43: dxpu.v1.PutTenantRequest.tenant:type_name -> dxpu.v1.Tenant
-	100, // 44: dxpu.v1.PutTenantRequest.update_mask:type_name -> google.protobuf.FieldMask
-	99,  // 45: dxpu.v1.PutTenantResponse.tenant:type_name -> dxpu.v1.Tenant
-	101, // 46: dxpu.v1.CreateTokenRequest.role:type_name -> dxpu.v1.Role
-	94,  // 47: dxpu.v1.CreateTokenRequest.expires_after:type_name -> google.protobuf.Duration
-	102, // 48: dxpu.v1.CreateTokenResponse.token:type_name -> dxpu.v1.Token
-	102, // 49: dxpu.v1.ListTokensResponse.tokens:type_name -> dxpu.v1.Token
-	0,   // 50: dxpu.v1.Authority.step:type_name -> dxpu.v1.AuthorityStep
-	103, // 51: dxpu.v1.Authority.step_time:type_name -> google.protobuf.Timestamp
-	69,  // 52: dxpu.v1.GetAuthorityResponse.authority:type_name -> dxpu.v1.Authority
-	0,   // 53: dxpu.v1.RotateAuthorityRequest.step:type_name -> dxpu.v1.AuthorityStep
-	69,  // 54: dxpu.v1.RotateAuthorityResponse.authority:type_name -> dxpu.v1.Authority
-	101, // 55: dxpu.v1.WhoAmIResponse.role:type_name -> dxpu.v1.Role
-	104, // 56: dxpu.v1.ListAuditResponse.entries:type_name -> dxpu.v1.AuditEntry
-	1,   // 57: dxpu.v1.PoolService.GetPool:input_type -> dxpu.v1.GetPoolRequest
-	3,   // 58: dxpu.v1.PoolService.GetPoolHistory:input_type -> dxpu.v1.GetPoolHistoryRequest
-	5,   // 59: dxpu.v1.PoolService.ListHosts:input_type -> dxpu.v1.ListHostsRequest
-	7,   // 60: dxpu.v1.PoolService.GetHost:input_type -> dxpu.v1.GetHostRequest
-	9,   // 61: dxpu.v1.PoolService.ListBoxes:input_type -> dxpu.v1.ListBoxesRequest
-	11,  // 62: dxpu.v1.PoolService.GetBox:input_type -> dxpu.v1.GetBoxRequest
-	13,  // 63: dxpu.v1.PoolService.ListGPUs:input_type -> dxpu.v1.ListGPUsRequest
-	15,  // 64: dxpu.v1.PoolService.GetGPU:input_type -> dxpu.v1.GetGPURequest
-	17,  // 65: dxpu.v1.PoolService.ListLeases:input_type -> dxpu.v1.ListLeasesRequest
-	19,  // 66: dxpu.v1.PoolService.GetLease:input_type -> dxpu.v1.GetLeaseRequest
-	21,  // 67: dxpu.v1.PoolService.CreateLease:input_type -> dxpu.v1.CreateLeaseRequest
-	23,  // 68: dxpu.v1.PoolService.DeleteLease:input_type -> dxpu.v1.DeleteLeaseRequest
-	25,  // 69: dxpu.v1.PoolService.ResizeLease:input_type -> dxpu.v1.ResizeLeaseRequest
-	27,  // 70: dxpu.v1.PoolService.ExplainLease:input_type -> dxpu.v1.ExplainLeaseRequest
-	29,  // 71: dxpu.v1.PoolService.ReplaceGPU:input_type -> dxpu.v1.ReplaceGPURequest
-	31,  // 72: dxpu.v1.PoolService.ReplugGPU:input_type -> dxpu.v1.ReplugGPURequest
-	34,  // 73: dxpu.v1.PoolService.Cordon:input_type -> dxpu.v1.CordonRequest
-	36,  // 74: dxpu.v1.PoolService.Uncordon:input_type -> dxpu.v1.UncordonRequest
-	38,  // 75: dxpu.v1.PoolService.Drain:input_type -> dxpu.v1.DrainRequest
-	40,  // 76: dxpu.v1.PoolService.SetTaints:input_type -> dxpu.v1.SetTaintsRequest
-	51,  // 77: dxpu.v1.PoolService.ClearGPUErrors:input_type -> dxpu.v1.ClearGPUErrorsRequest
-	53,  // 78: dxpu.v1.PoolService.DeleteNode:input_type -> dxpu.v1.DeleteNodeRequest
-	55,  // 79: dxpu.v1.PoolService.ListTenants:input_type -> dxpu.v1.ListTenantsRequest
-	57,  // 80: dxpu.v1.PoolService.GetTenant:input_type -> dxpu.v1.GetTenantRequest
-	59,  // 81: dxpu.v1.PoolService.PutTenant:input_type -> dxpu.v1.PutTenantRequest
-	61,  // 82: dxpu.v1.PoolService.DeleteTenant:input_type -> dxpu.v1.DeleteTenantRequest
-	63,  // 83: dxpu.v1.PoolService.CreateToken:input_type -> dxpu.v1.CreateTokenRequest
-	65,  // 84: dxpu.v1.PoolService.ListTokens:input_type -> dxpu.v1.ListTokensRequest
-	67,  // 85: dxpu.v1.PoolService.DeleteToken:input_type -> dxpu.v1.DeleteTokenRequest
-	74,  // 86: dxpu.v1.PoolService.WhoAmI:input_type -> dxpu.v1.WhoAmIRequest
-	70,  // 87: dxpu.v1.PoolService.GetAuthority:input_type -> dxpu.v1.GetAuthorityRequest
-	72,  // 88: dxpu.v1.PoolService.RotateAuthority:input_type -> dxpu.v1.RotateAuthorityRequest
-	76,  // 89: dxpu.v1.PoolService.ListAudit:input_type -> dxpu.v1.ListAuditRequest
-	78,  // 90: dxpu.v1.PoolService.Backup:input_type -> dxpu.v1.BackupRequest
-	42,  // 91: dxpu.v1.PoolService.ReplaceMember:input_type -> dxpu.v1.ReplaceMemberRequest
-	44,  // 92: dxpu.v1.PoolService.ListEvents:input_type -> dxpu.v1.ListEventsRequest
-	47,  // 93: dxpu.v1.PoolService.WatchEvents:input_type -> dxpu.v1.WatchEventsRequest
-	49,  // 94: dxpu.v1.PoolService.WatchLeases:input_type -> dxpu.v1.WatchLeasesRequest
-	2,   // 95: dxpu.v1.PoolService.GetPool:output_type -> dxpu.v1.GetPoolResponse
-	4,   // 96: dxpu.v1.PoolService.GetPoolHistory:output_type -> dxpu.v1.GetPoolHistoryResponse
-	6,   // 97: dxpu.v1.PoolService.ListHosts:output_type -> dxpu.v1.ListHostsResponse
-	8,   // 98: dxpu.v1.PoolService.GetHost:output_type -> dxpu.v1.GetHostResponse
-	10,  // 99: dxpu.v1.PoolService.ListBoxes:output_type -> dxpu.v1.ListBoxesResponse
-	12,  // 100: dxpu.v1.PoolService.GetBox:output_type -> dxpu.v1.GetBoxResponse
-	14,  // 101: dxpu.v1.PoolService.ListGPUs:output_type -> dxpu.v1.ListGPUsResponse
-	16,  // 102: dxpu.v1.PoolService.GetGPU:output_type -> dxpu.v1.GetGPUResponse
-	18,  // 103: dxpu.v1.PoolService.ListLeases:output_type -> dxpu.v1.ListLeasesResponse
-	20,  // 104: dxpu.v1.PoolService.GetLease:output_type -> dxpu.v1.GetLeaseResponse
-	22,  // 105: dxpu.v1.PoolService.CreateLease:output_type -> dxpu.v1.CreateLeaseResponse
-	24,  // 106: dxpu.v1.PoolService.DeleteLease:output_type -> dxpu.v1.DeleteLeaseResponse
-	26,  // 107: dxpu.v1.PoolService.ResizeLease:output_type -> dxpu.v1.ResizeLeaseResponse
-	28,  // 108: dxpu.v1.PoolService.ExplainLease:output_type -> dxpu.v1.ExplainLeaseResponse
-	30,  // 109: dxpu.v1.PoolService.ReplaceGPU:output_type -> dxpu.v1.ReplaceGPUResponse
-	32,  // 110: dxpu.v1.PoolService.ReplugGPU:output_type -> dxpu.v1.ReplugGPUResponse
-	35,  // 111: dxpu.v1.PoolService.Cordon:output_type -> dxpu.v1.CordonResponse
-	37,  // 112: dxpu.v1.PoolService.Uncordon:output_type -> dxpu.v1.UncordonResponse
-	39,  // 113: dxpu.v1.PoolService.Drain:output_type -> dxpu.v1.DrainResponse
-	41,  // 114: dxpu.v1.PoolService.SetTaints:output_type -> dxpu.v1.SetTaintsResponse
-	52,  // 115: dxpu.v1.PoolService.ClearGPUErrors:output_type -> dxpu.v1.ClearGPUErrorsResponse
-	54,  // 116: dxpu.v1.PoolService.DeleteNode:output_type -> dxpu.v1.DeleteNodeResponse
-	56,  // 117: dxpu.v1.PoolService.ListTenants:output_type -> dxpu.v1.ListTenantsResponse
-	58,  // 118: dxpu.v1.PoolService.GetTenant:output_type -> dxpu.v1.GetTenantResponse
-	60,  // 119: dxpu.v1.PoolService.PutTenant:output_type -> dxpu.v1.PutTenantResponse
-	62,  // 120: dxpu.v1.PoolService.DeleteTenant:output_type -> dxpu.v1.DeleteTenantResponse
-	64,  // 121: dxpu.v1.PoolService.CreateToken:output_type -> dxpu.v1.CreateTokenResponse
-	66,  // 122: dxpu.v1.PoolService.ListTokens:output_type -> dxpu.v1.ListTokensResponse
-	68,  // 123: dxpu.v1.PoolService.DeleteToken:output_type -> dxpu.v1.DeleteTokenResponse
-	75,  // 124: dxpu.v1.PoolService.WhoAmI:output_type -> dxpu.v1.WhoAmIResponse
-	71,  // 125: dxpu.v1.PoolService.GetAuthority:output_type -> dxpu.v1.GetAuthorityResponse
-	73,  // 126: dxpu.v1.PoolService.RotateAuthority:output_type -> dxpu.v1.RotateAuthorityResponse
-	77,  // 127: dxpu.v1.PoolService.ListAudit:output_type -> dxpu.v1.ListAuditResponse
-	79,  // 128: dxpu.v1.PoolService.Backup:output_type -> dxpu.v1.BackupResponse
-	43,  // 129: dxpu.v1.PoolService.ReplaceMember:output_type -> dxpu.v1.ReplaceMemberResponse
-	45,  // 130: dxpu.v1.PoolService.ListEvents:output_type -> dxpu.v1.ListEventsResponse
-	48,  // 131: dxpu.v1.PoolService.WatchEvents:output_type -> dxpu.v1.WatchEventsResponse
-	50,  // 132: dxpu.v1.PoolService.WatchLeases:output_type -> dxpu.v1.WatchLeasesResponse
-	95,  // [95:133] is the sub-list for method output_type
-	57,  // [57:95] is the sub-list for method input_type
-	57,  // [57:57] is the sub-list for extension type_name
-	57,  // [57:57] is the sub-list for extension extendee
-	0,   // [0:57] is the sub-list for field type_name
+	100, // 31: dxpu.v1.SetTaintsRequest.set:type_name -> dxpu.v1.Taint
+	100, // 32: dxpu.v1.SetTaintsRequest.remove:type_name -> dxpu.v1.Taint
+	100, // 33: dxpu.v1.SetTaintsResponse.taints:type_name -> dxpu.v1.Taint
+	101, // 34: dxpu.v1.SignInResponse.token:type_name -> dxpu.v1.Token
+	50,  // 35: dxpu.v1.ListEventsRequest.filter:type_name -> dxpu.v1.EventFilter
+	102, // 36: dxpu.v1.ListEventsResponse.events:type_name -> dxpu.v1.Event
+	103, // 37: dxpu.v1.EventFilter.types:type_name -> dxpu.v1.EventType
+	50,  // 38: dxpu.v1.WatchEventsRequest.filter:type_name -> dxpu.v1.EventFilter
+	102, // 39: dxpu.v1.WatchEventsResponse.event:type_name -> dxpu.v1.Event
+	95,  // 40: dxpu.v1.WatchLeasesResponse.lease:type_name -> dxpu.v1.Lease
+	93,  // 41: dxpu.v1.ClearGPUErrorsResponse.gpu:type_name -> dxpu.v1.GPU
+	104, // 42: dxpu.v1.ListTenantsResponse.tenants:type_name -> dxpu.v1.Tenant
+	104, // 43: dxpu.v1.GetTenantResponse.tenant:type_name -> dxpu.v1.Tenant
+	104, // 44: dxpu.v1.PutTenantRequest.tenant:type_name -> dxpu.v1.Tenant
+	105, // 45: dxpu.v1.PutTenantRequest.update_mask:type_name -> google.protobuf.FieldMask
+	104, // 46: dxpu.v1.PutTenantResponse.tenant:type_name -> dxpu.v1.Tenant
+	106, // 47: dxpu.v1.CreateTokenRequest.role:type_name -> dxpu.v1.Role
+	98,  // 48: dxpu.v1.CreateTokenRequest.expires_after:type_name -> google.protobuf.Duration
+	101, // 49: dxpu.v1.CreateTokenResponse.token:type_name -> dxpu.v1.Token
+	101, // 50: dxpu.v1.ListTokensResponse.tokens:type_name -> dxpu.v1.Token
+	0,   // 51: dxpu.v1.Authority.step:type_name -> dxpu.v1.AuthorityStep
+	107, // 52: dxpu.v1.Authority.step_time:type_name -> google.protobuf.Timestamp
+	73,  // 53: dxpu.v1.GetAuthorityResponse.authority:type_name -> dxpu.v1.Authority
+	0,   // 54: dxpu.v1.RotateAuthorityRequest.step:type_name -> dxpu.v1.AuthorityStep
+	73,  // 55: dxpu.v1.RotateAuthorityResponse.authority:type_name -> dxpu.v1.Authority
+	106, // 56: dxpu.v1.WhoAmIResponse.role:type_name -> dxpu.v1.Role
+	108, // 57: dxpu.v1.ListAuditResponse.entries:type_name -> dxpu.v1.AuditEntry
+	1,   // 58: dxpu.v1.PoolService.GetPool:input_type -> dxpu.v1.GetPoolRequest
+	3,   // 59: dxpu.v1.PoolService.GetPoolHistory:input_type -> dxpu.v1.GetPoolHistoryRequest
+	5,   // 60: dxpu.v1.PoolService.ListHosts:input_type -> dxpu.v1.ListHostsRequest
+	7,   // 61: dxpu.v1.PoolService.GetHost:input_type -> dxpu.v1.GetHostRequest
+	9,   // 62: dxpu.v1.PoolService.ListBoxes:input_type -> dxpu.v1.ListBoxesRequest
+	11,  // 63: dxpu.v1.PoolService.GetBox:input_type -> dxpu.v1.GetBoxRequest
+	13,  // 64: dxpu.v1.PoolService.ListGPUs:input_type -> dxpu.v1.ListGPUsRequest
+	15,  // 65: dxpu.v1.PoolService.GetGPU:input_type -> dxpu.v1.GetGPURequest
+	17,  // 66: dxpu.v1.PoolService.ListLeases:input_type -> dxpu.v1.ListLeasesRequest
+	19,  // 67: dxpu.v1.PoolService.GetLease:input_type -> dxpu.v1.GetLeaseRequest
+	21,  // 68: dxpu.v1.PoolService.CreateLease:input_type -> dxpu.v1.CreateLeaseRequest
+	23,  // 69: dxpu.v1.PoolService.DeleteLease:input_type -> dxpu.v1.DeleteLeaseRequest
+	25,  // 70: dxpu.v1.PoolService.ResizeLease:input_type -> dxpu.v1.ResizeLeaseRequest
+	27,  // 71: dxpu.v1.PoolService.ExplainLease:input_type -> dxpu.v1.ExplainLeaseRequest
+	29,  // 72: dxpu.v1.PoolService.ReplaceGPU:input_type -> dxpu.v1.ReplaceGPURequest
+	31,  // 73: dxpu.v1.PoolService.ReplugGPU:input_type -> dxpu.v1.ReplugGPURequest
+	34,  // 74: dxpu.v1.PoolService.Cordon:input_type -> dxpu.v1.CordonRequest
+	36,  // 75: dxpu.v1.PoolService.Uncordon:input_type -> dxpu.v1.UncordonRequest
+	38,  // 76: dxpu.v1.PoolService.Drain:input_type -> dxpu.v1.DrainRequest
+	40,  // 77: dxpu.v1.PoolService.SetTaints:input_type -> dxpu.v1.SetTaintsRequest
+	55,  // 78: dxpu.v1.PoolService.ClearGPUErrors:input_type -> dxpu.v1.ClearGPUErrorsRequest
+	57,  // 79: dxpu.v1.PoolService.DeleteNode:input_type -> dxpu.v1.DeleteNodeRequest
+	59,  // 80: dxpu.v1.PoolService.ListTenants:input_type -> dxpu.v1.ListTenantsRequest
+	61,  // 81: dxpu.v1.PoolService.GetTenant:input_type -> dxpu.v1.GetTenantRequest
+	63,  // 82: dxpu.v1.PoolService.PutTenant:input_type -> dxpu.v1.PutTenantRequest
+	65,  // 83: dxpu.v1.PoolService.DeleteTenant:input_type -> dxpu.v1.DeleteTenantRequest
+	67,  // 84: dxpu.v1.PoolService.CreateToken:input_type -> dxpu.v1.CreateTokenRequest
+	69,  // 85: dxpu.v1.PoolService.ListTokens:input_type -> dxpu.v1.ListTokensRequest
+	71,  // 86: dxpu.v1.PoolService.DeleteToken:input_type -> dxpu.v1.DeleteTokenRequest
+	44,  // 87: dxpu.v1.PoolService.GetSignIn:input_type -> dxpu.v1.GetSignInRequest
+	46,  // 88: dxpu.v1.PoolService.SignIn:input_type -> dxpu.v1.SignInRequest
+	78,  // 89: dxpu.v1.PoolService.WhoAmI:input_type -> dxpu.v1.WhoAmIRequest
+	74,  // 90: dxpu.v1.PoolService.GetAuthority:input_type -> dxpu.v1.GetAuthorityRequest
+	76,  // 91: dxpu.v1.PoolService.RotateAuthority:input_type -> dxpu.v1.RotateAuthorityRequest
+	80,  // 92: dxpu.v1.PoolService.ListAudit:input_type -> dxpu.v1.ListAuditRequest
+	82,  // 93: dxpu.v1.PoolService.Backup:input_type -> dxpu.v1.BackupRequest
+	42,  // 94: dxpu.v1.PoolService.ReplaceMember:input_type -> dxpu.v1.ReplaceMemberRequest
+	48,  // 95: dxpu.v1.PoolService.ListEvents:input_type -> dxpu.v1.ListEventsRequest
+	51,  // 96: dxpu.v1.PoolService.WatchEvents:input_type -> dxpu.v1.WatchEventsRequest
+	53,  // 97: dxpu.v1.PoolService.WatchLeases:input_type -> dxpu.v1.WatchLeasesRequest
+	2,   // 98: dxpu.v1.PoolService.GetPool:output_type -> dxpu.v1.GetPoolResponse
+	4,   // 99: dxpu.v1.PoolService.GetPoolHistory:output_type -> dxpu.v1.GetPoolHistoryResponse
+	6,   // 100: dxpu.v1.PoolService.ListHosts:output_type -> dxpu.v1.ListHostsResponse
+	8,   // 101: dxpu.v1.PoolService.GetHost:output_type -> dxpu.v1.GetHostResponse
+	10,  // 102: dxpu.v1.PoolService.ListBoxes:output_type -> dxpu.v1.ListBoxesResponse
+	12,  // 103: dxpu.v1.PoolService.GetBox:output_type -> dxpu.v1.GetBoxResponse
+	14,  // 104: dxpu.v1.PoolService.ListGPUs:output_type -> dxpu.v1.ListGPUsResponse
+	16,  // 105: dxpu.v1.PoolService.GetGPU:output_type -> dxpu.v1.GetGPUResponse
+	18,  // 106: dxpu.v1.PoolService.ListLeases:output_type -> dxpu.v1.ListLeasesResponse
+	20,  // 107: dxpu.v1.PoolService.GetLease:output_type -> dxpu.v1.GetLeaseResponse
+	22,  // 108: dxpu.v1.PoolService.CreateLease:output_type -> dxpu.v1.CreateLeaseResponse
+	24,  // 109: dxpu.v1.PoolService.DeleteLease:output_type -> dxpu.v1.DeleteLeaseResponse
+	26,  // 110: dxpu.v1.PoolService.ResizeLease:output_type -> dxpu.v1.ResizeLeaseResponse
+	28,  // 111: dxpu.v1.PoolService.ExplainLease:output_type -> dxpu.v1.ExplainLeaseResponse
+	30,  // 112: dxpu.v1.PoolService.ReplaceGPU:output_type -> dxpu.v1.ReplaceGPUResponse
+	32,  // 113: dxpu.v1.PoolService.ReplugGPU:output_type -> dxpu.v1.ReplugGPUResponse
+	35,  // 114: dxpu.v1.PoolService.Cordon:output_type -> dxpu.v1.CordonResponse
+	37,  // 115: dxpu.v1.PoolService.Uncordon:output_type -> dxpu.v1.UncordonResponse
+	39,  // 116: dxpu.v1.PoolService.Drain:output_type -> dxpu.v1.DrainResponse
+	41,  // 117: dxpu.v1.PoolService.SetTaints:output_type -> dxpu.v1.SetTaintsResponse
+	56,  // 118: dxpu.v1.PoolService.ClearGPUErrors:output_type -> dxpu.v1.ClearGPUErrorsResponse
+	58,  // 119: dxpu.v1.PoolService.DeleteNode:output_type -> dxpu.v1.DeleteNodeResponse
+	60,  // 120: dxpu.v1.PoolService.ListTenants:output_type -> dxpu.v1.ListTenantsResponse
+	62,  // 121: dxpu.v1.PoolService.GetTenant:output_type -> dxpu.v1.GetTenantResponse
+	64,  // 122: dxpu.v1.PoolService.PutTenant:output_type -> dxpu.v1.PutTenantResponse
+	66,  // 123: dxpu.v1.PoolService.DeleteTenant:output_type -> dxpu.v1.DeleteTenantResponse
+	68,  // 124: dxpu.v1.PoolService.CreateToken:output_type -> dxpu.v1.CreateTokenResponse
+	70,  // 125: dxpu.v1.PoolService.ListTokens:output_type -> dxpu.v1.ListTokensResponse
+	72,  // 126: dxpu.v1.PoolService.DeleteToken:output_type -> dxpu.v1.DeleteTokenResponse
+	45,  // 127: dxpu.v1.PoolService.GetSignIn:output_type -> dxpu.v1.GetSignInResponse
+	47,  // 128: dxpu.v1.PoolService.SignIn:output_type -> dxpu.v1.SignInResponse
+	79,  // 129: dxpu.v1.PoolService.WhoAmI:output_type -> dxpu.v1.WhoAmIResponse
+	75,  // 130: dxpu.v1.PoolService.GetAuthority:output_type -> dxpu.v1.GetAuthorityResponse
+	77,  // 131: dxpu.v1.PoolService.RotateAuthority:output_type -> dxpu.v1.RotateAuthorityResponse
+	81,  // 132: dxpu.v1.PoolService.ListAudit:output_type -> dxpu.v1.ListAuditResponse
+	83,  // 133: dxpu.v1.PoolService.Backup:output_type -> dxpu.v1.BackupResponse
+	43,  // 134: dxpu.v1.PoolService.ReplaceMember:output_type -> dxpu.v1.ReplaceMemberResponse
+	49,  // 135: dxpu.v1.PoolService.ListEvents:output_type -> dxpu.v1.ListEventsResponse
+	52,  // 136: dxpu.v1.PoolService.WatchEvents:output_type -> dxpu.v1.WatchEventsResponse
+	54,  // 137: dxpu.v1.PoolService.WatchLeases:output_type -> dxpu.v1.WatchLeasesResponse
+	98,  // [98:138] is the sub-list for method output_type
+	58,  // [58:98] is the sub-list for method input_type
+	58,  // [58:58] is the sub-list for extension type_name
+	58,  // [58:58] is the sub-list for extension extendee
+	0,   // [0:58] is the sub-list for field type_name
 }
 
 func init() { file_dxpu_v1_dxpu_proto_init() }
@@ -5082,7 +5289,7 @@ func file_dxpu_v1_dxpu_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dxpu_v1_dxpu_proto_rawDesc), len(file_dxpu_v1_dxpu_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   81,
+			NumMessages:   85,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -105,9 +105,12 @@ var rules = map[string]Rule{
 	pool + "DeleteToken":     {Allow, Deny, Deny, Deny, Deny, Deny, true},
 	pool + "GetAuthority":    {Allow, Allow, Deny, Deny, Deny, Deny, false},
 	pool + "RotateAuthority": {Allow, Deny, Deny, Deny, Deny, Deny, true},
-	pool + "WhoAmI":          {Allow, Allow, Own, Own, Own, Deny, false},
-	pool + "ListAudit":       {Allow, Allow, Deny, Deny, Deny, Deny, false},
-	pool + "ReplaceMember":   {Allow, Deny, Deny, Deny, Deny, Deny, true},
+	// The way to a credential: everybody.
+	pool + "GetSignIn":     {Allow, Allow, Allow, Allow, Allow, Allow, false},
+	pool + "SignIn":        {Allow, Allow, Allow, Allow, Allow, Allow, true},
+	pool + "WhoAmI":        {Allow, Allow, Own, Own, Own, Deny, false},
+	pool + "ListAudit":     {Allow, Allow, Deny, Deny, Deny, Deny, false},
+	pool + "ReplaceMember": {Allow, Deny, Deny, Deny, Deny, Deny, true},
 	// A backup holds every secret of the pool, so reading it is audited too.
 	pool + "Backup": {Allow, Deny, Deny, Deny, Deny, Deny, true},
 

@@ -134,6 +134,8 @@ var secretFields = map[protoreflect.FullName]bool{
 	"dxpu.v1.EnrollResponse.credential":         true,
 	"dxpu.v1.DesiredBinding.secret":             true,
 	"dxpu.v1.CreateTokenResponse.secret":        true,
+	"dxpu.v1.SignInRequest.id_token":            true,
+	"dxpu.v1.SignInResponse.secret":             true,
 	"dxpu.v1.BackupResponse.chunk":              true,
 }
 

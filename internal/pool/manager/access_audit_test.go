@@ -131,6 +131,7 @@ func TestAuditLogStaysReadable(t *testing.T) {
 func TestSecretFieldsAreKnown(t *testing.T) {
 	harmless := map[protoreflect.FullName]bool{
 		"dxpu.v1.CreateTokenResponse.token": true, // without its secret
+		"dxpu.v1.SignInResponse.token":      true, // likewise
 		"dxpu.v1.ListTokensResponse.tokens": true,
 		"dxpu.v1.Taint.key":                 true, "dxpu.v1.Toleration.key": true, // names of taints
 	}

@@ -60,6 +60,8 @@ var accessCalls = map[string]accessCall{
 	"PoolService/GetAuthority":    {request: `{}`},
 	"PoolService/RotateAuthority": {request: `{"step":"AUTHORITY_STEP_BEGIN"}`},
 	"PoolService/WhoAmI":          {request: `{}`},
+	"PoolService/GetSignIn":       {request: `{}`},
+	"PoolService/SignIn":          {request: `{"idToken":"a.b.c"}`, code: "failed_precondition"}, // no single sign-on
 	"PoolService/ListAudit":       {request: `{}`},
 	"PoolService/Backup":          {request: `{}`},
 	"PoolService/ReplaceMember":   {request: `{"name":"m1"}`, code: "failed_precondition"}, // the only manager

@@ -32,6 +32,7 @@ import (
 	"time"
 
 	"github.com/dxpu-project/dxpu/internal/pool/gpuerr"
+	"github.com/dxpu-project/dxpu/internal/pool/oidc"
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
@@ -42,6 +43,10 @@ type Config struct {
 	// JoinTokens returns all tokens that authorize nodes at the moment, the current one
 	// first; nil: only JoinToken.
 	JoinTokens func() []string
+	// SignIn verifies the ID tokens of single sign-on; nil: there is none. SignInLife is the
+	// lifetime of the tokens that persons get for them; 0: twelve hours.
+	SignIn     *oidc.Provider
+	SignInLife time.Duration
 	// Store keeps the state; nil: in memory.
 	Store Store
 	// Reserve is the number of GPUs that are held back as spares.

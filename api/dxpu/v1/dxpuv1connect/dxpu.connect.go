@@ -127,6 +127,10 @@ const (
 	PoolServiceListTokensProcedure = "/dxpu.v1.PoolService/ListTokens"
 	// PoolServiceDeleteTokenProcedure is the fully-qualified name of the PoolService's DeleteToken RPC.
 	PoolServiceDeleteTokenProcedure = "/dxpu.v1.PoolService/DeleteToken"
+	// PoolServiceGetSignInProcedure is the fully-qualified name of the PoolService's GetSignIn RPC.
+	PoolServiceGetSignInProcedure = "/dxpu.v1.PoolService/GetSignIn"
+	// PoolServiceSignInProcedure is the fully-qualified name of the PoolService's SignIn RPC.
+	PoolServiceSignInProcedure = "/dxpu.v1.PoolService/SignIn"
 	// PoolServiceWhoAmIProcedure is the fully-qualified name of the PoolService's WhoAmI RPC.
 	PoolServiceWhoAmIProcedure = "/dxpu.v1.PoolService/WhoAmI"
 	// PoolServiceGetAuthorityProcedure is the fully-qualified name of the PoolService's GetAuthority
@@ -207,6 +211,11 @@ type PoolServiceClient interface {
 	// DeleteToken revokes a token at once.
 	DeleteToken(context.Context, *connect.Request[v1.DeleteTokenRequest]) (*connect.Response[v1.DeleteTokenResponse], error)
 	// WhoAmI returns the caller's identity.
+	// GetSignIn returns the provider of single sign-on, for programs that sign a person in.
+	GetSignIn(context.Context, *connect.Request[v1.GetSignInRequest]) (*connect.Response[v1.GetSignInResponse], error)
+	// SignIn exchanges an ID token of the provider for a token of the pool, with the role
+	// and the tenant that the claims of the person stand for. Each ID token once.
+	SignIn(context.Context, *connect.Request[v1.SignInRequest]) (*connect.Response[v1.SignInResponse], error)
 	WhoAmI(context.Context, *connect.Request[v1.WhoAmIRequest]) (*connect.Response[v1.WhoAmIResponse], error)
 	// GetAuthority returns the pool's certificate authority and the progress of its rotation.
 	GetAuthority(context.Context, *connect.Request[v1.GetAuthorityRequest]) (*connect.Response[v1.GetAuthorityResponse], error)
@@ -431,6 +440,19 @@ func NewPoolServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(poolServiceMethods.ByName("DeleteToken")),
 			connect.WithClientOptions(opts...),
 		),
+		getSignIn: connect.NewClient[v1.GetSignInRequest, v1.GetSignInResponse](
+			httpClient,
+			baseURL+PoolServiceGetSignInProcedure,
+			connect.WithSchema(poolServiceMethods.ByName("GetSignIn")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
+		signIn: connect.NewClient[v1.SignInRequest, v1.SignInResponse](
+			httpClient,
+			baseURL+PoolServiceSignInProcedure,
+			connect.WithSchema(poolServiceMethods.ByName("SignIn")),
+			connect.WithClientOptions(opts...),
+		),
 		whoAmI: connect.NewClient[v1.WhoAmIRequest, v1.WhoAmIResponse](
 			httpClient,
 			baseURL+PoolServiceWhoAmIProcedure,
@@ -523,6 +545,8 @@ type poolServiceClient struct {
 	createToken     *connect.Client[v1.CreateTokenRequest, v1.CreateTokenResponse]
 	listTokens      *connect.Client[v1.ListTokensRequest, v1.ListTokensResponse]
 	deleteToken     *connect.Client[v1.DeleteTokenRequest, v1.DeleteTokenResponse]
+	getSignIn       *connect.Client[v1.GetSignInRequest, v1.GetSignInResponse]
+	signIn          *connect.Client[v1.SignInRequest, v1.SignInResponse]
 	whoAmI          *connect.Client[v1.WhoAmIRequest, v1.WhoAmIResponse]
 	getAuthority    *connect.Client[v1.GetAuthorityRequest, v1.GetAuthorityResponse]
 	rotateAuthority *connect.Client[v1.RotateAuthorityRequest, v1.RotateAuthorityResponse]
@@ -679,6 +703,16 @@ func (c *poolServiceClient) DeleteToken(ctx context.Context, req *connect.Reques
 	return c.deleteToken.CallUnary(ctx, req)
 }
 
+// GetSignIn calls dxpu.v1.PoolService.GetSignIn.
+func (c *poolServiceClient) GetSignIn(ctx context.Context, req *connect.Request[v1.GetSignInRequest]) (*connect.Response[v1.GetSignInResponse], error) {
+	return c.getSignIn.CallUnary(ctx, req)
+}
+
+// SignIn calls dxpu.v1.PoolService.SignIn.
+func (c *poolServiceClient) SignIn(ctx context.Context, req *connect.Request[v1.SignInRequest]) (*connect.Response[v1.SignInResponse], error) {
+	return c.signIn.CallUnary(ctx, req)
+}
+
 // WhoAmI calls dxpu.v1.PoolService.WhoAmI.
 func (c *poolServiceClient) WhoAmI(ctx context.Context, req *connect.Request[v1.WhoAmIRequest]) (*connect.Response[v1.WhoAmIResponse], error) {
 	return c.whoAmI.CallUnary(ctx, req)
@@ -781,6 +815,11 @@ type PoolServiceHandler interface {
 	// DeleteToken revokes a token at once.
 	DeleteToken(context.Context, *connect.Request[v1.DeleteTokenRequest]) (*connect.Response[v1.DeleteTokenResponse], error)
 	// WhoAmI returns the caller's identity.
+	// GetSignIn returns the provider of single sign-on, for programs that sign a person in.
+	GetSignIn(context.Context, *connect.Request[v1.GetSignInRequest]) (*connect.Response[v1.GetSignInResponse], error)
+	// SignIn exchanges an ID token of the provider for a token of the pool, with the role
+	// and the tenant that the claims of the person stand for. Each ID token once.
+	SignIn(context.Context, *connect.Request[v1.SignInRequest]) (*connect.Response[v1.SignInResponse], error)
 	WhoAmI(context.Context, *connect.Request[v1.WhoAmIRequest]) (*connect.Response[v1.WhoAmIResponse], error)
 	// GetAuthority returns the pool's certificate authority and the progress of its rotation.
 	GetAuthority(context.Context, *connect.Request[v1.GetAuthorityRequest]) (*connect.Response[v1.GetAuthorityResponse], error)
@@ -1001,6 +1040,19 @@ func NewPoolServiceHandler(svc PoolServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(poolServiceMethods.ByName("DeleteToken")),
 		connect.WithHandlerOptions(opts...),
 	)
+	poolServiceGetSignInHandler := connect.NewUnaryHandler(
+		PoolServiceGetSignInProcedure,
+		svc.GetSignIn,
+		connect.WithSchema(poolServiceMethods.ByName("GetSignIn")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
+	poolServiceSignInHandler := connect.NewUnaryHandler(
+		PoolServiceSignInProcedure,
+		svc.SignIn,
+		connect.WithSchema(poolServiceMethods.ByName("SignIn")),
+		connect.WithHandlerOptions(opts...),
+	)
 	poolServiceWhoAmIHandler := connect.NewUnaryHandler(
 		PoolServiceWhoAmIProcedure,
 		svc.WhoAmI,
@@ -1119,6 +1171,10 @@ func NewPoolServiceHandler(svc PoolServiceHandler, opts ...connect.HandlerOption
 			poolServiceListTokensHandler.ServeHTTP(w, r)
 		case PoolServiceDeleteTokenProcedure:
 			poolServiceDeleteTokenHandler.ServeHTTP(w, r)
+		case PoolServiceGetSignInProcedure:
+			poolServiceGetSignInHandler.ServeHTTP(w, r)
+		case PoolServiceSignInProcedure:
+			poolServiceSignInHandler.ServeHTTP(w, r)
 		case PoolServiceWhoAmIProcedure:
 			poolServiceWhoAmIHandler.ServeHTTP(w, r)
 		case PoolServiceGetAuthorityProcedure:
@@ -1260,6 +1316,14 @@ func (UnimplementedPoolServiceHandler) ListTokens(context.Context, *connect.Requ
 
 func (UnimplementedPoolServiceHandler) DeleteToken(context.Context, *connect.Request[v1.DeleteTokenRequest]) (*connect.Response[v1.DeleteTokenResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.DeleteToken is not implemented"))
+}
+
+func (UnimplementedPoolServiceHandler) GetSignIn(context.Context, *connect.Request[v1.GetSignInRequest]) (*connect.Response[v1.GetSignInResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.GetSignIn is not implemented"))
+}
+
+func (UnimplementedPoolServiceHandler) SignIn(context.Context, *connect.Request[v1.SignInRequest]) (*connect.Response[v1.SignInResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.SignIn is not implemented"))
 }
 
 func (UnimplementedPoolServiceHandler) WhoAmI(context.Context, *connect.Request[v1.WhoAmIRequest]) (*connect.Response[v1.WhoAmIResponse], error) {
