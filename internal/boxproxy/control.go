@@ -143,13 +143,23 @@ func (s *slot) do(actions []controller.Action, want *dxpuv1.DesiredBinding, desi
 // report reports the next state of the binding.
 func (s *slot) report(a controller.Action) {
 	s.Status.Advance(a.State, 0, a.Detail)
-	level := slog.LevelInfo
-	if a.State == dxpuv1.BindingState_BINDING_STATE_FAILED || a.State == dxpuv1.BindingState_BINDING_STATE_LOST {
+	s.logReport(a)
+	s.box.Changed()
+}
+
+// releasedByHost is the reason of a link that the host has closed because the binding ends.
+var releasedByHost = fmt.Sprintf("%v: %v", link.PeerClosed, engine.CloseDetached)
+
+func (s *slot) logReport(a controller.Action) {
+	const failed, lost = dxpuv1.BindingState_BINDING_STATE_FAILED, dxpuv1.BindingState_BINDING_STATE_LOST
+	level, state, detail := slog.LevelInfo, agent.StateName(a.State), a.Detail
+	switch {
+	case a.State == lost && detail == releasedByHost: // the first half of each ordinary release
+		state, detail = "released by the host", ""
+	case a.State == failed || a.State == lost:
 		level = slog.LevelWarn
 	}
-	s.box.log.Log(context.Background(), level, "binding", "slot", s.index, "binding", s.Status.Get().ID,
-		"state", agent.StateName(a.State), "detail", a.Detail)
-	s.box.Changed()
+	s.box.log.Log(context.Background(), level, "binding", "slot", s.index, "binding", s.Status.Get().ID, "state", state, "detail", detail)
 }
 
 // claim enters the binding into the mapping table, which refuses an old epoch,

@@ -1,8 +1,13 @@
 package boxproxy
 
 import (
+	"bytes"
+	"log/slog"
+	"strings"
 	"testing"
 
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/boxproxy/controller"
 	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/link"
 )
@@ -36,5 +41,17 @@ func TestSlotKeepsNoKeys(t *testing.T) {
 	}
 	if kept := s.config.Link; kept.Secret != [32]byte{} || kept.Ephemeral != [32]byte{} {
 		t.Error("the keys are still in the slot")
+	}
+}
+
+// The host closes the link at each ordinary release: the log warns of other losses only.
+func TestReleaseIsNoWarning(t *testing.T) {
+	for why, want := range map[string]string{"closed by the peer: detached": "INFO", "closed by the peer: device lost": "WARN", "peer lost": "WARN"} {
+		var out bytes.Buffer
+		s := &slot{box: &Box{log: slog.New(slog.NewTextHandler(&out, nil))}}
+		s.logReport(controller.Action{Verb: controller.Report, State: dxpuv1.BindingState_BINDING_STATE_LOST, Detail: why})
+		if !strings.Contains(out.String(), "level="+want) || strings.Contains(out.String(), "released by the host") != (want == "INFO") {
+			t.Errorf("%s: %s", why, out.String())
+		}
 	}
 }

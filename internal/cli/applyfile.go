@@ -59,7 +59,7 @@ type leaseSpec struct {
 }
 
 // specName is the form of the names of leases: that of a tenant.
-var specName = regexp.MustCompile(`^[a-z0-9.-]{1,63}$`)
+var specName = regexp.MustCompile(`^[a-z0-9._-]{1,63}$`)
 
 // parseSpecs reads and checks a file of "dxpu apply".
 func parseSpecs(raw []byte) (s specs, err error) {
@@ -99,7 +99,7 @@ func oneName(seen map[string]bool, kind, name string) error {
 	case name == "":
 		return fmt.Errorf("a %s has no name", kind)
 	case !specName.MatchString(name):
-		return fmt.Errorf("%s %.70q: a name is 1 to 63 of a-z, 0-9, '-' and '.'", kind, name)
+		return fmt.Errorf("%s %.70q: a name is 1 to 63 of a-z, 0-9, '.', '_' and '-'", kind, name)
 	case seen[kind+"/"+name]:
 		return fmt.Errorf("%s %s is twice in the file", kind, name)
 	}

@@ -3,6 +3,7 @@ package web
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 )
@@ -80,6 +81,8 @@ func (o *outcomes) forget(request string, out *outcome) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.known[request] == out {
-		delete(o.known, request) // order has it until it is the oldest
+		delete(o.known, request)
+		// The form may come again: an old entry would then remove the new outcome early.
+		o.order = slices.DeleteFunc(o.order, func(r string) bool { return r == request })
 	}
 }
