@@ -34,13 +34,13 @@ var simColours = []color.Color{
 
 // writeSimReport writes the report as one page without references to other files.
 func writeSimReport(file string, r *cluster.Report) error {
-	var plots []template.HTML
+	var plots []simDrawing
 	for i := range r.Plots {
-		svg, err := simPlot(&r.Plots[i])
+		d, err := simPlot(&r.Plots[i])
 		if err != nil {
 			return err
 		}
-		plots = append(plots, svg)
+		plots = append(plots, d)
 	}
 	t, err := template.ParseFS(simPage, "sim.html.tmpl")
 	if err != nil {
@@ -49,18 +49,25 @@ func writeSimReport(file string, r *cluster.Report) error {
 	var page bytes.Buffer
 	if err := t.Execute(&page, struct {
 		*cluster.Report
-		Drawings []template.HTML
+		Drawings []simDrawing
 	}{r, plots}); err != nil {
 		return fmt.Errorf("report: %w", err)
 	}
 	return os.WriteFile(file, page.Bytes(), 0o666)
 }
 
-// simPlot draws lines with their names beside them.
-func simPlot(p *cluster.Plot) (template.HTML, error) {
+// simDrawing is a plot, and the names of its lines, which stand below it: inside they would
+// cover lines.
+type simDrawing struct {
+	SVG   template.HTML
+	Lines []simLegend
+}
+
+type simLegend struct{ Name, Colour, Style string }
+
+// simPlot draws lines.
+func simPlot(p *cluster.Plot) (out simDrawing, err error) {
 	drawing := newPlot(p.Title, p.X, p.Y)
-	drawing.Legend.Left, drawing.Legend.Top = false, false
-	drawing.Legend.XOffs, drawing.Legend.YOffs = vg.Points(-6), vg.Points(6)
 	for i, l := range p.Lines {
 		var points plotter.XYs
 		for k := range l.X {
@@ -71,11 +78,13 @@ func simPlot(p *cluster.Plot) (template.HTML, error) {
 		}
 		line, dots, err := plotter.NewLinePoints(points)
 		if err != nil {
-			return "", fmt.Errorf("report: %w", err)
+			return out, fmt.Errorf("report: %w", err)
 		}
 		c := simColours[i%len(simColours)]
 		line.Color, line.Width, dots.Color = c, vg.Points(1.5), c
+		style := "solid"
 		if i >= len(simColours) {
+			style = "dashed"
 			line.Dashes = []vg.Length{vg.Points(5), vg.Points(3)}
 		}
 		dots.Shape, dots.Radius = draw.CircleGlyph{}, vg.Points(1.5)
@@ -83,17 +92,19 @@ func simPlot(p *cluster.Plot) (template.HTML, error) {
 		if len(points) < 30 {
 			drawing.Add(dots)
 		}
-		drawing.Legend.Add(l.Name, line)
+		red, green, blue, _ := c.RGBA()
+		out.Lines = append(out.Lines, simLegend{l.Name, fmt.Sprintf("#%02x%02x%02x", red>>8, green>>8, blue>>8), style})
 	}
 	c := vgsvg.New(7*vg.Inch, 4.5*vg.Inch)
 	page := draw.New(c)
 	page.SetColor(color.White)
 	page.Fill(page.Path())
 	drawing.Draw(draw.Crop(page, 12, -16, 8, -8))
-	var out bytes.Buffer
-	if _, err := c.WriteTo(&out); err != nil {
-		return "", fmt.Errorf("report: %w", err)
+	var text bytes.Buffer
+	if _, err := c.WriteTo(&text); err != nil {
+		return out, fmt.Errorf("report: %w", err)
 	}
-	_, svg, _ := bytes.Cut(out.Bytes(), []byte("<svg")) // without the XML declaration
-	return template.HTML("<svg" + string(svg)), nil     //nolint:gosec // our own drawing
+	_, svg, _ := bytes.Cut(text.Bytes(), []byte("<svg")) // without the XML declaration
+	out.SVG = template.HTML("<svg" + string(svg))        //nolint:gosec // our own drawing
+	return out, nil
 }

@@ -90,9 +90,9 @@ func (s *fillStudy) reportHosts(r *Report, main int) {
 	if len(s.e.HostsKept) == 0 || len(s.results[0].Points) < 3 {
 		return
 	}
-	t := Table{Name: "hosts", Title: "GPU allocated at a demand of 100 %, with fewer hosts and all GPUs", First: "pool"}
+	t := Table{Name: "hosts", Title: "GPU allocated at a demand of 100 %, by the share of the hosts that stay, with all GPUs", First: "pool"}
 	for _, kept := range s.e.HostsKept {
-		t.Columns = append(t.Columns, Column{fmt.Sprintf("gpu_with_%g", kept), fmt.Sprintf("%g %% of the hosts", kept), 2})
+		t.Columns = append(t.Columns, Column{fmt.Sprintf("gpu_with_%g", kept), fmt.Sprintf("%g %%", kept), 2})
 	}
 	t.Columns = append(t.Columns, Column{"hosts_that_can_go", "hosts that can go, %", 0})
 	plot := Plot{Title: "Hosts that a pool needs", X: "hosts kept, %", Y: "GPU allocated at a demand of 100 %, %"}
