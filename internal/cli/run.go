@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -119,6 +120,10 @@ func (o *runOptions) run(cmd *cobra.Command, args []string) (err error) {
 		return err
 	}
 	id := created.Lease.Id
+	// A second signal, as timeout(1) sends, must not end this process before the release.
+	further := make(chan os.Signal, 1)
+	signal.Notify(further, os.Interrupt, syscall.SIGTERM)
+	defer signal.Stop(further)
 	defer func() { err = errors.Join(err, release(cmd.Context(), api, id)) }()
 	w := &leaseWait{api: api, out: cmd.ErrOrStderr(), limit: o.timeout, done: hasState(dxpuv1.LeaseState_LEASE_STATE_ACTIVE)}
 	lease, err := w.run(cmd.Context(), created.Lease)
