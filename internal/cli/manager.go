@@ -32,7 +32,7 @@ import (
 // managerOptions are the flags of "dxpu manager".
 type managerOptions struct {
 	listen, tokenFile, urlFile string
-	testingClock               string
+	testingClock, interference string
 	cohdi                      bool
 	log                        logOptions
 	admin                      adminOptions
@@ -97,6 +97,7 @@ password is a token of the pool.` + tracingHelp,
 	f.Float64Var(&o.cfg.CallRate, "call-rate", 500, "limit of calls per second for each caller, on average; bursts may reach five seconds' worth; 0: no limit")
 	spareFlags(f, &o.reserve)
 	f.IntVar(&o.cfg.RackUplink, "rack-uplink-gpus", 0, "`number` of GPUs that the uplink of a rack serves at full bandwidth; leases beyond it avoid the uplink where they can; 0: not known")
+	f.StringVar(&o.interference, "interference", "", "`file` with the measured slow-down of programs that share a GPU: lines of PROGRAM,BESIDE,SLOWDOWN such as \"bert,resnet,12.5%\"; parts avoid such neighbours where they can")
 	positiveDurationVar(f, &o.cfg.Heartbeat, "heartbeat", 250*time.Millisecond, "interval between two reports of a node")
 	f.IntVar(&o.cfg.ReportRate, "report-rate", 4_000, "limit of reports per second from all nodes; with more nodes each reports less often")
 	positiveDurationVar(f, &o.cfg.LostAfter, "lost-after", time.Second, "silence after which a node counts as lost")
@@ -128,6 +129,12 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 		return usage(err)
 	}
 	cfg.Version = version()
+	if o.interference != "" {
+		var err error
+		if cfg.Interference, err = readInterference(o.interference); err != nil {
+			return usage(fmt.Errorf("--interference: %w", err))
+		}
+	}
 	if o.testingClock != "" {
 		cfg.Now = wrongClock(o.testingClock)
 	}

@@ -1,15 +1,18 @@
 package cli
 
 import (
+	"encoding/csv"
 	"fmt"
 	"io"
 	"math"
+	"os"
 	"strconv"
 	"strings"
 
 	"github.com/spf13/pflag"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
 // partFlags are the flags that describe a part of a GPU.
@@ -116,4 +119,42 @@ func describeParts(w io.Writer, g *dxpuv1.GPU) {
 			p.LeaseId, p.Tenant, p.HostId)
 	}
 	t.flush()
+}
+
+// readInterference reads the slow-downs of programs from a file.
+func readInterference(name string) (placement.Interference, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	out, err := parseInterference(f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return out, nil
+}
+
+// parseInterference parses lines of PROGRAM,BESIDE,SLOWDOWN.
+func parseInterference(r io.Reader) (placement.Interference, error) {
+	lines := csv.NewReader(r)
+	lines.FieldsPerRecord, lines.TrimLeadingSpace, lines.Comment = 3, true, '#'
+	out := placement.Interference{}
+	for {
+		row, err := lines.Read()
+		if err == io.EOF {
+			return out, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		at, _ := lines.FieldPos(0)
+		pair := [2]string{row[0], row[1]}
+		if _, twice := out[pair]; twice {
+			return nil, fmt.Errorf("line %d: %s beside %s is there twice", at, row[0], row[1])
+		}
+		if out[pair], err = parseCompute(row[2]); err != nil {
+			return nil, fmt.Errorf("line %d: %w", at, err)
+		}
+	}
 }

@@ -54,6 +54,9 @@ type Config struct {
 	// RackUplink is the number of GPUs that the connection of a rack with the other
 	// racks serves at full bandwidth. 0: not known.
 	RackUplink int
+	// Interference is the measured slow-down of programs that share a GPU, which the
+	// placement of parts counts as a cost. It must not change. Nil: not known.
+	Interference placement.Interference
 	// Heartbeat is the interval of the nodes' reports. 0: 250 ms.
 	Heartbeat time.Duration
 	// ReportRate is the number of reports a second that the manager accepts. If there

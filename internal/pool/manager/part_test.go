@@ -273,3 +273,17 @@ func TestOldRecordsHaveWholeGPUs(t *testing.T) {
 		t.Errorf("size %v", l.size())
 	}
 }
+
+// TestInterferenceOfThePool keeps a part away from a program that slows it down.
+func TestInterferenceOfThePool(t *testing.T) {
+	w := newWorld(t, Config{Interference: placement.Interference{{"a", "b"}: 900, {"b", "a"}: 900}}, hostNode("h1", 4), dividedBox("b1", 2))
+	program := func(name string) string {
+		s := part(300, 400)
+		s.PartRules = &dxpuv1.PartRules{Workload: name}
+		return w.create(s)
+	}
+	x, y := w.lease(program("a")).Bindings[0], w.lease(program("b")).Bindings[0]
+	if x.PartOfGpuId == y.PartOfGpuId {
+		t.Errorf("both are on GPU %s", x.PartOfGpuId)
+	}
+}

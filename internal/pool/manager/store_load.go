@@ -160,6 +160,7 @@ func (m *Manager) loadLocked(ctx context.Context) error {
 // installLocked makes the records of the store the state.
 func (m *Manager) installLocked(records map[string][]byte) error {
 	s := newState(m.cfg.Now())
+	s.gpuPool.SetInterference(m.cfg.Interference)
 	s.alike = m.alike()
 	if err := s.loadRecords(records); err != nil {
 		return fmt.Errorf("manager: load state: %w", err)

@@ -10,7 +10,7 @@ import (
 
 // maxStates bounds the states of a class in which a part would fit and which a decision
 // compares: the tightest ones.
-const maxStates = 2048
+const maxStates = 256
 
 // partSearch looks for a place for one part among the GPUs that parts share.
 type partSearch struct {
@@ -91,7 +91,8 @@ func (s *partSearch) admitsClass(c sharedClass) bool {
 func (s *partSearch) searchClass(c sharedClass, of *states) {
 	l := s.pool.lossOf(c.model, c.memory)
 	seen := 0
-	of.order.Ascend(func(in *stateGPUs) bool {
+	least := &stateGPUs{tightness: s.part.Compute + permille(s.part.Memory, c.memory)} // less than that never fits
+	of.order.AscendGreaterOrEqual(least, func(in *stateGPUs) bool {
 		if !in.fits(s.part) {
 			return true
 		}
