@@ -253,6 +253,23 @@ func (g *GPU) resetEngines() {
 	g.hung = false
 }
 
+// SetMemory changes the size of the memory, in bytes, for the owner of a GPU that is part
+// of another one: at any time to more, and to less only after Scrub.
+func (g *GPU) SetMemory(n int64) error {
+	spec := g.spec
+	spec.VRAM = n
+	if err := spec.check(); err != nil {
+		return err
+	}
+	if n < g.vram.size {
+		g.vram = newVRAM(n)
+	} else {
+		g.vram.grow(n)
+	}
+	g.spec = spec
+	return nil
+}
+
 // Scrub implements device.Scrubber: it erases VRAM. The owner resets the GPU first,
 // because running commands would still write their results.
 func (g *GPU) Scrub() { g.vram.scrub() }

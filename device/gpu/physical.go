@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math/bits"
+	"slices"
 
 	"github.com/dxpu-project/dxpu/cfgspace"
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
@@ -103,6 +104,27 @@ func (p *Physical) configure(aperture int64) error {
 	p.cfg.Write(at+cfgspace.OffSRIOVControl, 2, cfgspace.SRIOVEnable|cfgspace.SRIOVMemoryEnable)
 	return nil
 }
+
+// NewParts makes n virtual functions of a GPU whose memory their owner gives out later
+// (SetMemory). Until then each has the least memory.
+func NewParts(spec Spec, n int) (*Physical, error) {
+	spec = spec.withDefaults()
+	p, err := NewPhysical(spec, slices.Repeat([]int64{chunkSize}, n))
+	if err != nil {
+		return nil, err
+	}
+	for i, g := range p.slices {
+		part := g.spec
+		part.Model, part.Aperture = spec.Model, spec.Aperture
+		if p.slices[i], err = New(part); err != nil {
+			return nil, err
+		}
+	}
+	return p, p.configure(spec.Aperture)
+}
+
+// MemoryStep is the granularity of the memory of a part, in bytes.
+const MemoryStep = chunkSize
 
 // Spec returns the specification of the whole GPU.
 func (p *Physical) Spec() Spec { return p.spec }

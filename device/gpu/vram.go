@@ -39,6 +39,12 @@ func newVRAM(size int64) vram {
 	return vram{size: size, dirs: make([]*[dirChunks]*chunk, (size+span-1)/span)}
 }
 
+// grow adds memory, which is empty.
+func (v *vram) grow(size int64) {
+	v.size = size
+	v.dirs = append(v.dirs, newVRAM(size).dirs[len(v.dirs):]...)
+}
+
 // newFlatVRAM makes VRAM of memory that a compute engine shares.
 func newFlatVRAM(flat []byte) vram { return vram{size: int64(len(flat)), flat: flat} }
 

@@ -53,6 +53,7 @@ func (s *slot) settle(stop bool) bool {
 			failed = s.do(actions, binding, state)
 			continue
 		}
+		s.resizePart(binding)
 		follows := s.control.Follows(want)
 		if rev := state.GetRevision(); follows && s.Applied.Swap(rev) != rev {
 			s.box.Changed()
@@ -119,6 +120,7 @@ func (s *slot) do(actions []controller.Action, want *dxpuv1.DesiredBinding, desi
 			s.scrub()
 		case controller.Release:
 			s.leaveGPU()
+			s.endPart()
 			s.box.leave(s.domain)
 			s.domain = nil
 			s.box.unbindRow(s.index)
@@ -169,7 +171,7 @@ func (s *slot) claim(want *dxpuv1.DesiredBinding, desired *dxpuv1.DesiredState) 
 	if err != nil {
 		return err
 	}
-	if err := s.joinGPU(); err != nil {
+	if err := s.joinGPU(want.Part); err != nil {
 		return err
 	}
 	err = s.box.bindRow(s.index, s.seen.Load().info.BARs, mapping.Owner{
@@ -178,6 +180,7 @@ func (s *slot) claim(want *dxpuv1.DesiredBinding, desired *dxpuv1.DesiredState) 
 	})
 	if err != nil {
 		s.leaveGPU()
+		s.endPart()
 		return err
 	}
 	s.domain = s.box.join(want.Domain)

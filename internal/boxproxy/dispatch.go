@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/machine"
@@ -19,6 +20,8 @@ type Slice struct {
 	Dispatcher *dispatch.Dispatcher
 	Client     share.ClientID // number of the slice in the dispatcher
 	Spec       share.ClientSpec
+	Whole      *Divisible // the device is a GPU that the manager may divide
+	Of         *Divisible // the device is a part of one: Part of its binding replaces Spec
 }
 
 // dispatcher runs the computations of the slices of one GPU: the surroundings of a
@@ -234,11 +237,22 @@ func (d *dispatcher) arm() {
 }
 
 // joinGPU makes the device a client of the dispatcher, if it is a slice of a GPU.
-func (s *slot) joinGPU() error {
+func (s *slot) joinGPU(part *dxpuv1.Part) error {
 	if s.dispatcher == nil {
 		return nil
 	}
-	return s.dispatcher.join(s, s.place.Slice.Spec)
+	spec := s.place.Slice.Spec
+	if s.isPart() {
+		var err error
+		if spec, err = s.sizePart(part); err != nil {
+			return err
+		}
+	}
+	err := s.dispatcher.join(s, spec)
+	if err != nil {
+		s.endPart()
+	}
+	return err
 }
 
 // leaveGPU ends that. It may be repeated.

@@ -40,6 +40,7 @@ func (s *slot) Observe() *dxpuv1.ObservedSlot {
 		out.Errors = append(out.Errors, &dxpuv1.DeviceError{Code: e.Code, Count: e.Count})
 	}
 	out.Binding = s.Binding()
+	s.describePart(out)
 	return out
 }
 

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/internal/agent"
 	"github.com/dxpu-project/dxpu/internal/boxproxy/controller"
@@ -36,12 +37,14 @@ type slot struct {
 	config  engine.BindingConfig   // from Claim to Attach
 	control controller.Controller  // used by run only
 
-	seen    atomic.Pointer[condition]  // of the device; nil: the slot is empty
-	reset   atomic.Uint64              // number of the last reset made for the manager
-	live    atomic.Pointer[attachment] // nil: not bound
-	calls   chan *call                 // of With
-	dropped atomic.Uint64              // TLPs of the device without a link that takes them
-	evicted atomic.Pointer[string]     // why the dispatcher has ended the binding; nil: it has not
+	seen    atomic.Pointer[condition]   // of the device; nil: the slot is empty
+	reset   atomic.Uint64               // number of the last reset made for the manager
+	live    atomic.Pointer[attachment]  // nil: not bound
+	calls   chan *call                  // of With
+	dropped atomic.Uint64               // TLPs of the device without a link that takes them
+	part    atomic.Pointer[dxpuv1.Part] // of the GPU, that the device is; nil: none
+	wish    *dxpuv1.Part                // of the manager that led to part; used by run only
+	evicted atomic.Pointer[string]      // why the dispatcher has ended the binding; nil: it has not
 }
 
 func newSlot(b *Box, index int, cfg Slot) *slot {

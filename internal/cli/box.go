@@ -6,13 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"net/http"
-	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 
@@ -25,9 +22,7 @@ import (
 	"github.com/dxpu-project/dxpu/device/opencl"
 	"github.com/dxpu-project/dxpu/device/vfioserver"
 	"github.com/dxpu-project/dxpu/device/vhostuser"
-	"github.com/dxpu-project/dxpu/internal/agent"
 	"github.com/dxpu-project/dxpu/internal/boxproxy"
-	"github.com/dxpu-project/dxpu/internal/pool/gpuerr"
 	"github.com/dxpu-project/dxpu/share"
 )
 
@@ -41,6 +36,7 @@ type boxOptions struct {
 	opencl bool
 	virtio []string // TYPE=SOCKET
 	slices int      // of each software GPU; 0: it is not divided
+	parts  int      // that leases may make of each software GPU; 0: none
 	policy string   // of the slices
 
 	allowFaults bool
@@ -119,11 +115,13 @@ fault into a software GPU, for tests.` + tracingHelp,
 	f.Int64Var(&o.spec.VRAM, "vram", 0, "memory of each software GPU in bytes, allocated when it is written (default 256 MiB)")
 	f.IntVar(&o.spec.Tags, "tags", 0, "outstanding DMA reads of each software GPU (default 140)")
 	f.IntVar(&o.slices, "slices", 0, "divide each software GPU into `number` slices, 1 to 16, that are leased one by one")
+	f.IntVar(&o.parts, "parts", 0, "let leases divide each software GPU into up to `number` parts, 1 to 16")
 	f.StringVar(&o.policy, "policy", "", `policy that shares a GPU between its slices, see "dxpu share policies" (default "`+defaultPolicy+`")`)
 	f.BoolVar(&o.allowFaults, "allow-faults", false, `allow "dxpu box fail" on this machine to make software GPUs fail, for tests`)
 	f.BoolVar(&o.opencl, "opencl", false, "offer the OpenCL devices of this machine")
 	f.StringArrayVar(&o.virtio, "virtio", nil, "offer a virtio device of the vhost-user back end at a socket, as `TYPE=SOCKET`: blk, fs or net")
 	cmd.MarkFlagsMutuallyExclusive("config", "opencl")
+	cmd.MarkFlagsMutuallyExclusive("slices", "parts")
 	cmd.MarkFlagsMutuallyExclusive("config", "virtio")
 	cmd.AddCommand(newBoxFailCommand(), newBoxDevicesCommand())
 	return cmd
@@ -158,12 +156,15 @@ func (o *boxOptions) checkGPUs(cmd *cobra.Command) error {
 	if cmd.Flags().Changed("slices") && (o.slices < 1 || o.slices > gpu.MaxSlices) {
 		return usagef("--slices %d: want 1 to %d", o.slices, gpu.MaxSlices)
 	}
+	if cmd.Flags().Changed("parts") && (o.parts < 1 || o.parts > gpu.MaxSlices) {
+		return usagef("--parts %d: want 1 to %d", o.parts, gpu.MaxSlices)
+	}
 	if o.policy != "" {
 		if _, err := share.Find(o.policy); err != nil {
 			return usagef("--policy %s: \"dxpu share policies\" lists the policies", o.policy)
 		}
-		if o.slices == 0 {
-			return usagef("--policy needs --slices")
+		if o.slices == 0 && o.parts == 0 {
+			return usagef("--policy needs --slices or --parts")
 		}
 	}
 	if cmd.Flags().Changed("tags") && o.spec.Tags < 1 {
@@ -194,7 +195,7 @@ func (o *boxOptions) slots(ctx context.Context, models []device.Model) ([]boxpro
 				errs[i] = fmt.Errorf("slot %d: %w", at.Slot, errs[i])
 			}
 		})
-		next += max(len(list), 1)
+		next += from.count(list)
 	}
 	making.Wait()
 	for _, err := range errs {
@@ -213,7 +214,7 @@ func (o *boxOptions) slot(ctx context.Context, models []device.Model, from *boxS
 	}
 	out := make([]boxproxy.Slot, 1)
 	switch {
-	case len(list) > 0:
+	case len(list) > 0 || from.Parts > 0:
 		if m == nil || m.Name != gpu.Model().Name {
 			return nil, errors.New("slices: only a software GPU can be divided")
 		}
@@ -221,7 +222,11 @@ func (o *boxOptions) slot(ctx context.Context, models []device.Model, from *boxS
 		if err := params(&spec); err != nil {
 			return nil, err
 		}
-		out, err = from.slices(ctx, at, list, spec)
+		if from.Parts > 0 {
+			out, err = from.parts(at, spec)
+		} else {
+			out, err = from.slices(ctx, at, list, spec)
+		}
 	case m != nil:
 		out[0].Device, err = m.New(ctx, at, params)
 	}
@@ -261,14 +266,14 @@ func (o *boxOptions) plainFile(ctx context.Context) (file boxFile, err error) {
 		return file, err
 	}
 	file.Slots = append(file.Slots, virtio...)
-	if n := len(file.Slots) + o.gpus*max(o.slices, 1); o.gpus < 0 || n < 1 || n > boxproxy.MaxSlots {
+	if n := len(file.Slots) + o.gpus*max(o.slices, o.parts+1); o.gpus < 0 || n < 1 || n > boxproxy.MaxSlots {
 		return file, usagef("--gpus: %d is not 1 to %d", o.gpus, boxproxy.MaxSlots-len(file.Slots))
 	}
 	var spec yaml.Node
 	if err := spec.Encode(o.spec); err != nil {
 		return file, err
 	}
-	divided := slicing{Policy: o.policy}
+	divided := slicing{Policy: o.policy, Parts: o.parts}
 	if o.slices != 0 {
 		if err := divided.Slices.Encode(o.slices); err != nil {
 			return file, err
@@ -278,109 +283,6 @@ func (o *boxOptions) plainFile(ctx context.Context) (file boxFile, err error) {
 		file.Slots = append(file.Slots, boxSlot{slicing: divided, Params: map[string]yaml.Node{gpu.Model().Name: spec}})
 	}
 	return file, nil
-}
-
-func newBoxFailCommand() *cobra.Command {
-	var admin, fault string
-	var slot, code uint32
-	var whole bool
-	cmd := &cobra.Command{
-		Use: "fail", Short: "Make a software GPU of a running box fail", Args: cobra.NoArgs,
-		Long: `Inject an error into a software GPU of a running box, to see the reaction of the pool.
---xid is a number as NVIDIA's driver logs it; --fault is kill, hang, ecc-corrected or
-ecc-uncorrectable. The box must run on this machine, with --admin-listen and
---allow-faults.
-
-XID 48 calls for a reset, and 79 (fallen off the bus) and 64 for a replacement. XID 31
-is an error of the application. "dxpu describe gpu" shows the counted errors. A slice
-of a GPU fails alone; with --whole-gpu the GPU fails, and with it all its slices.`,
-		Example: `  dxpu box fail --admin http://127.0.0.1:9100 --slot 0 --xid 48
-  dxpu box fail --admin http://127.0.0.1:9100 --slot 2 --fault kill`,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			query := url.Values{"slot": {strconv.FormatUint(uint64(slot), 10)}}
-			switch {
-			case (fault == "") == (code == 0):
-				return usage(withHint(errors.New("give either --xid or --fault"), "dxpu box fail --slot 0 --xid 48"))
-			case fault != "":
-				query.Set("fault", fault)
-			default:
-				query.Set("xid", strconv.FormatUint(uint64(code), 10))
-			}
-			if whole {
-				query.Set("whole", "true")
-			}
-			target, err := adminURL(admin, "/faults", query)
-			if err != nil {
-				return usage(err)
-			}
-			answer, err := adminRequest(cmd.Context(), http.MethodPost, target)
-			if err != nil {
-				return err
-			}
-			_, err = io.Copy(cmd.OutOrStdout(), answer)
-			return errors.Join(err, answer.Close())
-		},
-	}
-	adminFlag(cmd, &admin)
-	cmd.Flags().Uint32Var(&slot, "slot", 0, "`number` of the slot")
-	cmd.Flags().BoolVar(&whole, "whole-gpu", false, "inject it into all slices of the GPU that the slot's device is a slice of")
-	cmd.Flags().Uint32Var(&code, "xid", 0, "`number` of the error to inject")
-	cmd.Flags().StringVar(&fault, "fault", "", "fault to inject: kill, hang, ecc-corrected or ecc-uncorrectable")
-	return cmd
-}
-
-// faultHandler injects a fault into a software GPU: POST /faults?slot=0 with
-// fault=kill or xid=48. A fault takes a GPU away from its tenant.
-func faultHandler(b *boxproxy.Box, allowed bool) http.Handler {
-	return agent.LocalHandler(allowed, "a fault takes a GPU away from its tenant: start the box with --allow-faults to allow it", func(w http.ResponseWriter, r *http.Request) {
-		slot, err := strconv.Atoi(r.FormValue("slot"))
-		if err != nil {
-			http.Error(w, "slot: want a number, as in /faults?slot=0&xid=48", http.StatusBadRequest)
-			return
-		}
-		inject, what, err := faultOf(r)
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusBadRequest)
-			return
-		}
-		slots := []int{slot}
-		if r.FormValue("whole") != "" {
-			slots = b.Siblings(slot)
-		}
-		for _, slot := range slots {
-			injected := false
-			err = b.With(r.Context(), slot, func(d device.Device) {
-				if g, ok := d.(*gpu.GPU); ok {
-					inject(g)
-					injected = true
-				}
-			})
-			if err == nil && !injected {
-				err = fmt.Errorf("slot %d contains no software GPU", slot)
-			}
-			if err != nil {
-				http.Error(w, err.Error(), http.StatusNotFound)
-				return
-			}
-			fmt.Fprintf(w, "slot %d: %s\n", slot, what)
-		}
-	})
-}
-
-// faultOf reads the fault from a request.
-func faultOf(r *http.Request) (inject func(*gpu.GPU), what string, err error) {
-	if s := r.FormValue("xid"); s != "" {
-		code, err := strconv.ParseUint(s, 10, 32)
-		if err != nil || code == 0 {
-			return nil, "", fmt.Errorf("xid: %q is not the number of an error", s)
-		}
-		return func(g *gpu.GPU) { g.InjectXID(uint32(code)) }, gpuerr.Lookup(uint32(code)).String(), nil
-	}
-	fault, err := gpu.ParseFault(r.FormValue("fault"))
-	if err != nil {
-		return nil, "", err
-	}
-	return func(g *gpu.GPU) { g.Inject(fault) }, fault.String(), nil
 }
 
 // deviceModels returns the models of devices that a box can hold. A new model needs
@@ -439,7 +341,7 @@ func parseBoxFile(raw []byte, models []device.Model) (file boxFile, err error) {
 		if err != nil {
 			return boxFile{}, fmt.Errorf("slot %d: %w", n, err)
 		}
-		n += max(len(list), 1)
+		n += file.Slots[i].count(list)
 	}
 	if n > boxproxy.MaxSlots {
 		return boxFile{}, fmt.Errorf("%d slots with the slices: want at most %d", n, boxproxy.MaxSlots)

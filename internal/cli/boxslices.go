@@ -26,6 +26,7 @@ const defaultPolicy = "mps"
 type slicing struct {
 	// Slices is their number, or a list of sliceSpec.
 	Slices yaml.Node `yaml:"slices,omitempty"`
+	Parts  int       `yaml:"parts,omitempty"`  // most parts that leases may make of the GPU
 	Policy string    `yaml:"policy,omitempty"` // of package share
 }
 
@@ -39,7 +40,10 @@ type sliceSpec struct {
 
 // list returns the slices, none for a GPU that is not divided.
 func (s *slicing) list() ([]sliceSpec, error) {
-	if s.Slices.IsZero() {
+	if s.Parts < 0 || s.Parts > gpu.MaxSlices || s.Parts > 0 && !s.Slices.IsZero() {
+		return nil, fmt.Errorf("parts: want 1 to %d, and no slices", gpu.MaxSlices)
+	}
+	if s.Slices.IsZero() && s.Parts == 0 {
 		if s.Policy != "" {
 			return nil, errors.New("policy: the slot has no slices")
 		}
@@ -47,6 +51,9 @@ func (s *slicing) list() ([]sliceSpec, error) {
 	}
 	if _, err := share.Find(cmp.Or(s.Policy, defaultPolicy)); err != nil {
 		return nil, fmt.Errorf("policy: no policy %.60q: \"dxpu share policies\" lists them", s.Policy)
+	}
+	if s.Parts > 0 {
+		return nil, nil
 	}
 	var n int
 	var out []sliceSpec
@@ -114,6 +121,36 @@ func (c *sliceSpec) client() share.ClientSpec {
 		out.Class = share.Offline
 	}
 	return out
+}
+
+// count returns the number of slots, with the slices of list.
+func (s *slicing) count(list []sliceSpec) int {
+	if s.Parts > 0 {
+		return 1 + s.Parts
+	}
+	return max(len(list), 1)
+}
+
+// parts builds the slots of a GPU that leases divide.
+func (s *slicing) parts(at device.Place, spec gpu.Spec) ([]boxproxy.Slot, error) {
+	spec.Serial = cmp.Or(spec.Serial, at.Serial())
+	whole, err := gpu.New(spec)
+	if err != nil {
+		return nil, err
+	}
+	physical, err := gpu.NewParts(spec, s.Parts)
+	if err != nil {
+		return nil, err
+	}
+	policy, err := share.Find(cmp.Or(s.Policy, defaultPolicy))
+	if err != nil {
+		return nil, err
+	}
+	d, err := dispatch.ByName(physical.Device(), policy.Name)
+	if err != nil {
+		return nil, err
+	}
+	return boxproxy.PartSlots(at.Slot, whole, physical.Slices(), gpu.MemoryStep, d, policy), nil
 }
 
 // slices builds the slots of a divided GPU.

@@ -52,6 +52,7 @@ type options struct {
 	slices  []share.ClientSpec              // of the one GPU of each box, in place of gpus
 	policy  string                          // of the slices; default mps
 	police  func(share.Policy) share.Policy // wraps it
+	parts   int                             // of the one GPU of each box, beside the whole
 	paths   []netio.PathConfig              // default: one without faults
 	cipher  dxpuv1.Cipher
 	inside  bool // embedded hosts instead of vfio-user sockets
@@ -94,13 +95,14 @@ type binding struct {
 	box, boxSlot        int
 	hostGone, boxGone   bool // one side is no longer told of it
 	replugs             uint32
+	part                *dxpuv1.Part
 	domain              string
 	hostAddrs, boxAddrs []*dxpuv1.PathAddress
 }
 
 func newCluster(t testing.TB, o options) *cluster {
 	t.Helper()
-	o.gpus, o.boxes, o.hosts = max(o.gpus, len(o.slices), 1), max(o.boxes, 1), max(o.hosts, 1)
+	o.gpus, o.boxes, o.hosts = max(o.gpus, len(o.slices), o.parts+1), max(o.boxes, 1), max(o.hosts, 1)
 	if o.cipher == 0 {
 		o.cipher = dxpuv1.Cipher_CIPHER_AES_256_GCM
 	}
@@ -329,7 +331,7 @@ func (r *cluster) apply() {
 
 func (r *cluster) desired(b *binding) agenttest.Binding {
 	return agenttest.Binding{
-		ID: b.id, Epoch: b.epoch, Domain: b.domain, Cipher: r.opts.cipher, Replugs: b.replugs,
+		ID: b.id, Epoch: b.epoch, Domain: b.domain, Cipher: r.opts.cipher, Replugs: b.replugs, Part: b.part,
 		Host: agenttest.End{Node: r.hosts[b.host].number, Slot: uint32(b.slot), Addresses: b.hostAddrs},
 		Box:  agenttest.End{Node: r.boxes[b.box].number, Slot: uint32(b.boxSlot), Addresses: b.boxAddrs},
 	}
@@ -444,15 +446,6 @@ func metric(t testing.TB, c prometheus.Collector, name string, labels ...string)
 		}
 	}
 	return sum
-}
-
-// pattern returns n bytes that depend on a seed.
-func pattern(seed, n int) []byte {
-	p := make([]byte, n)
-	for i := range p {
-		p[i] = byte(i*7 + i>>8 + seed*31)
-	}
-	return p
 }
 
 // copyBothWays uploads n bytes, downloads them and compares.

@@ -445,3 +445,12 @@ func registersOf(t *testing.T, bus driver.Bus) map[string][]uint32 {
 	}
 	return out
 }
+
+// pattern returns n bytes that depend on a seed.
+func pattern(seed, n int) []byte {
+	p := make([]byte, n)
+	for i := range p {
+		p[i] = byte(i*7 + i>>8 + seed*31)
+	}
+	return p
+}

@@ -34,6 +34,9 @@ func twoSlices() options {
 // newSlices divides a GPU, if the options say so.
 func (r *cluster) newSlices() []boxproxy.Slot {
 	r.t.Helper()
+	if r.opts.parts > 0 {
+		return r.newParts()
+	}
 	if len(r.opts.slices) == 0 {
 		return nil
 	}

@@ -141,12 +141,8 @@ func (d *Dispatcher) Join(now time.Duration, id share.ClientID, spec share.Clien
 	if d.find(id) != nil {
 		return fmt.Errorf("dispatch: client %d has joined already", id)
 	}
-	left := d.device.Memory
-	for _, c := range d.clients {
-		left -= c.spec.Memory
-	}
-	if spec.Memory < 0 || spec.Memory > left {
-		return fmt.Errorf("a slice of %d bytes: the GPU has %d bytes of memory left", spec.Memory, left)
+	if spec.Memory < 0 || spec.Memory > d.left() {
+		return fmt.Errorf("%d bytes of memory: the GPU has %d bytes left", spec.Memory, d.left())
 	}
 	c := &client{id: id, spec: spec, limit: d.device.SMs, served: d.virtual}
 	d.clients = append(d.clients, c)
@@ -192,15 +188,14 @@ func (d *Dispatcher) Leave(now time.Duration, id share.ClientID) {
 	d.decide(nil)
 }
 
-// Resize changes what a client may use, except for its memory. A launch that runs
-// ends as it began.
-func (d *Dispatcher) Resize(now time.Duration, id share.ClientID, spec share.ClientSpec) {
+// Resize changes what a client may use. A launch that runs ends as it began. It returns
+// false, and changes nothing, if there is not that much memory.
+func (d *Dispatcher) Resize(now time.Duration, id share.ClientID, spec share.ClientSpec) bool {
 	d.now = max(d.now, now)
 	c := d.find(id)
-	if c == nil || c.evicted {
-		return
+	if c == nil || c.evicted || spec.Memory < 0 || spec.Memory > d.left()+c.spec.Memory {
+		return false
 	}
-	spec.Memory = c.spec.Memory
 	c.spec, c.limit, c.known = spec, d.device.SMs, false
 	d.policy.Receive(now, share.Event{Kind: share.Leave, Client: id})
 	d.policy.Receive(now, share.Event{Kind: share.Join, Client: id, Spec: spec})
@@ -211,6 +206,16 @@ func (d *Dispatcher) Resize(now time.Duration, id share.ClientID, spec share.Cli
 		d.present(c, c.kernel)
 	}
 	d.decide(nil)
+	return true
+}
+
+// left returns the memory that no client has.
+func (d *Dispatcher) left() int64 {
+	left := d.device.Memory
+	for _, c := range d.clients {
+		left -= c.spec.Memory
+	}
+	return left
 }
 
 // Launch presents the next launch of a client. It returns false for a client that has

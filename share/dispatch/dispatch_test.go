@@ -302,9 +302,14 @@ func TestResize(t *testing.T) {
 	w.run(5 * time.Second)
 	for i := range 200 { // at all states of its launches
 		w.run(w.now + 1700*time.Microsecond)
-		w.d.Resize(w.now, 1, percent(20+i%2*20))
+		if !w.d.Resize(w.now, 1, percent(20+i%2*20)) {
+			t.Fatal("the share was not changed")
+		}
 	}
 	w.d.Resize(w.now, 1, percent(60))
+	if w.d.Resize(w.now, 1, share.ClientSpec{Memory: small.Memory}) {
+		t.Error("a client got the memory of another one")
+	}
 	before, from := w.d.Usage(1).Service, w.now
 	w.run(w.now + 10*time.Second)
 	got := (w.d.Usage(1).Service - before).Seconds() / (w.now - from).Seconds()

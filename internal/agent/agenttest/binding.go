@@ -25,6 +25,7 @@ type Binding struct {
 	Secret    []byte        // 32 bytes with the value of the epoch
 	MTU       uint32        // of the host's first path
 	Replugs   uint32
+	Part      *dxpuv1.Part
 	Host, Box End
 }
 
@@ -45,7 +46,7 @@ func Desired(node uint32, revision uint64, bindings ...Binding) *dxpuv1.DesiredS
 
 func (b *Binding) from(self, peer End) *dxpuv1.DesiredBinding {
 	out := &dxpuv1.DesiredBinding{
-		BindingId: b.ID, Epoch: b.Epoch, Slot: self.Slot, Domain: b.Domain, Replugs: b.Replugs,
+		BindingId: b.ID, Epoch: b.Epoch, Slot: self.Slot, Domain: b.Domain, Replugs: b.Replugs, Part: b.Part,
 		Cipher: cmp.Or(b.Cipher, dxpuv1.Cipher_CIPHER_AES_256_GCM), Secret: b.Secret, Mtu: b.MTU,
 		Peer: &dxpuv1.Peer{NodeNumber: peer.Node, Slot: peer.Slot, Addresses: peer.Addresses},
 	}
