@@ -96,10 +96,16 @@ func checkFlags(cmd *cobra.Command) error {
 	if m := exclusiveFlags.FindStringSubmatch(err.Error()); m != nil {
 		return fmt.Errorf("--%s exclude each other", strings.Join(strings.Fields(m[1]), " and --"))
 	}
+	if m := oneFlagOf.FindStringSubmatch(err.Error()); m != nil {
+		return fmt.Errorf("one of --%s is missing", strings.Join(strings.Fields(m[1]), ", --"))
+	}
 	return err
 }
 
-var exclusiveFlags = regexp.MustCompile(`\[([^]]*)\] were all set$`)
+var (
+	exclusiveFlags = regexp.MustCompile(`\[([^]]*)\] were all set$`)
+	oneFlagOf      = regexp.MustCompile(`in the group \[([^]]*)\] is required$`)
+)
 
 // argumentError describes an error in the arguments of a command.
 func argumentError(cmd *cobra.Command, err error) error {
