@@ -131,18 +131,17 @@ type writeBack struct {
 	entry   int // bytes of the used element
 }
 
-// writeBatch bounds the TLPs of one step, so that the virtqueues take turns, and the used
-// elements that wait for the index.
+// writeBatch bounds the TLPs of one step, so that the virtqueues take turns.
 const writeBatch = 64
 
-// writeBack writes results to the host: the data, the used element, and then the used index
-// with an interrupt (section 2.7.8).
+// writeBack writes results to the host: the data, the used elements, and, after the last one
+// that collect has taken, the used index with an interrupt (section 2.7.8).
 func (d *Device) writeBack(q *queue, emit func(p *tlp.Packet) bool) stepResult {
 	moved := stepIdle
 	for range writeBatch {
 		b := &q.back
 		switch {
-		case !b.active && q.ended.n > 0 && q.usedIndex-q.published < writeBatch:
+		case !b.active && q.ended.n > 0:
 			id := q.ended.pop()
 			*b = writeBack{active: true, id: id, segment: q.chains[id].readable}
 		case !b.active && q.usedIndex != q.published:

@@ -136,8 +136,13 @@ func (d *Device) kick(q *queue) {
 	}
 }
 
-// collect takes the requests that have ended from the back end.
+// collect takes the requests that have ended from the back end, when the results of the
+// former ones are written. It takes all of them, and the driver sees their used elements at
+// once: a network card needs that for a packet in several buffers (section 5.1.6.4).
 func (d *Device) collect(q *queue) {
+	if q.ended.n > 0 || q.back.active || q.usedIndex != q.published {
+		return
+	}
 	for q.given > 0 {
 		id, n, ok := d.backend.Used(q.index)
 		if !ok {

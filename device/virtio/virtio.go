@@ -56,7 +56,8 @@ type Backend interface {
 	// Kick says that Submit was called for the virtqueue.
 	Kick(queue int)
 	// Used returns a request that has ended and the number of bytes that the back end has
-	// written. It returns only what was submitted, each once.
+	// written. It returns only what was submitted, each once. Requests that end together, as
+	// the buffers of one packet, are returned by calls in a row.
 	Used(queue int) (id uint16, n uint32, ok bool)
 }
 

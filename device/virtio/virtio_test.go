@@ -256,6 +256,38 @@ func TestBackPressure(t *testing.T) {
 	}
 }
 
+// Requests that end together appear in the used ring at once: a driver that finds the first
+// buffer of a packet expects the others.
+func TestUsedAtOnce(t *testing.T) {
+	h, d, e := start(t)
+	if err := d.Start(virtiotest.Version1, 256); err != nil {
+		t.Fatal(err)
+	}
+	h.dev.SetBackend(e)
+	e.hold = true
+	q := d.Queues[0]
+	const buffers = 100
+	_, at := d.Alloc(buffers * 200)
+	for i := range buffers {
+		q.Submit(i, virtiotest.Buffer{Addr: at + uint64(200*i), Len: 200, Write: true})
+	}
+	h.settle()
+	h.Write(22, 2, 0) // queue_select
+	index := h.Read(48, 8) + 2
+	var seen []uint16
+	h.OnWrite = func(p *tlp.Packet) {
+		if addr, n := p.ByteRange(); addr == index && n == 2 {
+			seen = append(seen, binary.LittleEndian.Uint16(p.Data[index%4:]))
+		}
+	}
+	e.hold = false
+	e.work(0)
+	h.settle()
+	if len(seen) != 1 || seen[0] != buffers {
+		t.Errorf("the driver sees the used indices %d, want %d at once", seen, buffers)
+	}
+}
+
 // A back end that returns gets the requests again that the former one had, in their order,
 // with the data of the host's memory.
 func TestBackendReturns(t *testing.T) {
