@@ -117,7 +117,7 @@ func (b *backend) watch(notify func(), log *slog.Logger) {
 	}
 }
 
-// start starts the virtqueues of a session.
+// start starts the virtqueues of a session. The back end has its memory when start returns.
 func (b *backend) start(s virtio.Session, kind *virtio.Kind) error {
 	features := s.Features&kind.Features&b.features | virtio.FeatureVersion1 | b.features&featureProtocol
 	if err := b.client.set(setFeatures, u64(features)); err != nil {
@@ -135,7 +135,7 @@ func (b *backend) start(s virtio.Session, kind *virtio.Kind) error {
 			return err
 		}
 	}
-	return nil
+	return b.client.settle()
 }
 
 // startQueue starts one virtqueue.

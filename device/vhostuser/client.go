@@ -162,6 +162,16 @@ func (c *client) set(r request, payload []byte, fds ...int) error {
 	return nil
 }
 
+// settle waits until the back end has carried out all messages that set has sent. One that
+// does not acknowledge them carries them out in order, so any answer tells.
+func (c *client) settle() error {
+	if c.protocol&protocolReplyAck != 0 {
+		return nil
+	}
+	_, err := c.callU64(getFeatures)
+	return err
+}
+
 // handshake negotiates the features and returns those of the device.
 func (c *client) handshake() (features uint64, err error) {
 	if features, err = c.callU64(getFeatures); err != nil {
