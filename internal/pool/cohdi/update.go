@@ -186,7 +186,11 @@ func (c *call) await(ctx context.Context, id string, want dxpuv1.LeaseState) (*d
 			if ctx.Err() != nil {
 				return nil, connect.NewError(connect.CodeDeadlineExceeded, fmt.Errorf("lease %s: %s", id, l.StateReason))
 			}
-			return nil, stream.Err()
+			if err := stream.Err(); err != nil {
+				return nil, err
+			}
+			// A manager that is no longer the leader ends its watches without an error.
+			return nil, connect.NewError(connect.CodeUnavailable, fmt.Errorf("lease %s: the manager has ended its watch; ask the leader", id))
 		}
 	}
 }
