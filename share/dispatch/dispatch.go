@@ -73,7 +73,7 @@ type client struct {
 	id      share.ClientID
 	spec    share.ClientSpec
 	gone    bool
-	limit   int32 // multiprocessors
+	limit   share.PPM // of the multiprocessors
 	launch  share.LaunchID
 	state   state
 	kernel  share.Kernel  // Expected is the cost by the modelled hardware
@@ -144,7 +144,7 @@ func (d *Dispatcher) Join(now time.Duration, id share.ClientID, spec share.Clien
 	if spec.Memory < 0 || spec.Memory > d.left() {
 		return fmt.Errorf("%d bytes of memory: the GPU has %d bytes left", spec.Memory, d.left())
 	}
-	c := &client{id: id, spec: spec, limit: d.device.SMs, served: d.virtual}
+	c := &client{id: id, spec: spec, limit: share.Whole, served: d.virtual}
 	d.clients = append(d.clients, c)
 	d.policy.Receive(now, share.Event{Kind: share.Join, Client: id, Spec: spec})
 	granted := spec.Memory <= 0
@@ -196,7 +196,7 @@ func (d *Dispatcher) Resize(now time.Duration, id share.ClientID, spec share.Cli
 	if c == nil || c.evicted || spec.Memory < 0 || spec.Memory > d.left()+c.spec.Memory {
 		return false
 	}
-	c.spec, c.limit, c.known = spec, d.device.SMs, false
+	c.spec, c.limit, c.known = spec, share.Whole, false
 	d.policy.Receive(now, share.Event{Kind: share.Leave, Client: id})
 	d.policy.Receive(now, share.Event{Kind: share.Join, Client: id, Spec: spec})
 	if spec.Memory > 0 {
@@ -330,7 +330,7 @@ func (d *Dispatcher) Ran(now, took time.Duration, more bool) {
 	}
 	took = min(max(took, 0), d.now)
 	// On fewer multiprocessors the part takes longer.
-	long := time.Duration(int64(took) * int64(d.device.SMs) / int64(c.multiprocessors(d.device)))
+	long := time.Duration(float64(took) * float64(share.Whole) / float64(c.share(d.device)))
 	c.at = max(c.at, d.now-took-catchUp) + long
 	c.served = max(c.served, d.virtual) + long
 	d.virtual = c.served - long
@@ -350,13 +350,16 @@ func (d *Dispatcher) Ran(now, took time.Duration, more bool) {
 	d.decide(nil)
 }
 
-// multiprocessors returns how many the running launch may use.
-func (c *client) multiprocessors(d share.Device) int32 {
-	n := min(c.limit, d.SMs)
+// share returns what the running launch may use of the multiprocessors, at least one of
+// them. It is no whole number of them: the shares of several clients that are rounded up
+// would be more than there is.
+func (c *client) share(d share.Device) share.PPM {
+	all := share.PPM(max(d.SMs, 1))
+	n := min(c.limit, share.Whole)
 	if c.sms > 0 {
-		n = min(n, c.sms)
+		n = min(n, share.PPM(c.sms)*share.Whole/all)
 	}
-	return max(n, 1)
+	return max(n, share.Whole/all)
 }
 
 // again returns a preempted launch to the gate. It will begin from its first part.
@@ -420,8 +423,7 @@ func (d *Dispatcher) apply(c *client, x share.Decision) {
 			d.begin(c)
 		}
 	case share.SetShare:
-		n := (int64(d.device.SMs)*int64(x.Share) + int64(share.Whole) - 1) / int64(share.Whole)
-		c.limit = max(1, int32(n))
+		c.limit = x.Share
 	case share.Preempt:
 		switch {
 		case c.state != running:

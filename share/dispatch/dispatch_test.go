@@ -233,6 +233,25 @@ func TestShares(t *testing.T) {
 	}
 }
 
+// Shares that are no whole number of multiprocessors are kept, too: together they are no
+// more than the GPU.
+func TestSharesBetweenMultiprocessors(t *testing.T) {
+	var programs []*program
+	for i, limit := range append(slices.Repeat([]share.PPM{33_000}, 15), 505_000) {
+		p := &program{id: share.ClientID(i + 1), spec: percent(1), kernel: 7 * time.Millisecond}
+		p.spec.Request, p.spec.Limit = limit, limit
+		programs = append(programs, p)
+	}
+	w := newWorld(t, "mps", programs...)
+	w.run(20 * time.Second)
+	for _, p := range programs {
+		got, want := w.d.Usage(p.id).Service.Seconds()/20, float64(p.spec.Limit)/float64(share.Whole)
+		if got < want*0.97 || got > want*1.03 {
+			t.Errorf("client %d got %.2f %% of the GPU, want %.2f %%", p.id, 100*got, 100*want)
+		}
+	}
+}
+
 // With static shares of the multiprocessors, a kernel takes as long beside others as it
 // takes alone.
 func TestNeighbourIsNotFelt(t *testing.T) {
