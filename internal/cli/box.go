@@ -112,7 +112,7 @@ fault into a software GPU, for tests.` + tracingHelp,
 	enumVar(f, &o.kind, "kind", "connection between the GPUs: pcie-switch or nvlink")
 	f.IntVar(&o.gpus, "gpus", 4, "number of software GPUs, 1 to 256")
 	f.StringVar(&o.spec.Model, "model", "", "model name of the software GPUs")
-	f.Int64Var(&o.spec.VRAM, "vram", 0, "memory of each software GPU in bytes, allocated when it is written (default 256 MiB)")
+	sizeVar(f, &o.spec.VRAM, "vram", "memory of each software GPU, such as 1GiB, allocated when it is written (default 256MiB)")
 	f.IntVar(&o.spec.Tags, "tags", 0, "outstanding DMA reads of each software GPU (default 140)")
 	f.IntVar(&o.slices, "slices", 0, "divide each software GPU into `number` slices, 1 to 16, that are leased one by one")
 	f.IntVar(&o.parts, "parts", 0, "let leases divide each software GPU into up to `number` parts, 1 to 16")
@@ -151,7 +151,7 @@ func (o *boxOptions) run(cmd *cobra.Command) error {
 // checkGPUs checks the flags of the software GPUs.
 func (o *boxOptions) checkGPUs(cmd *cobra.Command) error {
 	if cmd.Flags().Changed("vram") && (o.spec.VRAM < 64<<10 || o.spec.VRAM%(64<<10) != 0) {
-		return usagef("--vram %d: want a multiple of 65536", o.spec.VRAM)
+		return usagef("--vram %d: want a multiple of 64KiB", o.spec.VRAM)
 	}
 	if cmd.Flags().Changed("slices") && (o.slices < 1 || o.slices > gpu.MaxSlices) {
 		return usagef("--slices %d: want 1 to %d", o.slices, gpu.MaxSlices)

@@ -270,6 +270,9 @@ func describeLease(w io.Writer, l *dxpuv1.Lease) {
 	if g := l.Spec.Gang; g != nil {
 		fmt.Fprintf(w, "gang    %s, of %d leases\n", g.Name, g.Size)
 	}
+	if part := partWord(l.Spec.Part); part != "" {
+		fmt.Fprintf(w, "part    %s\n", part)
+	}
 	if l.ActiveTime != nil {
 		fmt.Fprintf(w, "active  after %s\n", duration(l.ActiveTime.AsTime().Sub(l.CreateTime.AsTime())))
 	}

@@ -88,7 +88,7 @@ func enumVar[E enum](f *pflag.FlagSet, v *E, name, help string, only ...E) {
 
 // sizeVar adds a flag for a number of bytes such as 4096, 64KiB or 16GiB. Its default
 // is *v.
-func sizeVar[T int | uint64](f *pflag.FlagSet, v *T, name, help string) {
+func sizeVar[T int | int64 | uint64](f *pflag.FlagSet, v *T, name, help string) {
 	f.Var(flagValue{typ: "size", set: func(s string) error {
 		n, err := parseSize(s)
 		*v = T(n)

@@ -210,7 +210,7 @@ func taints(g *dxpuv1.GPU, ours map[string]bool, spare, lost bool) []resourceapi
 	add(g.Draining, TaintDraining, "", evict)
 	add(g.Cordoned && !g.Draining, TaintCordoned, "", noNew)
 	add(g.QuarantinedUntil != nil, TaintQuarantine, "", noNew)
-	add(g.LeaseId != "" && !ours[g.LeaseId], TaintLeased, "", noNew)
+	add(g.LeaseId != "" && !ours[g.LeaseId] || g.State == dxpuv1.GPUState_GPU_STATE_SHARED, TaintLeased, "", noNew)
 	add(spare && g.State == dxpuv1.GPUState_GPU_STATE_FREE, TaintSpare, "", noNew)
 	// The box is cordoned or unstable.
 	add(g.State == dxpuv1.GPUState_GPU_STATE_UNAVAILABLE && len(out) == 0, TaintCordoned, "", noNew)

@@ -39,6 +39,7 @@ func TestTaints(t *testing.T) {
 		"draining":    {func(g *dxpuv1.GPU) { g.Cordoned, g.Draining = true, true }, "dxpu.dev/draining=:NoExecute"},
 		"errors":      {func(g *dxpuv1.GPU) { g.QuarantinedUntil = timestamppb.New(time.Unix(9, 0)) }, "dxpu.dev/quarantine=:NoSchedule"},
 		"ours":        {func(g *dxpuv1.GPU) { g.LeaseId, g.State = "l-1", dxpuv1.GPUState_GPU_STATE_BOUND }, ""},
+		"in parts":    {func(g *dxpuv1.GPU) { g.State = dxpuv1.GPUState_GPU_STATE_SHARED }, "dxpu.dev/leased=:NoSchedule"},
 		"of others":   {func(g *dxpuv1.GPU) { g.LeaseId, g.State = "l-2", dxpuv1.GPUState_GPU_STATE_BOUND }, "dxpu.dev/leased=:NoSchedule"},
 		"spare":       {func(g *dxpuv1.GPU) { g.Device.Model = "T4" }, "dxpu.dev/spare=:NoSchedule"},
 		"in use, of a model with spares only": {func(g *dxpuv1.GPU) {
