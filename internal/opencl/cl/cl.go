@@ -87,7 +87,6 @@ const (
 	createImage
 	createSampler
 	releaseSampler
-	getMemObjectInfo
 	getSupportedImageFormats
 	createProgramWithSource
 	createProgramWithBinary
@@ -132,7 +131,7 @@ const (
 var names = [functions]string{
 	"clGetPlatformIDs", "clGetPlatformInfo", "clGetDeviceIDs", "clGetDeviceInfo", "clCreateContext", "clReleaseContext",
 	"clCreateCommandQueue", "clReleaseCommandQueue", "clCreateBuffer", "clCreateSubBuffer", "clReleaseMemObject",
-	"clCreateImage", "clCreateSampler", "clReleaseSampler", "clGetMemObjectInfo", "clGetSupportedImageFormats",
+	"clCreateImage", "clCreateSampler", "clReleaseSampler", "clGetSupportedImageFormats",
 	"clCreateProgramWithSource", "clCreateProgramWithBinary", "clCreateProgramWithIL", "clBuildProgram", "clCompileProgram", "clLinkProgram", "clGetProgramInfo",
 	"clGetProgramBuildInfo", "clReleaseProgram", "clCreateKernel", "clReleaseKernel", "clGetKernelInfo", "clGetKernelArgInfo",
 	"clGetKernelWorkGroupInfo", "clSetKernelArg", "clEnqueueNDRangeKernel", "clEnqueueReadBuffer", "clEnqueueWriteBuffer",

@@ -1,9 +1,6 @@
 package cl
 
-import (
-	"runtime"
-	"unsafe"
-)
+import "runtime"
 
 // ImageFormat is cl_image_format.
 type ImageFormat struct{ Order, Type uint32 }
@@ -15,11 +12,9 @@ type ImageDesc struct {
 	Width, Height, Depth uintptr
 	ArraySize            uintptr
 	RowPitch, Slice      uintptr
-	mipLevels, samples   uint32
-	Buffer               Mem // of an image in a buffer
+	_, _                 uint32 // levels of a mipmap, samples of a pixel: none
+	Buffer               Mem    // of an image in a buffer
 }
-
-const memSize = 0x1102
 
 // NewImage makes an image. flags are those of OpenCL, without those for host pointers.
 func (l *Library) NewImage(c Context, flags uint64, f ImageFormat, d ImageDesc) (Mem, error) {
@@ -28,11 +23,6 @@ func (l *Library) NewImage(c Context, flags uint64, f ImageFormat, d ImageDesc) 
 	runtime.KeepAlive(format)
 	runtime.KeepAlive(desc)
 	return Mem(h), err
-}
-
-// MemSize returns the bytes of a memory object.
-func (l *Library) MemSize(m Mem) uint64 {
-	return l.number(getMemObjectInfo, uintptr(m), memSize, unsafe.Sizeof(uintptr(0)))
 }
 
 // ImageFormats returns the formats of images of a type.
