@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -26,8 +27,9 @@ type backend struct {
 	quit  int   // ends watch
 	wg    sync.WaitGroup
 
-	applied uint64 // number of the session that it knows
-	queues  uint32 // that it has started
+	used    atomic.Bool // by a driver
+	applied uint64      // number of the session that it knows
+	queues  uint32      // that it has started
 }
 
 var _ virtio.Backend = (*backend)(nil)
@@ -119,6 +121,7 @@ func (b *backend) watch(notify func(), log *slog.Logger) {
 
 // start starts the virtqueues of a session. The back end has its memory when start returns.
 func (b *backend) start(s virtio.Session, kind *virtio.Kind) error {
+	b.used.Store(true)
 	features := s.Features&kind.Features&b.features | virtio.FeatureVersion1 | b.features&featureProtocol
 	if err := b.client.set(setFeatures, u64(features)); err != nil {
 		return err

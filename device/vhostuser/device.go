@@ -43,6 +43,7 @@ type Device struct {
 	memory  uint64    // bytes, see device.Info
 	lost    time.Time // when the back end was lost; zero: it is there
 	why     string    // why there is no back end
+	planned bool      // Scrub has ended the connection
 	failure string    // that Check has not reported yet
 }
 
@@ -54,6 +55,7 @@ var (
 	_ device.Notifier   = (*Device)(nil)
 	_ device.Runner     = (*Device)(nil)
 	_ device.Limited    = (*Device)(nil)
+	_ device.Scrubber   = (*Device)(nil)
 )
 
 // Model makes virtio devices with the parameters of Spec.
@@ -112,7 +114,7 @@ func (d *Device) connect(ctx context.Context) *backend {
 	defer d.mu.Unlock()
 	d.machine.Offer(d.spec.offered(b.features), b.config)
 	d.memory = d.spec.memorySize(b.config)
-	d.lost, d.why = time.Time{}, ""
+	d.lost, d.why, d.planned = time.Time{}, "", false
 	d.present.Store(b)
 	return b
 }
@@ -156,7 +158,8 @@ func (d *Device) serve(ctx context.Context, b *backend) error {
 	b.wg.Go(func() { b.watch(d.notifyOwner, d.log) })
 	for {
 		if err := d.follow(b); err != nil {
-			return err
+			b.client.fail(err)
+			return b.client.err // the cause, if the connection has failed before
 		}
 		select {
 		case <-ctx.Done():
@@ -195,17 +198,18 @@ func (d *Device) follow(b *backend) error {
 // lose takes the back end from the machine after its connection has ended. A driver whose
 // back end had state of it finds a device that needs a reset.
 func (d *Device) lose(err error) {
-	if errors.Is(err, context.Canceled) {
-		d.log.Debug("back end disconnected")
+	planned := errors.Is(err, errScrubbed)
+	if planned || errors.Is(err, context.Canceled) {
+		d.log.Debug("back end disconnected", "reason", err)
 	} else {
 		d.log.Warn("back end lost", "err", err)
 	}
 	d.present.Store(nil)
 	d.mu.Lock()
-	d.lost, d.why = time.Now(), fmt.Sprintf("back end %s: %v", d.spec.Socket, err)
+	d.lost, d.why, d.planned = time.Now(), fmt.Sprintf("back end %s: %v", d.spec.Socket, err), planned
 	if d.machine.Session().Running {
 		d.machine.SetBackend(nil)
-		if !d.spec.kind.Repeatable {
+		if !d.spec.kind.Repeatable && !planned { // the next driver has not reached this back end
 			d.failure = d.why
 			d.machine.Break(d.why)
 		}
@@ -229,6 +233,18 @@ func (d *Device) SetNotify(notify func()) {
 	d.notify = notify
 }
 
+// errScrubbed is why Scrub ends a connection.
+var errScrubbed = errors.New("disconnected after the last lease, and not back yet")
+
+// Scrub implements device.Scrubber. It ends the connection of a back end that has state of
+// the last driver: the next one starts with a new connection. The memory of the requests is
+// erased in any case.
+func (d *Device) Scrub() {
+	if b := d.present.Load(); b != nil && d.spec.kind.Stateful && b.used.Load() {
+		b.client.fail(errScrubbed)
+	}
+}
+
 // Check implements device.Checker: the back end is connected, or has been gone for less than
 // the grace of a device whose requests can wait for it.
 func (d *Device) Check() (ok bool, detail string) {
@@ -244,7 +260,8 @@ func (d *Device) Check() (ok bool, detail string) {
 	if d.present.Load() != nil {
 		return true, ""
 	}
-	if d.spec.kind.Repeatable && !d.lost.IsZero() && d.machine.Session().Running && time.Since(d.lost) < d.spec.Grace {
+	waits := d.planned || d.spec.kind.Repeatable && d.machine.Session().Running
+	if waits && !d.lost.IsZero() && time.Since(d.lost) < d.spec.Grace {
 		return true, ""
 	}
 	return false, d.why

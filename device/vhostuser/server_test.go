@@ -399,3 +399,63 @@ func TestDriverRestarts(t *testing.T) {
 		t.Errorf("status %#x", st)
 	}
 }
+
+// A back end that has state of the last driver gets a new connection for the next lease, and
+// stays healthy meanwhile. A disk has none.
+func TestStateEndsWithLease(t *testing.T) {
+	for _, kind := range []string{"blk", "net", "fs"} {
+		t.Run(kind, func(t *testing.T) {
+			s := newServer(t)
+			connected, started := make(chan struct{}, 8), make(chan struct{}, 8)
+			s.set(func() {
+				s.message = func(_ *conn, r uint32, payload []byte) ([]byte, bool) {
+					switch r {
+					case msgGetProtocol:
+						connected <- struct{}{}
+					case msgSetKick:
+						if payload[0] == 0 {
+							started <- struct{}{}
+						}
+					case msgGetQueueNum:
+						return word(2), true
+					}
+					return nil, false
+				}
+			})
+			dev := newDevice(t, vhostuser.Spec{Type: kind, Socket: s.path(), Grace: time.Minute})
+			await := func(what string, c <-chan struct{}) {
+				t.Helper()
+				select {
+				case <-c:
+				case <-time.After(20 * time.Second):
+					t.Fatalf("no %s", what)
+				}
+			}
+			await("connection", connected)
+			p := newPair(t, dev)
+			p.until("healthy device", func() bool { return p.box.Observe().Slots[0].Health == dxpuv1.Health_HEALTH_OK })
+			for range 2 {
+				p.bind(true)
+				g := p.open()
+				d := &virtiotest.Driver{Host: g}
+				if err := d.Start(virtiotest.Version1, 64); err != nil {
+					t.Fatal(err)
+				}
+				await("start of virtqueue 0", started)
+				if err := g.bus.Close(); err != nil {
+					t.Error(err)
+				}
+				p.bind(false)
+				if kind != "blk" {
+					await("new connection", connected)
+				}
+				if ok, why := dev.Check(); !ok {
+					t.Errorf("unhealthy: %s", why)
+				}
+			}
+			if len(connected) > 0 {
+				t.Error("more connections than needed")
+			}
+		})
+	}
+}

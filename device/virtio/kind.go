@@ -14,6 +14,9 @@ type Kind struct {
 	// Repeatable says that a back end which returns may carry out a request again, and
 	// needs no state of the time before.
 	Repeatable bool
+	// Stateful says that a back end keeps state of its driver that outlives a reset, such as
+	// open files, or connections of the network.
+	Stateful bool
 }
 
 func bits(n ...uint) (set uint64) {
@@ -46,11 +49,11 @@ const (
 
 // FileSystem is a shared directory (section 5.11). Its server knows the files that the
 // guest has open, so a server that starts again is another device.
-var FileSystem = &Kind{Name: "fs", ID: 26, Class: 0x018000, MinQueues: 2, ConfigSize: 40}
+var FileSystem = &Kind{Name: "fs", ID: 26, Class: 0x018000, MinQueues: 2, ConfigSize: 40, Stateful: true}
 
 // Network is a network card (section 5.1) without a control queue.
 var Network = &Kind{
-	Name: "net", ID: 1, Class: 0x020000, MinQueues: 2, ConfigSize: 6, Repeatable: true,
+	Name: "net", ID: 1, Class: 0x020000, MinQueues: 2, ConfigSize: 6, Repeatable: true, Stateful: true,
 	Features: bits(0, 1, netMAC, 7, 8, 9, 10, 11, 12, 13, 14, 15), // checksums, segmentation, merged buffers
 }
 
