@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
@@ -276,8 +277,12 @@ func (o *predictOptions) prepare(files []string) ([]time.Duration, error) {
 		return nil, usagef("--native-step, --svg, --cdf, --perfetto and --plot are for one trace: give them with one of the %d", len(files))
 	case o.ranks && len(o.whatIf) > 0:
 		return nil, usagef("--what-if is for one run's trace: leave out --ranks")
+	case len(files) > 1 && len(o.whatIf) > 0 && !o.form.structured():
+		return nil, usagef("--what-if is for one trace, or for the JSON of several: give it with one of the %d, or add --json", len(files))
 	case o.ranks && len(files) < 2:
 		return nil, usagef("--ranks: want the traces of two or more ranks of a run")
+	case o.ranks && len(slices.Compact(slices.Sorted(slices.Values(files)))) < len(files):
+		return nil, usagef("--ranks: a trace is given twice: give one for each rank of a run")
 	case !o.ranks && (o.remote != "" || o.peerRate != 1):
 		return nil, usagef("--remote and --peer-rate are for the ranks of one run: add --ranks")
 	case !(o.peerRate > 0 && o.peerRate <= 1):

@@ -126,6 +126,8 @@ type jobJSON struct {
 	Matched   int        `json:"matched_operations"`
 	Unmatched int        `json:"unmatched_operations"`
 	Spread    int64      `json:"spread_of_ends_ns"`
+	Guessed   bool       `json:"guessed_groups,omitempty"`
+	Doubt     string     `json:"doubt,omitempty"` // why the prediction may not hold
 	Ranks     []rankJSON `json:"ranks"`
 	Sweep     []struct {
 		RTT      int64   `json:"rtt_ns"`
@@ -141,7 +143,8 @@ type rankTrace struct {
 	plan       *predict.Plan
 }
 
-// openRanks reads the traces and sorts them by the rank that they tell, if all do.
+// openRanks reads the traces and sorts them by the rank that they tell. If one does not
+// tell it, all are numbered in the order given.
 func (o *predictOptions) openRanks(errOut io.Writer, files []string) ([]rankTrace, error) {
 	all := make([]rankTrace, 0, len(files))
 	for _, file := range files {
@@ -151,7 +154,8 @@ func (o *predictOptions) openRanks(errOut io.Writer, files []string) ([]rankTrac
 		}
 		all = append(all, rankTrace{file: file, number: plan.Workload().Rank, plan: plan})
 	}
-	if !slices.ContainsFunc(all, func(r rankTrace) bool { return r.number == workload.None }) {
+	unknown := slices.ContainsFunc(all, func(r rankTrace) bool { return r.number == workload.None })
+	if !unknown {
 		slices.SortStableFunc(all, func(a, b rankTrace) int { return cmp.Compare(a.number, b.number) })
 		for i := range all[1:] {
 			if all[i].number == all[i+1].number {
@@ -160,7 +164,7 @@ func (o *predictOptions) openRanks(errOut io.Writer, files []string) ([]rankTrac
 		}
 	}
 	for i := range all {
-		if all[i].number == workload.None {
+		if unknown { // ranks that some tell could be the places of others
 			all[i].number = int32(i)
 		}
 		all[i].name = strconv.Itoa(int(all[i].number))
@@ -233,7 +237,7 @@ func (o *predictOptions) reportJob(job *predict.Job, all []rankTrace, s predict.
 	out := &jobJSON{
 		RTT: s.RTT.Nanoseconds(), NativeRTT: s.NativeRTT.Nanoseconds(), Costs: s.Costs.Name, PeerRate: s.PeerRate,
 		Relative: r.Relative, Recorded: r.Covered.Recorded.Nanoseconds(), Replayed: r.Covered.Replayed.Nanoseconds(),
-		Matched: job.Matched, Unmatched: job.Unmatched, Spread: job.Spread.Nanoseconds(),
+		Matched: job.Matched, Unmatched: job.Unmatched, Spread: job.Spread.Nanoseconds(), Guessed: job.Guessed, Doubt: strings.Join(job.Doubts, "; "),
 	}
 	for i, rank := range r.Ranks {
 		own := s.Setting
@@ -274,8 +278,15 @@ func (j *jobJSON) print(out io.Writer) {
 	if j.Unmatched > 0 {
 		fmt.Fprintf(out, "note: %d operations in collectives whose other members were not found keep their recorded lengths\n", j.Unmatched)
 	}
-	fmt.Fprintf(out, "\n%.1f %% of native at a round trip of %v: %s, as fast as its slowest rank, %v -> %v.\n",
-		100*j.Relative, time.Duration(j.RTT), predict.Suitability(j.Relative), ms(time.Duration(j.Recorded)), ms(time.Duration(j.Replayed)))
+	if j.Guessed {
+		fmt.Fprintln(out, "note: the traces do not name the groups of processes: the n-th stream with collectives of each rank is taken for one group of all ranks")
+	}
+	suited := predict.Suitability(j.Relative)
+	if j.Doubt != "" {
+		suited = "no verdict, because " + j.Doubt
+	}
+	fmt.Fprintf(out, "\n%.1f %% of native at a round trip of %v: %s; as fast as its slowest rank, %v -> %v.\n",
+		100*j.Relative, time.Duration(j.RTT), suited, ms(time.Duration(j.Recorded)), ms(time.Duration(j.Replayed)))
 	j.Limit.print(out)
 	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 	fmt.Fprintf(t, "\nRANK\tTRACE\tGPU\tIN THE JOB\tITS TRACE ALONE\tCOLLECTIVES\tWORK\tWAITING FOR OTHERS\n")

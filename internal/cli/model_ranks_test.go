@@ -88,6 +88,8 @@ func TestPredictSeveralTraces(t *testing.T) {
 		"ranks without order": {append([]string{"--ranks"}, files...), "2 ranks", false},
 		"one rank":            {[]string{"--ranks", files[0]}, "two or more", true},
 		"twice the same rank": {append([]string{"--ranks"}, rankTraces(t, true)[0], rankTraces(t, true)[0]), "both of rank 0", true},
+		"twice the same file": {append([]string{"--ranks"}, files[0], files[0]), "is given twice", true},
+		"what if of several":  {append([]string{"--what-if", "graphs"}, files...), "or add --json", true},
 		"no collectives":      {[]string{"--ranks", kineto21, kineto25}, "share no collective", true},
 		"an unknown rank":     {append([]string{"--ranks", "--remote", "0,7"}, files...), "no trace is of rank 7", true},
 		"no rank":             {append([]string{"--ranks", "--remote", "x"}, files...), "want ranks such as 0,4-7", true},
@@ -112,6 +114,27 @@ func TestPredictSeveralTraces(t *testing.T) {
 				t.Errorf("%v: %s", err, text)
 			}
 		})
+	}
+}
+
+// Some of the ranks of a run, and ranks that not all traces tell.
+func TestPredictSomeRanks(t *testing.T) {
+	files := rankTraces(t, true)
+	text, err := os.ReadFile(files[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(files[0], []byte(strings.Replace(string(text), `"world_size":2`, `"world_size":8`, 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, _, err := runModel("predict", "--ranks", files[0], files[1])
+	if err != nil || !strings.Contains(out, "no verdict, because the run has 8 ranks and only 2 traces") {
+		t.Error(err, out)
+	}
+	// Rank 1 and a trace that does not tell its rank: they are 0 and 1, not both 1.
+	out, _, err = runModel("predict", "--ranks", files[1], rankTraces(t, false)[0], "--remote", "1")
+	if err != nil || strings.Count(out, " local ") != 1 || strings.Count(out, " remote ") != 1 {
+		t.Error(err, out)
 	}
 }
 

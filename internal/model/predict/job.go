@@ -24,6 +24,13 @@ type Job struct {
 
 	Matched, Unmatched int           // operations of collectives with and without their other members
 	Spread             time.Duration // median distance of a collective's ends on two ranks
+	// Guessed is set if the traces do not name the groups of processes and there are
+	// several ways to divide the ranks into groups.
+	Guessed bool
+	// Doubts are why predictions may not hold for the run.
+	Doubts []string
+
+	apart int // collectives that cannot be ones, because a rank left before another came
 }
 
 // place is the place of an operation in Job.collectives.
@@ -53,6 +60,8 @@ func NewJob(plans []*Plan) (*Job, error) {
 	slices.SortFunc(j.ends, func(a, b end) int {
 		return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.collective, b.collective), cmp.Compare(a.member, b.member))
 	})
+	j.Guessed = len(plans) > 2 && !namedGroups(plans)
+	j.doubt()
 	return j, nil
 }
 
@@ -61,6 +70,9 @@ func (j *Job) divide(n int32) {
 	ms := j.collectives[n].members
 	came := func(m member) time.Duration { return j.plans[m.rank].opKey(m.op) + j.shift[m.rank] }
 	slices.SortFunc(ms, func(a, b member) int { return cmp.Or(cmp.Compare(came(a), came(b)), cmp.Compare(a.rank, b.rank)) })
+	if j.collectives[n].kind.JoinsAll() && j.leavesEarly(ms, came(ms[len(ms)-1])) {
+		j.apart++
+	}
 	for i := range ms {
 		m := &ms[i]
 		op := &j.plans[m.rank].w.Ops[m.op]

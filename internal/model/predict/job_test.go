@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -148,8 +149,8 @@ func TestRanks(t *testing.T) {
 				if math.Abs(100*got.Relative-truth) > 0.5 {
 					t.Errorf("collectives of %v, %v more, %s: %.2f %%, the simulation %.2f %%", comm, delta, name, 100*got.Relative, truth)
 				}
-				if j.Unmatched != 0 || j.Matched != ranks*steps*buckets {
-					t.Errorf("%d operations matched, %d not", j.Matched, j.Unmatched)
+				if j.Unmatched != 0 || j.Matched != ranks*steps*buckets || len(j.Doubts) > 0 {
+					t.Errorf("%d operations matched, %d not; doubts %q", j.Matched, j.Unmatched, j.Doubts)
 				}
 			}
 		}
@@ -210,6 +211,9 @@ func TestRanksThatMissCollectives(t *testing.T) {
 	j := c.job(t)
 	if want := 2*buckets + 1; j.Unmatched != want || j.Matched != 2*3*buckets {
 		t.Errorf("%d matched, %d not, want %d not", j.Matched, j.Unmatched, want)
+	}
+	if len(j.Doubts) != 1 || !strings.Contains(j.Doubts[0], "have no members") {
+		t.Errorf("doubts %q", j.Doubts)
 	}
 }
 

@@ -166,7 +166,7 @@ func (k *kineto) devices() status {
 	})
 }
 
-// distributed reads the rank in distributedInfo.
+// distributed reads the rank and the number of ranks in distributedInfo.
 func (k *kineto) distributed() status {
 	return k.s.parse(func(b []byte) (int, status) {
 		n, st := skipContainer(b, 0)
@@ -174,10 +174,12 @@ func (k *kineto) distributed() status {
 			return n, st
 		}
 		var info struct {
-			Rank *int32 `json:"rank"`
+			Rank  *int32 `json:"rank"`
+			World int32  `json:"world_size"`
 		}
 		if json.Unmarshal(b[:n], &info) == nil && info.Rank != nil && *info.Rank >= 0 {
 			k.b.SetRank(*info.Rank)
+			k.b.SetWorld(info.World)
 		}
 		return n, done
 	})

@@ -59,6 +59,9 @@ func (b *Builder) AddDevice(name string) {
 // SetRank tells the rank of the process in its distributed job.
 func (b *Builder) SetRank(rank int32) { b.w.Rank = rank }
 
+// SetWorld tells the number of ranks of the distributed job.
+func (b *Builder) SetWorld(ranks int32) { b.w.World = ranks }
+
 // Name interns a name and returns its index. It replaces invalid UTF-8, truncates
 // long names, and does not keep name.
 func (b *Builder) Name(name []byte) uint32 {

@@ -116,6 +116,10 @@ const (
 	AnyCollective
 )
 
+// JoinsAll reports whether no rank can end before all have come, because each needs data
+// of all.
+func (c Collective) JoinsAll() bool { return c == AllReduce || c == AllGather || c == ReduceScatter }
+
 // ClassifyCollective returns the kind of a kernel of NCCL or RCCL by its name, such
 // as "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)".
 func ClassifyCollective(name string) Collective {

@@ -157,6 +157,7 @@ type Workload struct {
 	// start, without overlaps.
 	Overheads []Overhead
 	Rank      int32 // of the process in its distributed job, or None
+	World     int32 // number of ranks of that job; 0: unknown
 	Report    Report
 }
 
