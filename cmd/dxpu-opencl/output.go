@@ -51,14 +51,19 @@ func (o *output) drain() {
 	}
 }
 
-// read moves what is in the pipe to text.
+// maxPipe is what a pipe holds at most.
+const maxPipe = 1 << 20
+
+// read moves what is in the pipe to text. A kernel may print all the time, so it ends when
+// it has read more than there was.
 func (o *output) read() {
 	var b [16 << 10]byte
-	for {
+	for done := 0; done < maxPipe; {
 		n, err := unix.Read(o.fd, b[:])
 		if err != nil || n <= 0 {
 			return
 		}
+		done += n
 		o.text = append(o.text, b[:min(n, reg.MaxOutput-len(o.text))]...)
 	}
 }

@@ -37,3 +37,16 @@ func TestOutput(t *testing.T) {
 		t.Errorf("%d bytes", n)
 	}
 }
+
+// A kernel that never stops to print holds up no other call of its program.
+func TestEndlessOutput(t *testing.T) {
+	fd, err := unix.Open("/dev/zero", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	o := &output{fd: fd}
+	if n := len(o.take(4)); n != 4 {
+		t.Errorf("%d bytes", n)
+	}
+}
