@@ -132,11 +132,11 @@ func (s *Session) imageMemory(in uint32, d cl.ImageDesc, m image, bytes uint64) 
 	switch o := s.objects[in].(type) {
 	case *buffer:
 		row := m.extent[0] * m.pixel
-		if d.RowPitch != 0 {
-			if uint64(d.RowPitch) < row || uint64(d.RowPitch) > 1<<40 {
-				return nil, 0, cl.InvalidValue
+		if pitch := uint64(d.RowPitch); pitch != 0 {
+			if pitch < row || m.extent[1]-1 > o.size/pitch {
+				return nil, 0, cl.InvalidImageSize
 			}
-			bytes = uint64(d.RowPitch)*(m.extent[1]-1) + row
+			bytes = pitch*(m.extent[1]-1) + row
 		}
 		if d.Type != image2D && d.Type != image1DBuffer || bytes > o.size {
 			return nil, 0, cl.InvalidImageSize
