@@ -18,6 +18,7 @@ import (
 	"golang.org/x/oauth2"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	pooloidc "github.com/dxpu-project/dxpu/internal/pool/oidc"
 )
 
 func newLoginCommand(conn *connection) *cobra.Command {
@@ -62,7 +63,6 @@ func (o *login) run(cmd *cobra.Command, conn *connection) error {
 	if at.Issuer == "" {
 		return withHint(errors.New("the pool has no single sign-on"), `"dxpu manager --oidc-issuer" sets it up; use a token meanwhile ("dxpu token create")`)
 	}
-	ctx = oidc.ClientContext(ctx, &http.Client{Timeout: 30 * time.Second})
 	raw, err := o.signIn(ctx, cmd.ErrOrStderr(), at)
 	switch {
 	case err != nil && ctx.Err() != nil && cmd.Context().Err() == nil:
@@ -93,6 +93,11 @@ func (o *login) run(cmd *cobra.Command, conn *connection) error {
 
 // signIn returns the ID token of the person.
 func (o *login) signIn(ctx context.Context, out io.Writer, at *dxpuv1.GetSignInResponse) (string, error) {
+	// The manager names the issuer: it may be another one's.
+	if err := pooloidc.CheckIssuer(at.Issuer); err != nil {
+		return "", err
+	}
+	ctx = oidc.ClientContext(ctx, pooloidc.NewClient())
 	provider, err := oidc.NewProvider(ctx, at.Issuer)
 	if err != nil {
 		return "", err

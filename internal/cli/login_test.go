@@ -102,6 +102,21 @@ func TestLoginWithCode(t *testing.T) {
 	if _, err := o.signIn(t.Context(), io.Discard, at); err == nil || !strings.Contains(err.Error(), "invalid_grant") {
 		t.Errorf("another code: %v", err)
 	}
+	// An ID token for another request: its nonce is not that of this sign-in.
+	o.show = func(at string) {
+		u, _ := url.Parse(at)
+		q := u.Query()
+		q.Set("nonce", "another")
+		u.RawQuery = q.Encode()
+		get(u.String())
+	}
+	if _, err := o.signIn(t.Context(), io.Discard, at); err == nil || !strings.Contains(err.Error(), "nonce") {
+		t.Errorf("another nonce: %v", err)
+	}
+	// A manager that names a provider in cleartext.
+	if _, err := o.signIn(t.Context(), io.Discard, &dxpuv1.GetSignInResponse{Issuer: "http://192.0.2.1", ClientId: "dxpu"}); err == nil || !strings.Contains(err.Error(), "must have https") {
+		t.Errorf("without https: %v", err)
+	}
 	// The command is interrupted.
 	ctx, cancel := context.WithCancel(t.Context())
 	o.show = func(string) { cancel() }

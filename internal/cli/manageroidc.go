@@ -35,6 +35,9 @@ func (o *signInOptions) apply(cfg *manager.Config) error {
 		}
 		return nil
 	}
+	if o.life < oidc.MinSession {
+		return withHint(fmt.Errorf("--oidc-session: %s is too short", o.life), "at least %s: an ID token, which counts once, is remembered as long as the session", oidc.MinSession)
+	}
 	c := oidc.Config{Issuer: o.issuer, ClientID: o.clientID}
 	for _, text := range o.grants {
 		g, err := oidc.ParseGrant(text)

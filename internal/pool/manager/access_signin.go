@@ -11,7 +11,6 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
-	"github.com/dxpu-project/dxpu/internal/pool/auth"
 	"github.com/dxpu-project/dxpu/internal/pool/oidc"
 )
 
@@ -50,17 +49,17 @@ func (s *poolService) SignIn(ctx context.Context, req *connect.Request[dxpuv1.Si
 	person, err := provider.Verify(ctx, req.Msg.IdToken)
 	switch {
 	case errors.Is(err, oidc.ErrUnavailable):
-		s.m.log.Warn("sign-in", "issuer", provider.Issuer(), "err", err)
+		s.m.log.Warn("sign-in", "issuer", provider.Issuer(), "err", truncateText(err.Error()))
 		return nil, unavailable("the provider of single sign-on does not answer; try again")
 	case errors.Is(err, oidc.ErrNoGrant):
 		return nil, denied("%s is known to the provider, but has no role in this pool: ask an admin (--oidc-grant)", truncateText(person.Name))
 	case err != nil:
-		s.m.log.Warn("sign-in", "issuer", provider.Issuer(), "err", err)
+		s.m.log.Warn("sign-in", "issuer", provider.Issuer(), "err", truncateText(err.Error()))
 		return nil, unauthenticated("the ID token is not valid for this pool, or no longer valid: sign in again")
 	}
 	r := &dxpuv1.CreateTokenRequest{
 		Role: person.Role, Tenant: person.Tenant, ExpiresAfter: durationpb.New(cmp.Or(s.m.cfg.SignInLife, signInLife)),
-		Description: truncateText("signed in as " + person.Name), RequestId: "oidc/" + hex.EncodeToString(auth.Hash(req.Msg.IdToken)),
+		Description: truncateText("signed in as " + person.Name), RequestId: "oidc/" + hex.EncodeToString(person.TokenHash[:]),
 	}
 	return updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.SignInResponse) (err error) {
 		if t.tokenByRequest(r.RequestId) != nil {

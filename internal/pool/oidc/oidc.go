@@ -4,18 +4,19 @@ package oidc
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
-	"net/url"
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	goidc "github.com/coreos/go-oidc/v3/oidc"
+	"golang.org/x/time/rate"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
@@ -25,9 +26,11 @@ const (
 	// have been stolen. maxSkew is the difference of the clocks that is tolerated.
 	maxAge  = 10 * time.Minute
 	maxSkew = time.Minute
-	// requestTimeout bounds a request to the provider.
-	requestTimeout = 10 * time.Second
 )
+
+// MinSession is the shortest lifetime of what a person gets for an ID token: as long as
+// the token is remembered, so that it counts once.
+const MinSession = maxAge + maxSkew
 
 // Grant gives the persons that have a claim a role.
 type Grant struct {
@@ -68,24 +71,18 @@ type Config struct {
 	Issuer   string // URL, https except on this machine
 	ClientID string // the audience of the ID tokens
 	Grants   []Grant
-	Client   *http.Client     // nil: one that bounds the time of requests
 	Now      func() time.Time // nil: time.Now
 }
 
 // Check returns an error that says what is wrong with the configuration.
 func (c *Config) Check() error {
-	u, err := url.Parse(c.Issuer)
 	switch {
-	case err != nil || u.Host == "":
-		return fmt.Errorf("the issuer %q is not a URL like https://login.example.org", c.Issuer)
-	case u.Scheme != "https" && (u.Scheme != "http" || !isLocal(u.Hostname())):
-		return fmt.Errorf("the issuer %q must have https: its answers decide on roles", c.Issuer)
 	case c.ClientID == "":
 		return errors.New("the client ID is missing")
 	case len(c.Grants) == 0:
 		return errors.New("no claim has a role, so no sign-in could succeed")
 	}
-	return nil
+	return CheckIssuer(c.Issuer)
 }
 
 func isLocal(host string) bool {
@@ -96,21 +93,20 @@ func isLocal(host string) bool {
 // Provider verifies ID tokens. It asks the provider for its keys when it first needs them,
 // and again for a key that it does not know.
 type Provider struct {
-	cfg Config
+	cfg    Config
+	client *http.Client
 
-	mu       sync.Mutex
-	verifier *goidc.IDTokenVerifier // nil: the provider has not answered yet
+	connecting chan struct{}          // has an element while a caller connects
+	verifier   *goidc.IDTokenVerifier // guarded by connecting; nil: the provider has not answered yet
 }
 
 // New returns a Provider for a configuration that Check has accepted.
 func New(cfg Config) *Provider {
-	if cfg.Client == nil {
-		cfg.Client = &http.Client{Timeout: requestTimeout}
-	}
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	return &Provider{cfg: cfg}
+	client := newClient(rate.NewLimiter(rate.Every(requestInterval), requestBurst), cfg.Now)
+	return &Provider{cfg: cfg, client: client, connecting: make(chan struct{}, 1)}
 }
 
 // Issuer and ClientID are what a program needs to sign a person in.
@@ -122,17 +118,21 @@ var ErrUnavailable = errors.New("oidc: the provider does not answer")
 
 // connect returns the verifier.
 func (p *Provider) connect(ctx context.Context) (*goidc.IDTokenVerifier, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	select {
+	case p.connecting <- struct{}{}:
+		defer func() { <-p.connecting }()
+	case <-ctx.Done():
+		return nil, fmt.Errorf("%w: %w", ErrUnavailable, ctx.Err())
+	}
 	if p.verifier != nil {
 		return p.verifier, nil
 	}
-	provider, err := goidc.NewProvider(goidc.ClientContext(ctx, p.cfg.Client), p.cfg.Issuer)
+	provider, err := goidc.NewProvider(goidc.ClientContext(ctx, p.client), p.cfg.Issuer)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	// The keys are fetched for later callers, too: not with this caller's context.
-	keys := goidc.ClientContext(context.WithoutCancel(ctx), p.cfg.Client)
+	keys := goidc.ClientContext(context.WithoutCancel(ctx), p.client)
 	p.verifier = provider.VerifierContext(keys, &goidc.Config{ClientID: p.cfg.ClientID, Now: p.cfg.Now})
 	return p.verifier, nil
 }
@@ -143,33 +143,46 @@ type Person struct {
 	Name    string // for other people: the mail address, if the token has one
 	Role    dxpuv1.Role
 	Tenant  string
+	// TokenHash is the hash of the ID token's claims. The text of a token has no hash of its
+	// own: spaces, other last bits, and the JSON form do not change what is signed.
+	TokenHash [sha256.Size]byte
 }
 
 // ErrNoGrant reports that a person is known but has no role.
 var ErrNoGrant = errors.New("oidc: no claim of the person has a role in this pool")
 
 // Verify checks an ID token: its signature by a key of the provider, issuer, audience,
-// expiry and age. It returns the person with the role of the first grant that applies.
+// party, expiry and age. It returns the person with the role of the first grant that applies.
 func (p *Provider) Verify(ctx context.Context, raw string) (Person, error) {
 	verifier, err := p.connect(ctx)
 	if err != nil {
 		return Person{}, err
 	}
 	token, err := verifier.Verify(ctx, raw)
-	if err != nil {
+	switch {
+	case err != nil && strings.HasPrefix(err.Error(), "failed to verify signature: fetching keys"):
+		return Person{}, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	case err != nil:
 		return Person{}, fmt.Errorf("oidc: the ID token is not valid: %w", err)
 	}
 	now := p.cfg.Now()
 	if now.Sub(token.IssuedAt) > maxAge || token.IssuedAt.Sub(now) > maxSkew {
 		return Person{}, fmt.Errorf("oidc: the ID token was issued at %s, which is not within the last %s", token.IssuedAt.UTC().Format(time.RFC3339), maxAge)
 	}
+	var signed json.RawMessage
 	var claims map[string]any
-	if err := token.Claims(&claims); err != nil || token.Subject == "" {
+	if err := errors.Join(token.Claims(&signed), token.Claims(&claims)); err != nil || token.Subject == "" {
 		return Person{}, errors.New("oidc: the ID token has no subject")
 	}
-	person := Person{Subject: token.Subject, Name: token.Subject}
+	// OpenID Connect Core, 3.1.3.7: the party for which the provider has issued the token.
+	if party, named := claims["azp"]; named && party != p.cfg.ClientID || !named && len(token.Audience) > 1 {
+		return Person{}, fmt.Errorf("oidc: the ID token was issued for another client (azp %v, aud %q)", party, token.Audience)
+	}
+	person := Person{Subject: token.Subject, Name: token.Subject, TokenHash: sha256.Sum256(signed)}
 	if mail, ok := claims["email"].(string); ok && claims["email_verified"] == true {
 		person.Name = mail
+	} else {
+		delete(claims, "email") // a person may choose it at some providers: it decides on nothing
 	}
 	for _, g := range p.cfg.Grants {
 		if value, ok := g.appliesTo(claims); ok {

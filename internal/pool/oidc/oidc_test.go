@@ -4,8 +4,11 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
+	"io"
+	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -60,6 +63,10 @@ func TestClaimsAreRoles(t *testing.T) {
 		{map[string]any{"groups": nil, "department": "vision"}, dxpuv1.Role_ROLE_TENANT, "vision"},
 		{map[string]any{"groups": nil, "department": "../Vision"}, 0, ""},
 		{map[string]any{"groups": 7, "department": []any{1, "x y"}}, 0, ""},
+		{map[string]any{"groups": nil, "email": "root@example.org"}, dxpuv1.Role_ROLE_OPERATOR, ""},
+		{map[string]any{"groups": nil, "email": "root@example.org", "email_verified": false}, 0, ""},
+		{map[string]any{"groups": nil, "email": "root@example.org", "email_verified": nil}, 0, ""},
+		{map[string]any{"aud": []string{"dxpu", "another"}, "azp": "dxpu"}, dxpuv1.Role_ROLE_TENANT, "team-a"},
 	} {
 		got, err := p.Verify(t.Context(), token(t, from, tt.claims))
 		if tt.role == 0 != errors.Is(err, ErrNoGrant) || got.Role != tt.role || got.Tenant != tt.tenant {
@@ -88,6 +95,8 @@ func TestHostileTokens(t *testing.T) {
 	for name, raw := range map[string]string{
 		"of another issuer":           token(t, from, map[string]any{"iss": "https://evil.example.org"}),
 		"for another audience":        token(t, from, map[string]any{"aud": "another"}),
+		"issued to another client":    token(t, from, map[string]any{"azp": "another"}),
+		"for several audiences":       token(t, from, map[string]any{"aud": []string{"dxpu", "another"}}),
 		"for no audience":             token(t, from, map[string]any{"aud": nil}),
 		"expired":                     token(t, from, map[string]any{"exp": now.Add(-time.Hour).Unix()}),
 		"without an expiry":           token(t, from, map[string]any{"exp": nil}),
@@ -139,6 +148,97 @@ func TestProviderIsAskedAgain(t *testing.T) {
 	}
 	if _, err := p.Verify(t.Context(), token(t, from, nil)); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestOtherTextsOfAToken checks that texts which the verification takes for the same token
+// have the same hash, so that none of them can be used again.
+func TestOtherTextsOfAToken(t *testing.T) {
+	from, p := start(t, "groups=ml:operator")
+	good := token(t, from, nil)
+	first, err := p.Verify(t.Context(), good)
+	if err != nil {
+		t.Fatal(err)
+	}
+	parts := strings.Split(good, ".")
+	digits := "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+	last := strings.IndexByte(digits, good[len(good)-1]) // a signature of 256 bytes leaves four bits of it
+	for name, raw := range map[string]string{
+		"space":     good + "\n",
+		"last bits": good[:len(good)-1] + string(digits[last^1]),
+		"JSON":      `{"protected":"` + parts[0] + `","payload":"` + parts[1] + `","signature":"` + parts[2] + `"}`,
+	} {
+		got, err := p.Verify(t.Context(), raw)
+		if err == nil && got.TokenHash != first.TokenHash {
+			t.Errorf("%s: the token counts as another one", name)
+		}
+	}
+	if other, err := p.Verify(t.Context(), token(t, from, map[string]any{"nonce": "2"})); err != nil || other.TokenHash == first.TokenHash {
+		t.Errorf("another token has the same hash (%v)", err)
+	}
+}
+
+// TestUnknownKeysAreBounded checks that tokens with made-up keys do not make the manager
+// ask the provider each time, and that it asks again later.
+func TestUnknownKeysAreBounded(t *testing.T) {
+	from, other := &oidctest.Provider{ClientID: "dxpu"}, &oidctest.Provider{ClientID: "dxpu"}
+	var asked atomic.Int32
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		from.ServeHTTP(w, r)
+	}))
+	defer server.Close()
+	from.Issuer, other.Issuer = server.URL, server.URL
+	if err := errors.Join(from.Rotate(), other.Rotate()); err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	p := New(Config{Issuer: server.URL, ClientID: "dxpu", Grants: []Grant{{Claim: "sub", Value: "*", Role: dxpuv1.Role_ROLE_OPERATOR}}, Now: func() time.Time { return now }})
+	if _, err := p.Verify(t.Context(), token(t, from, nil)); err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		if _, err := p.Verify(t.Context(), token(t, other, nil)); err == nil {
+			t.Fatal("a token with a made-up key is accepted")
+		}
+	}
+	if n := asked.Load(); n != requestBurst {
+		t.Errorf("the provider was asked %d times", n)
+	}
+	if _, err := p.Verify(t.Context(), token(t, from, nil)); err != nil {
+		t.Errorf("a known key in the flood: %v", err)
+	}
+	if err := from.Rotate(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Verify(t.Context(), token(t, from, nil)); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("a new key in the flood: %v", err)
+	}
+	now = now.Add(requestInterval)
+	if _, err := p.Verify(t.Context(), token(t, from, nil)); err != nil {
+		t.Errorf("a new key after it: %v", err)
+	}
+}
+
+// TestHostileProvider has answers that must not be taken.
+func TestHostileProvider(t *testing.T) {
+	for name, answer := range map[string]http.HandlerFunc{
+		"endless":   func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 4*maxAnswer)) },
+		"redirects": func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/again", http.StatusFound) },
+		"to cleartext": func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "http://192.0.2.1/", http.StatusFound)
+		},
+	} {
+		server := httptest.NewServer(answer)
+		res, err := NewClient().Get(server.URL)
+		if err == nil {
+			_, err = io.ReadAll(res.Body)
+			_ = res.Body.Close()
+		}
+		if want := map[string]string{"endless": "longer than", "redirects": "more than 3 redirects", "to cleartext": "has no https"}[name]; err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", name, err)
+		}
+		server.Close()
 	}
 }
 
