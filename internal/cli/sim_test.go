@@ -3,17 +3,20 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
+	"io"
 	"math"
 	"strings"
 	"testing"
 )
 
+// runSim returns what a command writes to its standard output, without the lines about
+// progress that it writes to the other one when it takes long.
 func runSim(args ...string) (string, error) {
 	cmd := newSimCommand()
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
 	var out bytes.Buffer
 	cmd.SetOut(&out)
-	cmd.SetErr(&out)
+	cmd.SetErr(io.Discard)
 	cmd.SetArgs(args)
 	err := cmd.Execute()
 	return out.String(), err

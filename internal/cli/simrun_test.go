@@ -58,7 +58,7 @@ func simColumn(t *testing.T, out, table, column string) map[string]float64 {
 			Rows []map[string]any
 		}
 	}
-	if err := json.NewDecoder(strings.NewReader(out[strings.Index(out, "{"):])).Decode(&got); err != nil {
+	if err := json.NewDecoder(strings.NewReader(out)).Decode(&got); err != nil {
 		t.Fatal(err)
 	}
 	values := map[string]float64{}
