@@ -92,6 +92,17 @@ func (t *tx) leaving(b *bindingRecord) bool {
 	return b.GPUPromisedTo != "" && h != nil && h.awaited()
 }
 
+// promise returns the binding that awaits the room of b, or b if it is the one; "" for none.
+func (t *tx) promise(b *bindingRecord) string {
+	switch {
+	case b.awaited():
+		return b.ID
+	case t.leaving(b):
+		return b.GPUPromisedTo
+	}
+	return ""
+}
+
 // occupantsOf returns the bindings that occupy GPUs of a box or parts of them, by epoch. It
 // is for use while the index is being updated, too.
 func (t *tx) occupantsOf(box string) (out []*bindingRecord) {
@@ -151,7 +162,7 @@ func (t *tx) addOccupants(box *placement.Box, occupants []*bindingRecord) {
 			p.PartRules = placementRules(l.spec)
 		}
 		box.Parts = append(box.Parts, placement.PartSlot{
-			Slot: b.BoxSlot, GPU: b.Part.GPU, Taken: true, Awaited: b.awaited(), Leaving: t.leaving(b), Part: p,
+			Slot: b.BoxSlot, GPU: b.Part.GPU, Taken: true, Awaited: b.awaited(), Leaving: t.leaving(b), Promise: t.promise(b), Part: p,
 		})
 	}
 }

@@ -125,9 +125,10 @@ type PartSlot struct {
 	// Taken is set while a binding holds or awaits the slot; Part is that of the binding.
 	Taken bool
 	Part  Part
-	// Awaited is set while the part has nothing yet: it waits for a binding that still
-	// has its room. That one is Leaving.
+	// Awaited is set while the part has nothing yet: it waits for bindings that still
+	// have its room. Those are Leaving. Promise names the part that is awaited, in both.
 	Awaited, Leaving bool
+	Promise          string
 }
 
 // room is what is left of a GPU.
@@ -140,24 +141,46 @@ func (r room) fits(p *Part) bool { return r.memory >= p.Memory && r.compute >= p
 
 func (r room) less(p *Part) room { return room{r.memory - p.Memory, r.compute - p.Compute} }
 
+// taken is what some parts take of a GPU. Memory cannot overflow: the parts of a GPU never
+// have more than the largest memory that its box has reported.
+type taken struct{ memory, compute uint64 }
+
+func (t *taken) add(p *Part) { t.memory, t.compute = t.memory+p.Memory, t.compute+uint64(p.Compute) }
+
+// promised is what an awaited part takes, and the leaving ones for which it waits.
+type promised struct{ later, now taken }
+
 // roomOf returns what the parts of a GPU leave. Room that is promised to an awaited part
-// counts once, and room that a leaving part still holds is not free.
+// counts once: the awaited part begins after the last of those that leave for it. Each
+// promise counts with the larger one of the two, since any of them may be kept first.
 func roomOf(g *GPU, parts []PartSlot) room {
-	var held, later struct{ memory, compute uint64 }
+	var all taken
+	var promises map[string]promised
 	for i := range parts {
 		s := &parts[i]
 		if !s.Taken || s.GPU != g.Slot {
 			continue
 		}
-		if !s.Awaited {
-			held.memory, held.compute = held.memory+s.Part.Memory, held.compute+uint64(s.Part.Compute)
+		if !s.Awaited && !s.Leaving {
+			all.add(&s.Part)
+			continue
 		}
-		if !s.Leaving {
-			later.memory, later.compute = later.memory+s.Part.Memory, later.compute+uint64(s.Part.Compute)
+		if promises == nil {
+			promises = map[string]promised{}
 		}
+		p := promises[s.Promise]
+		if s.Awaited {
+			p.later.add(&s.Part)
+		} else {
+			p.now.add(&s.Part)
+		}
+		promises[s.Promise] = p
 	}
-	memory, compute := max(held.memory, later.memory), max(held.compute, later.compute)
-	return room{g.Memory - min(memory, g.Memory), uint32(Whole - min(compute, Whole))}
+	for _, p := range promises {
+		all.memory += max(p.now.memory, p.later.memory)
+		all.compute += max(p.now.compute, p.later.compute)
+	}
+	return room{g.Memory - min(all.memory, g.Memory), uint32(Whole - min(all.compute, Whole))}
 }
 
 // Room returns what the parts of a GPU of the pool leave: memory in bytes, compute in

@@ -184,11 +184,27 @@ func TestSparesAreHeldBackFromParts(t *testing.T) {
 
 // TestPromisedRoom counts room that a leaving part still holds, and that an awaited part
 // will have, once each.
+// TestPromisesAreKeptInAnyOrder has a small part that leaves for a large one, and a large
+// one that leaves for a small one. The first promise may be kept before the second: room
+// that only both together leave is not free.
+func TestPromisesAreKeptInAnyOrder(t *testing.T) {
+	g := GPU{Slot: 0, Memory: 100}
+	parts := []PartSlot{
+		{Slot: 1, Taken: true, Leaving: true, Promise: "x", Part: Part{Memory: 10, Compute: 100}},
+		{Slot: 2, Taken: true, Awaited: true, Promise: "x", Part: Part{Memory: 40, Compute: 400}},
+		{Slot: 3, Taken: true, Leaving: true, Promise: "y", Part: Part{Memory: 60, Compute: 600}},
+		{Slot: 4, Taken: true, Awaited: true, Promise: "y", Part: Part{Memory: 10, Compute: 100}},
+	}
+	if r := roomOf(&g, parts); r != (room{}) {
+		t.Errorf("room %+v", r)
+	}
+}
+
 func TestPromisedRoom(t *testing.T) {
 	g := GPU{Memory: 100}
 	parts := []PartSlot{
-		{Slot: 1, Taken: true, Leaving: true, Part: Part{Memory: 60, Compute: 600}},
-		{Slot: 2, Taken: true, Awaited: true, Part: Part{Memory: 70, Compute: 100}},
+		{Slot: 1, Taken: true, Leaving: true, Promise: "x", Part: Part{Memory: 60, Compute: 600}},
+		{Slot: 2, Taken: true, Awaited: true, Promise: "x", Part: Part{Memory: 70, Compute: 100}},
 	}
 	if r := roomOf(&g, parts); r != (room{30, 400}) {
 		t.Errorf("room %+v, want 30 bytes and 400 thousandths", r)
