@@ -210,12 +210,12 @@ type PoolServiceClient interface {
 	ListTokens(context.Context, *connect.Request[v1.ListTokensRequest]) (*connect.Response[v1.ListTokensResponse], error)
 	// DeleteToken revokes a token at once.
 	DeleteToken(context.Context, *connect.Request[v1.DeleteTokenRequest]) (*connect.Response[v1.DeleteTokenResponse], error)
-	// WhoAmI returns the caller's identity.
 	// GetSignIn returns the provider of single sign-on, for programs that sign a person in.
 	GetSignIn(context.Context, *connect.Request[v1.GetSignInRequest]) (*connect.Response[v1.GetSignInResponse], error)
 	// SignIn exchanges an ID token of the provider for a token of the pool, with the role
 	// and the tenant that the claims of the person stand for. Each ID token once.
 	SignIn(context.Context, *connect.Request[v1.SignInRequest]) (*connect.Response[v1.SignInResponse], error)
+	// WhoAmI returns the caller's identity.
 	WhoAmI(context.Context, *connect.Request[v1.WhoAmIRequest]) (*connect.Response[v1.WhoAmIResponse], error)
 	// GetAuthority returns the pool's certificate authority and the progress of its rotation.
 	GetAuthority(context.Context, *connect.Request[v1.GetAuthorityRequest]) (*connect.Response[v1.GetAuthorityResponse], error)
@@ -814,12 +814,12 @@ type PoolServiceHandler interface {
 	ListTokens(context.Context, *connect.Request[v1.ListTokensRequest]) (*connect.Response[v1.ListTokensResponse], error)
 	// DeleteToken revokes a token at once.
 	DeleteToken(context.Context, *connect.Request[v1.DeleteTokenRequest]) (*connect.Response[v1.DeleteTokenResponse], error)
-	// WhoAmI returns the caller's identity.
 	// GetSignIn returns the provider of single sign-on, for programs that sign a person in.
 	GetSignIn(context.Context, *connect.Request[v1.GetSignInRequest]) (*connect.Response[v1.GetSignInResponse], error)
 	// SignIn exchanges an ID token of the provider for a token of the pool, with the role
 	// and the tenant that the claims of the person stand for. Each ID token once.
 	SignIn(context.Context, *connect.Request[v1.SignInRequest]) (*connect.Response[v1.SignInResponse], error)
+	// WhoAmI returns the caller's identity.
 	WhoAmI(context.Context, *connect.Request[v1.WhoAmIRequest]) (*connect.Response[v1.WhoAmIResponse], error)
 	// GetAuthority returns the pool's certificate authority and the progress of its rotation.
 	GetAuthority(context.Context, *connect.Request[v1.GetAuthorityRequest]) (*connect.Response[v1.GetAuthorityResponse], error)
