@@ -130,6 +130,12 @@ func wholeOn(occupants []*bindingRecord, gpu uint32) bool {
 	return slices.ContainsFunc(occupants, func(b *bindingRecord) bool { return b.Part == nil && b.BoxSlot == gpu })
 }
 
+// gpuOccupied reports whether a binding occupies a GPU, a part of it, or its slot: a slot that
+// has a whole GPU now may have been for a part before its box was divided in another way.
+func gpuOccupied(occupants []*bindingRecord, gpu uint32) bool {
+	return slices.ContainsFunc(occupants, func(b *bindingRecord) bool { return b.BoxSlot == gpu || b.gpu().Slot == gpu })
+}
+
 // addParts adds the slots for parts, and the parts in them, to a box.
 func (t *tx) addParts(box *placement.Box, n *nodeRecord, here bool, occupants []*bindingRecord) {
 	divisible := map[uint32]bool{} // GPUs with a slot that can take a part
@@ -138,7 +144,7 @@ func (t *tx) addParts(box *placement.Box, n *nodeRecord, here bool, occupants []
 		if s.PartOf == nil || s.Device == nil {
 			continue
 		}
-		slot := placement.PartSlot{Slot: s.Slot, GPU: *s.PartOf, Usable: here && s.takesBindings()}
+		slot := placement.PartSlot{Slot: s.Slot, GPU: *s.PartOf, Usable: here && s.takesBindings() && !wholeOn(occupants, s.Slot)}
 		box.Parts = append(box.Parts, slot)
 		divisible[slot.GPU] = divisible[slot.GPU] || slot.Usable
 	}

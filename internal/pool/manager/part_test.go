@@ -287,3 +287,63 @@ func TestInterferenceOfThePool(t *testing.T) {
 		t.Errorf("both are on GPU %s", x.PartOfGpuId)
 	}
 }
+
+// TestSlotsOfABoxThatIsDividedDifferently divides a box in another way while a binding is in one of
+// its slots. The slot is not given out a second time.
+func TestSlotsOfABoxThatIsDividedDifferently(t *testing.T) {
+	check := func(w *world) {
+		t.Helper()
+		_ = w.m.view(func(tx *tx) error {
+			slots := map[placement.Ref]string{}
+			for _, id := range tx.bindings.ids() {
+				if b := tx.bindings.get(id); b.holdsGPU() {
+					if other := slots[b.ref()]; other != "" {
+						t.Errorf("slot %s has the bindings %s and %s", b.ref(), other, id)
+					}
+					slots[b.ref()] = id
+				}
+			}
+			return nil
+		})
+	}
+	w := newWorld(t, Config{}, hostNode("h1", 12), dividedBox("b1", 2))
+	a := w.lease(w.create(part(256, 300))).Bindings[0]
+	w.settle()
+	b1 := w.nodes["b1"]
+	b1.slots, b1.divided = 10, 0
+	w.settle()
+	if _, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 1, GpuIds: []string{a.GpuId}}); err == nil {
+		t.Errorf("GPU %s was given out", a.GpuId)
+	}
+	check(w)
+
+	w = newWorld(t, Config{}, hostNode("h1", 12), boxNode("b1", 10))
+	w.create(&dxpuv1.LeaseSpec{Count: 1, GpuIds: []string{"b1/2"}})
+	w.settle()
+	b1 = w.nodes["b1"]
+	b1.slots, b1.divided = 2, 4
+	w.settle()
+	if _, err := w.tryCreate(part(256, 300)); err != nil {
+		t.Error(err)
+	}
+	check(w)
+}
+
+// TestTaintOfAGPUEvictsItsParts moves a part away from a GPU that gets a taint.
+func TestTaintOfAGPUEvictsItsParts(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 4), dividedBox("b1", 2))
+	a := w.create(part(256, 300))
+	w.settle()
+	was := w.lease(a).Bindings[0]
+	if _, err := w.api().SetTaints(context.Background(), connect.NewRequest(&dxpuv1.SetTaintsRequest{
+		Target: &dxpuv1.Target{Target: &dxpuv1.Target_GpuId{GpuId: was.PartOfGpuId}},
+		Set:    []*dxpuv1.Taint{{Key: "burn-in", Effect: dxpuv1.TaintEffect_TAINT_EFFECT_NO_EXECUTE}},
+	})); err != nil {
+		t.Fatal(err)
+	}
+	w.settle()
+	l := w.wantLease(a, leaseActive)
+	if now := l.Bindings[len(l.Bindings)-1]; now.PartOfGpuId == was.PartOfGpuId {
+		t.Errorf("the part is still on GPU %s", now.PartOfGpuId)
+	}
+}

@@ -83,7 +83,7 @@ func (t *tx) placementBox(n *nodeRecord) placement.Box {
 		box.GPUs = append(box.GPUs, placement.GPU{
 			Slot: s.Slot, Model: s.Device.Model, Memory: s.Device.MemoryBytes, Domain: s.Device.NVLinkDomain, Switch: s.Device.PCIeSwitch,
 			Usable:      here && s.takesBindings() && !t.isDuplicate(n.ID, &s),
-			Free:        !whole && len(partsOn(occupants, s.Slot)) == 0,
+			Free:        !gpuOccupied(occupants, s.Slot),
 			Whole:       whole,
 			Modes:       s.Device.ShareModes,
 			Restriction: restriction(n.Taints, s.Taints),

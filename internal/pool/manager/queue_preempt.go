@@ -249,7 +249,7 @@ func (t *tx) boxWithout(id string, gone map[string]bool) placement.Box {
 	for i := range box.GPUs {
 		g := &box.GPUs[i]
 		g.Whole = wholeOn(left, g.Slot)
-		g.Free = !g.Whole && len(partsOn(left, g.Slot)) == 0
+		g.Free = !gpuOccupied(left, g.Slot)
 	}
 	box.Parts = slices.DeleteFunc(slices.Clone(box.Parts), func(s placement.PartSlot) bool { return s.Taken })
 	t.addOccupants(&box, left)

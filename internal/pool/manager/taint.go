@@ -209,8 +209,12 @@ func (t *tx) untolerated(n *nodeRecord, b *bindingRecord) string {
 		return ""
 	}
 	taints := n.Taints
-	if s := n.slot(b.BoxSlot); s != nil && b.BoxID == n.ID {
-		taints = slices.Concat(taints, s.Taints)
+	if b.BoxID == n.ID {
+		for _, at := range slices.Compact([]uint32{b.BoxSlot, b.gpu().Slot}) {
+			if s := n.slot(at); s != nil {
+				taints = slices.Concat(taints, s.Taints)
+			}
+		}
 	}
 	by := tolerationsOf(l.spec)
 	for _, a := range taints {
