@@ -69,15 +69,17 @@ func (b *Builder) Msix(vectors, tableBAR int, tableOffset uint32, pbaBAR int, pb
 	return b
 }
 
-// Vendor adds a vendor-specific capability with body after its three header bytes.
-func (b *Builder) Vendor(body []byte) *Builder {
-	if len(body) > pcie.ConfigSizePCI-0x40-3 {
-		b.fail("vendor capability of %d bytes", len(body))
+// Vendor adds a vendor-specific capability with body after its three header bytes. masks
+// are the bits that software can write, from the first byte of body on.
+func (b *Builder) Vendor(body []byte, masks ...byte) *Builder {
+	if len(body) > pcie.ConfigSizePCI-0x40-3 || len(masks) > len(body) {
+		b.fail("vendor capability of %d bytes, %d masks", len(body), len(masks))
 		return b
 	}
 	at := b.capability(CapVendor, 3+len(body))
 	b.s.value[at+2] = byte(3 + len(body))
 	copy(b.s.value[at+3:], body)
+	b.writable(at+3, masks...)
 	return b
 }
 

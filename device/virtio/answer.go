@@ -104,11 +104,15 @@ func (d *Device) memoryRead(p *tlp.Packet) {
 		d.refuse(p)
 		return
 	}
-	e := answer{memory: true}
+	d.answers.add(p, answer{memory: true, isr: d.takeISR(bar, off, n)})
+}
+
+// takeISR returns the ISR status for a read of n bytes. A read that includes it clears it.
+func (d *Device) takeISR(bar int, off uint64, n int) (isr uint8) {
 	if bar == barRegisters && off <= isrAt && off+uint64(n) > isrAt {
-		e.isr, d.msix.isr = d.msix.isr, 0
+		isr, d.msix.isr = d.msix.isr, 0
 	}
-	d.answers.add(p, e)
+	return isr
 }
 
 func (d *Device) memoryWrite(p *tlp.Packet) {

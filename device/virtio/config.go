@@ -36,6 +36,7 @@ const (
 	capNotify
 	capISR
 	capDevice
+	capPCI
 )
 
 const (
@@ -68,6 +69,7 @@ func newConfig(s *Spec) (*cfgspace.Space, error) {
 		Vendor(capability(capNotify, notifyAt, uint32(s.Queues*notifyStep), notifyStep, 0, 0, 0)).
 		Vendor(capability(capISR, isrAt, 1)).
 		Vendor(capability(capDevice, deviceAt, deviceSize)).
+		Vendor(capability(capPCI, 0, 0, 0, 0, 0, 0), windowMasks...).
 		SerialNumber(s.Serial).
 		Build()
 }
@@ -86,7 +88,11 @@ func (d *Device) configRequest(p *tlp.Packet) {
 		return
 	}
 	if p.Type == tlp.CfgRd0 {
-		d.answers.add(p, answer{config: true, value: d.cfg.Read(int(p.Register&^3), pcie.DW)})
+		value := d.cfg.Read(int(p.Register&^3), pcie.DW)
+		if d.windowData(p) {
+			value = d.readWindow(value)
+		}
+		d.answers.add(p, answer{config: true, value: value})
 		return
 	}
 	if p.EP || len(p.Data) != pcie.DW {
@@ -101,6 +107,9 @@ func (d *Device) configRequest(p *tlp.Packet) {
 		d.Reset(d.now, device.FunctionLevelReset)
 	case c.Has(cfgspace.DeviceControl):
 		d.retag()
+	}
+	if d.windowData(p) {
+		d.writeWindow(p.FirstBE)
 	}
 	d.answers.add(p, answer{})
 }

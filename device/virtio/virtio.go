@@ -73,6 +73,7 @@ type Session struct {
 type Device struct {
 	spec   Spec
 	cfg    *cfgspace.Space
+	window int            // offset of the PCI configuration access capability
 	limits *device.Limits // nil: those of Device Control
 	id     pcie.BDF
 	now    time.Duration
@@ -115,7 +116,7 @@ func New(spec Spec) (*Device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("virtio: %w", err)
 	}
-	d := &Device{spec: spec, cfg: cfg, queues: make([]queue, spec.Queues)}
+	d := &Device{spec: spec, cfg: cfg, window: findWindow(cfg), queues: make([]queue, spec.Queues)}
 	for i := range d.queues {
 		d.queues[i].index = i
 	}
