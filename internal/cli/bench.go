@@ -69,9 +69,9 @@ process and without cipher. The limit is one copy and two checksums of its bytes
 		benchCommand("scale", "Measure many bindings on one pair of proxies", `Measure the total bandwidth of 1, 8 and 64 concurrent bindings on one pair of
 proxies, and the memory of an idle binding on each side.`, bench.Scale),
 		benchCommand("slices", "Measure what two slices of one GPU feel of each other", `Divide a software GPU into two slices that are bound to two hosts. Measure the 99th
-percentile of the requests and of the register reads of one slice, alone and while the
-other slice floods the GPU with kernels and copies; and the shares of the GPU when both
-run as many kernels as they can.`, bench.Slices),
+percentile of the requests of one slice, alone and while the other slice floods the GPU
+with kernels and copies; and the shares of the GPU when both run as many kernels as they
+can.`, bench.Slices),
 		newBenchWorkloadCommand(), newBenchPlacementCommand(), newBenchCapacityCommand(), newBenchAttachCommand(),
 		newBenchManagerCommand(), newBenchStoreCommand(),
 		newBenchSoakCommand(),
