@@ -111,9 +111,15 @@ func (s *slot) resizePart(want *dxpuv1.DesiredBinding) {
 	}
 	has := int64(s.part.Load().MemoryBytes)
 	spec.Memory = max(spec.Memory, has)
-	if !s.dispatcher.resize(s, spec) {
+	ok := s.dispatcher.resize(s, spec)
+	if !ok && spec.Memory > has {
 		spec.Memory = has
-		s.dispatcher.resize(s, spec)
+		ok = s.dispatcher.resize(s, spec)
+	}
+	if !ok {
+		s.wish = proto.CloneOf(want.Part)
+		s.box.log.Warn("a part keeps its limits", "slot", s.index, "err", "the policy of the GPU has no room for others")
+		return
 	}
 	if spec.Memory > has {
 		s.withDevice(func(time.Duration, engine.Entry) { err = s.device.(Sized).SetMemory(spec.Memory) })

@@ -146,14 +146,7 @@ func (d *Dispatcher) Join(now time.Duration, id share.ClientID, spec share.Clien
 	}
 	c := &client{id: id, spec: spec, limit: share.Whole, served: d.virtual}
 	d.clients = append(d.clients, c)
-	d.policy.Receive(now, share.Event{Kind: share.Join, Client: id, Spec: spec})
-	granted := spec.Memory <= 0
-	if !granted {
-		d.policy.Receive(now, share.Event{Kind: share.Allocate, Client: id, Bytes: spec.Memory})
-	}
-	d.decide(func(x share.Decision) {
-		granted = granted || x.Kind == share.Grant && x.Client == id
-	})
+	granted := d.enter(c)
 	if d.readAt == machine.Never {
 		d.readAt = machine.After(d.now, readPeriod)
 	}
@@ -189,24 +182,47 @@ func (d *Dispatcher) Leave(now time.Duration, id share.ClientID) {
 }
 
 // Resize changes what a client may use. A launch that runs ends as it began. It returns
-// false, and changes nothing, if there is not that much memory.
+// false, and changes nothing, if there is not that much memory, or the policy has no room.
 func (d *Dispatcher) Resize(now time.Duration, id share.ClientID, spec share.ClientSpec) bool {
 	d.now = max(d.now, now)
 	c := d.find(id)
 	if c == nil || c.evicted || spec.Memory < 0 || spec.Memory > d.left()+c.spec.Memory {
 		return false
 	}
-	c.spec, c.limit, c.known = spec, share.Whole, false
-	d.policy.Receive(now, share.Event{Kind: share.Leave, Client: id})
-	d.policy.Receive(now, share.Event{Kind: share.Join, Client: id, Spec: spec})
-	if spec.Memory > 0 {
-		d.policy.Receive(now, share.Event{Kind: share.Allocate, Client: id, Bytes: spec.Memory})
+	old := c.spec
+	ok := d.rejoin(c, spec)
+	if !ok {
+		// The old size is still free: no other client has joined since.
+		c.evicted = false
+		d.evicted = slices.DeleteFunc(d.evicted, func(e Eviction) bool { return e.Client == id })
+		d.rejoin(c, old)
 	}
 	if c.state == waiting {
 		d.present(c, c.kernel)
+		d.decide(nil)
 	}
-	d.decide(nil)
-	return true
+	return ok
+}
+
+// rejoin makes a client known to the policy again, without its launch. It reports whether
+// the policy has room for it.
+func (d *Dispatcher) rejoin(c *client, spec share.ClientSpec) bool {
+	c.spec, c.limit, c.known = spec, share.Whole, false
+	d.policy.Receive(d.now, share.Event{Kind: share.Leave, Client: c.id})
+	return d.enter(c)
+}
+
+// enter makes a client and its memory known to the policy.
+func (d *Dispatcher) enter(c *client) bool {
+	d.policy.Receive(d.now, share.Event{Kind: share.Join, Client: c.id, Spec: c.spec})
+	granted := c.spec.Memory <= 0
+	if !granted {
+		d.policy.Receive(d.now, share.Event{Kind: share.Allocate, Client: c.id, Bytes: c.spec.Memory})
+	}
+	d.decide(func(x share.Decision) {
+		granted = granted || x.Kind == share.Grant && x.Client == c.id
+	})
+	return granted && !c.evicted
 }
 
 // left returns the memory that no client has.

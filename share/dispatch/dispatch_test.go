@@ -340,6 +340,32 @@ func TestResize(t *testing.T) {
 	}
 }
 
+// A client for whose new size the policy has no room keeps the old one, and goes on.
+func TestResizeWithoutRoom(t *testing.T) {
+	spec := share.ClientSpec{Request: share.Percent(40), Memory: 400 << 20}
+	p, other := &program{id: 1, spec: spec, kernel: time.Millisecond}, &program{id: 2, spec: spec, kernel: time.Millisecond}
+	w := newWorld(t, "mig", p, other)
+	for range 20 { // at all states of its launches
+		w.run(w.now + 1700*time.Microsecond)
+		larger := spec
+		larger.Memory = 600 << 20 // is there, but no instance of this size is
+		if w.d.Resize(w.now, 1, larger) {
+			t.Fatal("the client got two instances")
+		}
+	}
+	before := p.ranLaunches
+	w.run(w.now + time.Second)
+	if len(w.evicted) > 0 || p.ranLaunches < before+100 {
+		t.Errorf("evicted %v, %d launches in a second", w.evicted, p.ranLaunches-before)
+	}
+	if err := w.d.Join(w.now, 3, share.ClientSpec{Memory: small.Memory - 800<<20 + 1}); err == nil {
+		t.Error("the account has lost memory of the client")
+	}
+	if n := w.d.Violations(); n != 0 {
+		t.Errorf("the policy found %d events wrong", n)
+	}
+}
+
 // The memory of all clients together is never more than the GPU's, to the byte.
 func TestMemory(t *testing.T) {
 	for _, info := range share.Policies() {
