@@ -22,6 +22,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
 
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/claims"
@@ -266,7 +267,7 @@ func (c *Controller) renew() bool {
 		return false
 	}
 	ours, _ := c.watch.Ours()
-	inv := inventory.New(inventory.State{GPUs: s.GPUs, Spares: s.Spares, Hosts: s.Hosts, Queued: c.watch.Queued(), Ours: ours, Lost: c.lost()})
+	inv := inventory.New(inventory.State{GPUs: s.GPUs, Spares: s.Spares, Hosts: c.hosts(s.Hosts), Queued: c.watch.Queued(), Ours: ours, Lost: c.lost()})
 	inv.SetRacks(s.Racks)
 	c.cfg.Metrics.devices.Set(float64(len(inv.Devices)))
 	c.mu.Lock()
@@ -276,6 +277,19 @@ func (c *Controller) renew() bool {
 	}
 	c.inventory = inv
 	return true
+}
+
+// hosts returns those hosts of a pool that nodes of the cluster name. The others serve no
+// pod here, there may be thousands of them, and their IDs need not be values of labels, as
+// the resource slices require: "host-" is an ID.
+func (c *Controller) hosts(pool map[string]*dxpuv1.Host) map[string]*dxpuv1.Host {
+	out := map[string]*dxpuv1.Host{}
+	for _, obj := range c.nodes.GetStore().List() {
+		if id := obj.(*corev1.Node).Labels[inventory.HostLabel]; pool[id] != nil {
+			out[id] = pool[id]
+		}
+	}
+	return out
 }
 
 // lost returns the devices whose claims had a lease and lost it.

@@ -50,7 +50,7 @@ type State struct {
 	GPUs []*dxpuv1.GPU
 	// Spares of each model, as in the answer of GetPool.
 	Spares []*dxpuv1.SpareStatus
-	// Hosts of the pool, by ID.
+	// Hosts of the pool, by ID, that nodes of the cluster name.
 	Hosts map[string]*dxpuv1.Host
 	// Queued is the number of this cluster's leases that wait for a slot, by host.
 	Queued map[string]int
