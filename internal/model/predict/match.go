@@ -149,7 +149,7 @@ func matchSequence(plans []*Plan, of []map[sequence][]int32, k sequence, named b
 }
 
 // errNoCollectives is returned for ranks that share no collective.
-var errNoCollectives = errors.New("the traces share no collective (kernels of NCCL or RCCL, as many in each training step): are they ranks of one run, recorded in the same steps?")
+var errNoCollectives = errors.New("the traces share no collective that ends on all ranks at once (kernels of NCCL or RCCL, but for broadcasts and reductions to one rank; as many in each training step): are they ranks of one run, recorded in the same steps?")
 
 // align returns what to add to the times of each rank so that collectives end at the
 // same time on all of them, in the median: recordings begin at different times and
