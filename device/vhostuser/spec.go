@@ -41,7 +41,13 @@ func (spec Spec) Check() error {
 	return err
 }
 
-const maxTag = 36 // bytes of the tag in the device configuration
+const (
+	maxTag = 36 // bytes of the tag in the device configuration
+	// minPool is more than the largest request of a driver that is not tuned: those of
+	// Linux have 1280 KiB for a disk, 1 MiB for a directory and 64 KiB for a network card,
+	// and some headers. A larger request than the pool breaks the device.
+	minPool = 2 << 20
+)
 
 // complete fills in the defaults and checks the fields.
 func (spec Spec) complete() (s settings, err error) {
@@ -65,8 +71,8 @@ func (spec Spec) complete() (s settings, err error) {
 	switch {
 	case s.Socket == "":
 		return s, errors.New("the socket of the back end is missing")
-	case s.Pool < 64<<10 || s.Pool > 1<<30 || s.Pool%4096 != 0:
-		return s, fmt.Errorf("pool %d: want a multiple of 4096 from 64 KiB to 1 GiB", s.Pool)
+	case s.Pool < minPool || s.Pool > 1<<30 || s.Pool%4096 != 0:
+		return s, fmt.Errorf("pool %d: want a multiple of 4096 from 2 MiB to 1 GiB", s.Pool)
 	case len(s.Tag) > maxTag:
 		return s, fmt.Errorf("tag %q: want at most %d bytes", s.Tag, maxTag)
 	case s.Grace < 0:
