@@ -34,6 +34,25 @@ func TestOutages(t *testing.T) {
 	}
 }
 
+// Failures that are more frequent than repairs take no more GPUs than there are, and as
+// many terms of the closed form as matter.
+func TestSparesWithoutRepair(t *testing.T) {
+	r := run(t, `
+experiment: failures
+servers: [{count: 100, gpus: 8}]
+seeds: 1
+failures:
+  rates: {gpu: 10, box: 10}
+  repair: {median-days: 3650, mean-days: 3650}
+  years: 1
+`)
+	for _, row := range []string{"servers, 99 %", "pool, 99.99 %"} {
+		if v := cell(t, r, "spares", row, "gpus_closed_form"); v != 800 {
+			t.Errorf("%s: %v spares in closed form for 800 GPUs", row, v)
+		}
+	}
+}
+
 // With rare failures of GPUs only, spares of the closed form are those of the Poisson
 // distribution: 512 GPUs, 5.2 % a year, 6.3 days: 4 GPUs, or 4 servers of 8.
 func TestSpares(t *testing.T) {

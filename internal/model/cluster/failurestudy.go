@@ -213,7 +213,7 @@ func (s *failureStudy) report(r *Report) {
 		for _, a := range s.f.Availability {
 			row := Row{fmt.Sprintf("%s, %g %%", c.name, a), []float64{all.quantile(a / 100)}}
 			if s.f.faults == nil {
-				row.Values = []float64{s.closedForm(c.pool, a/100), all.quantile(a / 100)}
+				row.Values = []float64{min(s.closedForm(c.pool, a/100), total), all.quantile(a / 100)}
 			}
 			spares.Rows = append(spares.Rows, row)
 		}
@@ -264,7 +264,8 @@ func (s *failureStudy) loses(k part, pool bool) float64 {
 }
 
 // closedForm returns the spares for a share of the time: a quantile of the sum of Poisson
-// numbers of parts, times the GPUs that each takes.
+// numbers of parts, times the GPUs that each takes. It may exceed the GPUs that there are,
+// because a Poisson number has no bound.
 func (s *failureStudy) closedForm(pool bool, share float64) float64 {
 	mean := map[float64]float64{} // parts that are away, by GPUs that each takes
 	for k := range parts {
@@ -279,12 +280,21 @@ func (s *failureStudy) closedForm(pool bool, share float64) float64 {
 	boxes := poisson(mean[float64(s.gpus)])
 	sum := make([]float64, len(one)+s.gpus*len(boxes))
 	for i, a := range one {
+		if a < negligible {
+			continue
+		}
 		for k, b := range boxes {
-			sum[i+k*s.gpus] += a * b
+			if b >= negligible {
+				sum[i+k*s.gpus] += a * b
+			}
 		}
 	}
 	return quantileOf(sum, share)
 }
+
+// negligible is a probability that no quantile of a report shows. Of a wide distribution
+// all but a few standard deviations are less.
+const negligible = 1e-18
 
 // poisson returns the probabilities of 0, 1, 2 ... up to where they vanish.
 func poisson(mean float64) []float64 {
