@@ -1,13 +1,30 @@
 package manager
 
 import (
+	"cmp"
 	"slices"
+	"strings"
 
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
-// maxPartSets bounds the GPUs whose smallest set of parts is tried by a placement.
-const maxPartSets = 32
+const (
+	// maxPartGPUs bounds the GPUs whose sets of parts are compared: at most 4096 sets each,
+	// while the manager's lock is held. Those that lack least come first.
+	maxPartGPUs = 256
+	// maxPartSets bounds the GPUs whose smallest set of parts is tried by a placement.
+	maxPartSets = 32
+)
+
+// partsToPreempt is the parts of a GPU that may be preempted, and what it lacks.
+type partsToPreempt struct {
+	gpu                      placement.Ref
+	parts                    []placement.PartVictim
+	freeMemory, needMemory   uint64
+	freeCompute, needCompute uint32
+	// lack bounds the size of every set that is enough, in thousandths of the GPU, from below.
+	lack uint32
+}
 
 // smallestParts returns the smallest set of parts of one GPU whose end makes room for a
 // lease of a part or of one GPU; nil for none. Preempt chooses among all leases, and may
@@ -25,15 +42,13 @@ func (t *tx) smallestParts(leases []*leaseRecord, candidates []placement.Victim,
 		}
 	}
 	var sets [][]placement.Victim
-	for gpu, parts := range byGPU {
-		box := t.indexedNodes[gpu.Box].placementBox
-		memory, compute, _ := placement.Room(&box, gpu.Slot)
-		needMemory, needCompute := t.needOn(leases[0], gpu)
-		if set := placement.SmallestParts(parts, memory, compute, needMemory, needCompute); set != nil {
+	gpus := t.gpusToPreempt(leases[0], byGPU)
+	for _, g := range gpus[:min(len(gpus), maxPartGPUs)] {
+		if set := placement.SmallestParts(g.parts, g.freeMemory, g.freeCompute, g.needMemory, g.needCompute); set != nil {
 			sets = append(sets, set)
 		}
 	}
-	slices.SortFunc(sets, func(a, b []placement.Victim) int {
+	slices.SortStableFunc(sets, func(a, b []placement.Victim) int {
 		switch {
 		case placement.Cheaper(a, b):
 			return -1
@@ -48,6 +63,35 @@ func (t *tx) smallestParts(leases []*leaseRecord, candidates []placement.Victim,
 		}
 	}
 	return nil
+}
+
+// gpusToPreempt returns the GPUs on which the end of parts makes room for a lease, those
+// that lack least first.
+func (t *tx) gpusToPreempt(l *leaseRecord, byGPU map[placement.Ref][]placement.PartVictim) []partsToPreempt {
+	var out []partsToPreempt
+	for gpu, parts := range byGPU {
+		box := t.indexedNodes[gpu.Box].placementBox
+		g := partsToPreempt{gpu: gpu, parts: parts}
+		g.freeMemory, g.freeCompute = placement.RoomBesideSlots(&box, gpu.Slot)
+		g.needMemory, g.needCompute = t.needOn(l, gpu)
+		memory, compute := g.freeMemory, g.freeCompute
+		for _, p := range parts {
+			memory, compute = memory+p.Memory, compute+p.Compute
+		}
+		if memory < g.needMemory || compute < g.needCompute {
+			continue
+		}
+		missing := placement.Part{Memory: g.needMemory - min(g.needMemory, g.freeMemory), Compute: g.needCompute - min(g.needCompute, g.freeCompute)}
+		g.lack = missing.Compute
+		if s := t.boxSlot(gpu); s != nil && s.Device != nil && missing.Memory > 0 {
+			g.lack = missing.Size(s.Device.MemoryBytes)
+		}
+		out = append(out, g)
+	}
+	slices.SortFunc(out, func(a, b partsToPreempt) int {
+		return cmp.Or(cmp.Compare(a.lack, b.lack), strings.Compare(a.gpu.Box, b.gpu.Box), cmp.Compare(a.gpu.Slot, b.gpu.Slot))
+	})
+	return out
 }
 
 // needOn returns the memory and the compute that a lease takes of a GPU.

@@ -186,13 +186,19 @@ func roomOf(g *GPU, parts []PartSlot) room {
 // Room returns what the parts of a GPU of the pool leave: memory in bytes, compute in
 // thousandths, and the number of slots for more parts.
 func Room(b *Box, gpu uint32) (memory uint64, compute uint32, slots int) {
+	memory, compute = RoomBesideSlots(b, gpu)
+	return memory, compute, len(freePartSlots(b, gpu))
+}
+
+// RoomBesideSlots is Room without the slots, which take longer to count.
+func RoomBesideSlots(b *Box, gpu uint32) (memory uint64, compute uint32) {
 	for i := range b.GPUs {
 		if g := &b.GPUs[i]; g.Slot == gpu {
 			r := roomOf(g, b.Parts)
-			return r.memory, r.compute, len(freePartSlots(b, gpu))
+			return r.memory, r.compute
 		}
 	}
-	return 0, 0, 0
+	return 0, 0
 }
 
 // freePartSlots returns the slots for more parts of a GPU, in order.

@@ -301,3 +301,15 @@ func (p *partPool) check(t *rapid.T) {
 		slots[h.at] = true
 	}
 }
+
+// TestSmallestPartsAllocatesLittle bounds the cost of the choice among 4096 sets, which is
+// made for many GPUs while the manager's lock is held.
+func TestSmallestPartsAllocatesLittle(t *testing.T) {
+	var victims []PartVictim
+	for i := range maxPartVictims {
+		victims = append(victims, PartVictim{Victim: Victim{ID: fmt.Sprint(i), Size: 70 + i, Order: uint64(i)}, Memory: 10, Compute: 70 + uint32(i)})
+	}
+	if n := testing.AllocsPerRun(1, func() { SmallestParts(victims, 0, 0, 40, 400) }); n > 64 {
+		t.Errorf("%v allocations", n)
+	}
+}

@@ -25,16 +25,17 @@ func SmallestParts(victims []PartVictim, freeMemory uint64, freeCompute uint32, 
 	})
 	victims = victims[:min(len(victims), maxPartVictims)]
 	var best []Victim
+	var gone [maxPartVictims]Victim
 	for set := uint(1); set < 1<<len(victims); set++ {
-		m, c := freeMemory, freeCompute
-		var gone []Victim
+		m, c, n := freeMemory, freeCompute, 0
 		for rest := set; rest != 0; rest &= rest - 1 {
 			v := &victims[bits.TrailingZeros(rest)]
 			m, c = m+v.Memory, c+v.Compute
-			gone = append(gone, v.Victim)
+			gone[n] = v.Victim
+			n++
 		}
-		if m >= memory && c >= compute && (best == nil || Cheaper(gone, best)) {
-			best = gone
+		if m >= memory && c >= compute && (best == nil || Cheaper(gone[:n], best)) {
+			best = append(best[:0], gone[:n]...)
 		}
 	}
 	return best
