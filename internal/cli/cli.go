@@ -194,7 +194,7 @@ func hintFor(err error, ce *connect.Error) string {
 		return `is a manager running at this address? "dxpu manager" starts one; --manager or DXPU_MANAGER names another`
 	case ce.Code() == connect.CodeNotFound:
 		return `"dxpu get" lists what the pool has`
-	case ce.Code() == connect.CodeResourceExhausted && strings.Contains(ce.Message(), "spec.wait"):
+	case ce.Code() == connect.CodeResourceExhausted && strings.HasPrefix(ce.Message(), noCapacity):
 		return `"dxpu get gpus" shows the free GPUs; --queue waits for capacity`
 	}
 	return ""
@@ -249,11 +249,14 @@ var fieldFlags = map[string]string{
 var (
 	leadingField = regexp.MustCompile(`^([a-z_]+(?:\.[a-z_]+)*): `)
 	innerField   = regexp.MustCompile(`\b(?:spec\.[a-z_]+|request_id)\b`)
-	waitSentence = regexp.MustCompile(`\s+[A-Z][^.]*\bspec\.wait\b.*$`) // our hint says it
+	waitSentence = regexp.MustCompile(`\s+[A-Z][^.]*\bspec\.wait\b.*$`) // of earlier managers; our hint says it
 	deniedCall   = regexp.MustCompile(`may not call /dxpu\.v1\.\w+/(\w+)`)
 	callWord     = regexp.MustCompile(`[A-Z]+[a-z]*`)
 	roleName     = regexp.MustCompile(`\bROLE_[A-Z]+\b`)
 )
+
+// noCapacity begins the manager's refusal of a lease that could wait in the queue.
+const noCapacity = "no capacity for this lease now:"
 
 // inFlags replaces the names of API fields in an error of the manager by those of
 // the flags.

@@ -83,7 +83,7 @@ func (t *tx) createLease(request string, spec *dxpuv1.LeaseSpec) (*leaseRecord, 
 	}
 	why := strings.Join(t.whyNotNow(l), " ")
 	if !spec.Wait {
-		return nil, errorf(connect.CodeResourceExhausted, "no capacity for this lease now: %s Set spec.wait to wait in the queue", why)
+		return nil, errorf(connect.CodeResourceExhausted, "no capacity for this lease now: %s", why)
 	}
 	if err := t.placeInQueue(spec.Tenant); err != nil {
 		return nil, err
