@@ -154,7 +154,8 @@ func (p *pair) open() *guest {
 	if g.bar, err = g.bus.BAR(0); err != nil {
 		p.t.Fatal(err)
 	}
-	if err := g.bus.EnableMSIX(2); err != nil {
+	queues := g.Read(18, 2) // num_queues
+	if err := g.bus.EnableMSIX(int(queues) + 1); err != nil {
 		p.t.Fatal(err)
 	}
 	if g.mem, err = g.bus.AllocDMA(8 << 20); err != nil {
@@ -343,5 +344,61 @@ func TestStorageDaemon(t *testing.T) {
 	d.do(blkRead, 4<<20, 1<<20)
 	if !bytes.Equal(d.data, want) {
 		t.Error("the next driver reads other data")
+	}
+}
+
+// virtiofsd ends with the lease of its directory, and with it the files that the guest has
+// open. One that starts again serves the next lease.
+func TestDirectoryServerEndsWithLease(t *testing.T) {
+	dir := tempDir(t)
+	socket := filepath.Join(dir, "fs.sock")
+	path := program(t, "virtiofsd")
+	start := func() *exec.Cmd {
+		cmd := exec.CommandContext(t.Context(), path, "--socket-path="+socket, "--shared-dir="+dir, "--sandbox=none", "--log-level=off")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		return cmd
+	}
+	server := start()
+	t.Cleanup(func() { _ = server.Process.Kill(); _ = server.Wait() })
+	dev := newDevice(t, vhostuser.Spec{Type: "fs", Socket: socket})
+	p := newPair(t, dev)
+	p.until("healthy directory", func() bool { return p.box.Observe().Slots[0].Health == dxpuv1.Health_HEALTH_OK })
+	for range 2 {
+		p.bind(true)
+		g := p.open()
+		d := &virtiotest.Driver{Host: g}
+		if err := d.Start(virtiotest.Version1, 64); err != nil {
+			t.Fatal(err)
+		}
+		request, at := d.Alloc(56) // FUSE_INIT
+		_, answer := d.Alloc(256)
+		binary.LittleEndian.PutUint32(request, 56)
+		binary.LittleEndian.PutUint32(request[4:], 26)
+		binary.LittleEndian.PutUint32(request[40:], 7)
+		binary.LittleEndian.PutUint32(request[44:], 31)
+		d.Queues[1].Submit(0, virtiotest.Buffer{Addr: at, Len: 56}, virtiotest.Buffer{Addr: answer, Len: 256, Write: true})
+		for ok := false; !ok; {
+			if _, _, ok = d.Queues[1].Used(); !ok {
+				if n, err := g.bus.WaitInterrupt(t.Context(), 2, 20*time.Second); err != nil || n == 0 {
+					t.Fatalf("no answer to FUSE_INIT: %v", err)
+				}
+			}
+		}
+		if err := g.bus.Close(); err != nil {
+			t.Error(err)
+		}
+		p.bind(false)
+		limit := time.AfterFunc(20*time.Second, func() { _ = server.Process.Kill() })
+		_ = server.Wait()
+		if limit.Stop(); !server.ProcessState.Exited() {
+			t.Fatal("virtiofsd goes on after the lease")
+		}
+		server = start()
+		if ok, why := dev.Check(); !ok {
+			t.Errorf("unhealthy: %s", why)
+		}
 	}
 }
