@@ -347,3 +347,32 @@ func TestTaintOfAGPUEvictsItsParts(t *testing.T) {
 		t.Errorf("the part is still on GPU %s", now.PartOfGpuId)
 	}
 }
+
+// TestGuaranteesCountTheMemoryOfParts borrows by the memory of a part, whose compute is
+// within the guarantee: firm leases may not, and no lease takes GPUs back by it.
+func TestGuaranteesCountTheMemoryOfParts(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 8), dividedBox("b1", 3))
+	one := uint32(1)
+	for _, tenant := range []string{"a", "b"} {
+		w.putTenant(tenant, &dxpuv1.Quota{GuaranteedGpus: &one})
+	}
+	own := func(tenant, gpu string, mib uint64, preemptible bool) *dxpuv1.LeaseSpec {
+		s := part(mib, 100)
+		s.Tenant, s.GpuIds, s.Preemptible = tenant, []string{gpu}, preemptible
+		return s
+	}
+	w.create(own("a", "b1/0", 700, false))
+	if _, err := w.tryCreate(own("a", "b1/2", 512, false)); err == nil || !strings.Contains(err.Error(), "guaranteed") {
+		t.Errorf("a firm part borrows: %v", err)
+	}
+	w.create(own("b", "b1/1", 900, false))
+	lent := w.create(own("b", "b1/2", 900, true)) // b borrows
+	w.settle()
+	if _, err := w.tryCreate(own("a", "b1/2", 400, true)); err == nil {
+		t.Error("a part beyond the guarantee took back what another tenant borrows")
+	}
+	w.wantLease(lent, leaseActive)
+	w.create(own("a", "b1/2", 200, true)) // within the guarantee
+	w.settle()
+	w.wantLease(lent, leaseReleased)
+}

@@ -145,7 +145,7 @@ func (t *tx) decideWithout(leases []*leaseRecord, gone map[string]bool) (d place
 		d = t.decideGang(leases, anyModel)
 	} else {
 		var a placement.Assignment
-		if a.Decision, a.Host = t.decide(leases[0].ID, leases[0].spec); a.OK() {
+		if a.Decision, a.Host = t.decide(leases[0].ID, leases[0].spec); a.OK() && t.withinClaims(leases[0], a.Picks[0]) {
 			d.Members = []placement.Assignment{a}
 		}
 	}
@@ -160,6 +160,18 @@ func (t *tx) decideWithout(leases []*leaseRecord, gone map[string]bool) (d place
 		return placement.GangDecision{}
 	}
 	return d
+}
+
+// withinClaims reports whether a lease may preempt others for a place. The size of a part is
+// known only there: its tenant must have the claims for it that the choice of the others
+// assumed, or two tenants would take back from each other what both of them borrow.
+func (t *tx) withinClaims(l *leaseRecord, at placement.Ref) bool {
+	if l.spec.Part == nil {
+		return true
+	}
+	size := t.sizeAt(l.spec, at)
+	claims := t.withinGuarantee(l.spec.Tenant, size) || !t.withinGuarantee(l.spec.Tenant, l.size())
+	return claims && t.overGuarantee(l.spec, size) == ""
 }
 
 func (t *tx) preemptLease(id string, leases []*leaseRecord) {

@@ -112,7 +112,8 @@ func (t *tx) decideWithin(id string, s *dxpuv1.LeaseSpec) (placement.Decision, p
 	d, h := t.decide(id, s)
 	q := t.quota(s.Tenant)
 	if d.OK() && s.Part != nil { // its size is known only now
-		if why := t.overQuota(s.Tenant, t.sizeAt(s, d.Picks[0]), anyModel); why != "" {
+		size := t.sizeAt(s, d.Picks[0])
+		if why := cmp.Or(t.overQuota(s.Tenant, size, anyModel), t.overGuarantee(s, size)); why != "" {
 			return placement.Decision{Why: append(d.Why, why)}, h
 		}
 	}
