@@ -117,6 +117,35 @@ static void out_of_order(cl_mem m)
 		clReleaseEvent(chain[i]);
 }
 
+/* A read that takes several packets of the driver, the last one of a byte, in the out-of-order
+ * queue: what waits for it overwrites bytes of the packets before. */
+static void large_read(void)
+{
+	const size_t packet = 4032 * 1024, n = 4 * packet + 1, tail = packet / 2;
+	unsigned char *from = malloc(n), *to = calloc(1, n), pattern = 0;
+	cl_event written, got;
+	cl_int code;
+	cl_mem m = clCreateBuffer(c, CL_MEM_READ_WRITE, n, NULL, &code);
+	int equal = 1;
+
+	check(code, "large buffer");
+	for (int round = 1; round <= 5; round++) {
+		for (size_t i = 0; i < n; i++)
+			from[i] = (unsigned char)((i >> 12) + (size_t)round) | 1;
+		check(clEnqueueWriteBuffer(loose, m, CL_FALSE, 0, n, from, 0, NULL, &written), "large write");
+		check(clEnqueueReadBuffer(loose, m, CL_FALSE, 0, n, to, 1, &written, &got), "large read");
+		check(clEnqueueFillBuffer(loose, m, &pattern, 1, n - tail, tail, 1, &got, NULL), "fill behind the read");
+		check(clFinish(loose), "finish");
+		equal &= !memcmp(from, to, n);
+		clReleaseEvent(written);
+		clReleaseEvent(got);
+	}
+	printf("large read: %s\n", equal ? "equal" : "different");
+	clReleaseMemObject(m);
+	free(from);
+	free(to);
+}
+
 /* A callback that enqueues more commands than the driver keeps in flight. */
 static void CL_CALLBACK enqueue_many(cl_event e, cl_int status, void *data)
 {
@@ -213,6 +242,7 @@ int main(int argc, char **argv)
 	if (argc > 1 && !strcmp(argv[1], "failures"))
 		failed_event();
 	out_of_order(m);
+	large_read();
 	callbacks(m);
 	maps();
 	clReleaseMemObject(m);
