@@ -118,7 +118,7 @@ static void out_of_order(cl_mem m)
 }
 
 /* A read that takes several packets of the driver, the last one of a byte, in the out-of-order
- * queue: what waits for it overwrites bytes of the packets before. */
+ * queue. A fill waits for the read, and overwrites bytes of the packet before the last one. */
 static void large_read(void)
 {
 	const size_t packet = 4032 * 1024, n = 4 * packet + 1, tail = packet / 2;

@@ -197,7 +197,7 @@ func (d *Dispatcher) Resize(now time.Duration, id share.ClientID, spec share.Cli
 		d.evicted = slices.DeleteFunc(d.evicted, func(e Eviction) bool { return e.Client == id })
 		d.rejoin(c, old)
 	}
-	if c.state == waiting {
+	if c.state == waiting && !c.known {
 		d.present(c, c.kernel)
 		d.decide(nil)
 	}
