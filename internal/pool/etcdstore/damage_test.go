@@ -89,7 +89,7 @@ func TestOtherErrorsAreNoDamage(t *testing.T) {
 func TestRemedyOfAMember(t *testing.T) {
 	damage := &damagedError{errors.New("crc")}
 	s := &Store{opts: Options{Dir: "/data", InitialCluster: "m1=http://a,m2=http://b,m3=http://c"}}
-	if got := s.withRemedy(damage).Error(); !strings.Contains(got, "/data is damaged") || !strings.Contains(got, "start a new cluster with --restore") {
+	if got := s.withRemedy(damage).Error(); !strings.Contains(got, "/data is damaged") || !strings.Contains(got, "dxpu manager replace-member") {
 		t.Error(got)
 	}
 }
