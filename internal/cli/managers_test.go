@@ -32,7 +32,7 @@ func chooseManagers(ts *testscript.TestScript, _ bool, _ []string) {
 }
 
 // findLeader waits until one of the managers leads and sets LEADER, one of m0, m1
-// and m2, LEADER_URL, LEADER_ADDRESS and LEADER_DIR, and the same of a FOLLOWER.
+// and m2, LEADER_URL, LEADER_ADDRESS, LEADER_DIR and LEADER_PEER, and the same of a FOLLOWER.
 func findLeader(ts *testscript.TestScript, _ bool, _ []string) {
 	poll(ts, func() bool {
 		roles := map[string]bool{}
@@ -51,6 +51,7 @@ func findLeader(ts *testscript.TestScript, _ bool, _ []string) {
 			ts.Setenv(role+"_URL", url)
 			ts.Setenv(role+"_ADDRESS", strings.TrimPrefix(url, "http://"))
 			ts.Setenv(role+"_DIR", fmt.Sprint("s", i))
+			ts.Setenv(role+"_PEER", strings.TrimSuffix(url, ":7470")+":2380")
 		}
 		return roles["LEADER"] && roles["FOLLOWER"]
 	}, "no manager leads, or none follows")

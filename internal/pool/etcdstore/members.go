@@ -1,6 +1,7 @@
 package etcdstore
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/client/pkg/v3/types"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/storage/wal"
 )
@@ -48,22 +50,22 @@ func (s *Store) ReplaceMember(ctx context.Context, name, peerURL string) (string
 	if err != nil {
 		return "", fmt.Errorf("list of members: %w", err)
 	}
-	old := memberNamed(list.Members, name)
+	old, err := s.memberToReplace(list.Members, name, peerURL)
+	if err != nil {
+		return "", err
+	}
 	if peerURL == "" {
 		peerURL = s.peerURLOf(old, name)
 	}
-	if old == nil && (peerURL == "" || len(list.Members) >= s.configured() && !awaited(list.Members, peerURL)) {
-		return "", fmt.Errorf("there is no member %q: the members are %s", name, memberNames(list.Members))
+	if err := checkPeerURL(peerURL); err != nil {
+		return "", err
 	}
-	if u, err := url.Parse(peerURL); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || strings.ContainsAny(peerURL, ",=") {
-		return "", fmt.Errorf("the peer URL %q is not a URL like http://10.0.0.4:2380", peerURL)
-	}
-	if old == nil && awaited(list.Members, peerURL) { // an earlier call has prepared it
+	if (old == nil || old.Name == "") && awaited(list.Members, peerURL) { // an earlier call has prepared it
 		return clusterText(list.Members, name, peerURL), nil
 	}
 	for _, m := range list.Members {
 		if m != old && slices.Contains(m.PeerURLs, peerURL) {
-			return "", fmt.Errorf("the peer URL %s is that of member %s", peerURL, m.Name)
+			return "", fmt.Errorf("the peer URL %s is that of member %s", peerURL, cmp.Or(m.Name, "that another call has prepared"))
 		}
 	}
 	if old != nil {
@@ -77,6 +79,43 @@ func (s *Store) ReplaceMember(ctx context.Context, name, peerURL string) (string
 	}
 	s.log.Info("member replaced", "name", name, "url", peerURL)
 	return clusterText(added.Members, name, peerURL), nil
+}
+
+// memberToReplace returns the member that has to go. After an earlier call that is the
+// member which has never started and so has no name: its URL may have been wrong. It is
+// nil if the old one was removed and no new one added.
+func (s *Store) memberToReplace(members []*pb.Member, name, peerURL string) (*pb.Member, error) {
+	if old := memberNamed(members, name); old != nil {
+		return old, nil
+	}
+	var waiting []*pb.Member
+	for _, m := range members {
+		if m.Name == "" {
+			waiting = append(waiting, m)
+		}
+	}
+	complete := len(members) >= s.configured()
+	switch {
+	case s.peerURLOf(nil, name) == "" || complete && len(waiting) == 0:
+		return nil, fmt.Errorf("there is no member %q: the members are %s", name, memberNames(members))
+	case !complete || awaited(members, peerURL):
+		return nil, nil
+	case len(waiting) > 1:
+		return nil, fmt.Errorf("%d members were replaced and have not started: start the others before %s gets another URL", len(waiting), name)
+	}
+	return waiting[0], nil
+}
+
+// checkPeerURL refuses what etcd refuses for the new member, before the old one is removed.
+func checkPeerURL(text string) error {
+	u, err := url.Parse(text)
+	if err == nil {
+		_, err = types.NewURLs([]string{text})
+	}
+	if err != nil || u.Hostname() == "" || u.Scheme != "http" && u.Scheme != "https" || u.User != nil || strings.ContainsAny(text, ",=?#") {
+		return fmt.Errorf("the peer URL %q is not a URL like http://10.0.0.4:2380", text)
+	}
+	return nil
 }
 
 // awaited reports whether the cluster expects a member that has never started at a URL.
