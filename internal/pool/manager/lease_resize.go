@@ -143,6 +143,16 @@ func (t *tx) shrink(l *leaseRecord, count uint32) {
 	}
 }
 
+// setSpec gives a lease a spec that differs from its own only in numbers.
+func (l *leaseRecord) setSpec(spec *dxpuv1.LeaseSpec) {
+	raw, err := protojson.Marshal(spec)
+	if err != nil {
+		// The same strings were encoded when the lease was created: they are valid UTF-8.
+		panic("manager: a spec that was stored cannot be encoded: " + err.Error())
+	}
+	l.spec, l.Spec = spec, raw
+}
+
 // setCount changes the number of GPUs of a lease. It replaces the spec, because
 // others may be reading the old one.
 func (t *tx) setCount(id string, count uint32, why string) *leaseRecord {
@@ -151,14 +161,9 @@ func (t *tx) setCount(id string, count uint32, why string) *leaseRecord {
 	if l.Asked == 0 {
 		l.Asked = was
 	}
-	l.spec = proto.CloneOf(l.spec)
-	l.spec.Count = count
-	raw, err := protojson.Marshal(l.spec)
-	if err != nil {
-		// The same strings were encoded when the lease was created: they are valid UTF-8.
-		panic("manager: a spec that was stored cannot be encoded: " + err.Error())
-	}
-	l.Spec = raw
+	spec := proto.CloneOf(l.spec)
+	spec.Count = count
+	l.setSpec(spec)
 	e := leaseEvent(l, dxpuv1.EventType_EVENT_TYPE_LEASE_RESIZED)
 	e.Reason = dxpuv1.Reason_REASON_LEASE_RESIZED
 	t.event(e, "lease %s was resized from %d to %d GPUs%s", id, was, count, why)

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -104,13 +103,8 @@ func (t *tx) setPart(id string, spec *dxpuv1.LeaseSpec, binding string, deadline
 	if l.AskedPart == nil {
 		l.AskedPart = &partRecord{Memory: was.MemoryBytes, Compute: was.Compute, Class: was.Class, Share: was.Share}
 	}
-	l.spec, l.Size = spec, uint32(t.sizeAt(spec, b.ref()))
-	raw, err := protojson.Marshal(spec)
-	if err != nil {
-		// The same strings were encoded when the lease was created: they are valid UTF-8.
-		panic("manager: a spec that was stored cannot be encoded: " + err.Error())
-	}
-	l.Spec = raw
+	l.setSpec(spec)
+	l.Size = uint32(t.sizeAt(spec, b.ref()))
 	p := *b.Part
 	p.HeldMemory, p.HeldCompute, p.ShrinkBy = 0, 0, time.Time{}
 	if held := b.Part.memory(); held > spec.Part.MemoryBytes {
