@@ -27,7 +27,7 @@ func TestTable(t *testing.T) {
 			t.Errorf("Lookup(%d) = %+v", c.Code, Lookup(c.Code))
 		}
 	}
-	for _, code := range []uint32{1, 14, 999, math.MaxUint32} {
+	for _, code := range []uint32{1, 162, 999, math.MaxUint32} {
 		if c := Lookup(code); c.Code != code || c.Action != Ignore {
 			t.Errorf("Lookup(%d) = %+v", code, c)
 		}
