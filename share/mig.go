@@ -13,37 +13,46 @@ type MIGProfile struct {
 	Size   int   // memory slices
 	SMs    int32 // multiprocessors
 	Starts []int
+	Most   int // instances of this profile on a GPU; 0: no limit
+}
+
+// MIGLayout is what a model of GPU can be divided into.
+type MIGLayout struct {
+	Profiles []MIGProfile
+	Memory   int // memory slices
+	Compute  int // compute slices
 }
 
 // MIGProfiles are the profiles of an A100 with their placements, as published in NVIDIA's
 // MIG user guide and listed by nvidia-smi mig -lgipp.
 var MIGProfiles = []MIGProfile{
-	{"1g", 1, 1, 14, []int{0, 1, 2, 3, 4, 5, 6}},
-	{"1g, double memory", 1, 2, 14, []int{0, 2, 4, 6}},
-	{"2g", 2, 2, 28, []int{0, 2, 4}},
-	{"3g", 3, 4, 42, []int{0, 4}},
-	{"4g", 4, 4, 56, []int{0}},
-	{"7g", 7, 8, 98, []int{0}},
+	{"1g", 1, 1, 14, []int{0, 1, 2, 3, 4, 5, 6}, 0},
+	{"1g, double memory", 1, 2, 14, []int{0, 2, 4, 6}, 0},
+	{"2g", 2, 2, 28, []int{0, 2, 4}, 0},
+	{"3g", 3, 4, 42, []int{0, 4}, 0},
+	{"4g", 4, 4, 56, []int{0}, 0},
+	{"7g", 7, 8, 98, []int{0}, 0},
 }
 
-const (
-	migMemory  = 8 // memory slices of a GPU
-	migCompute = 7 // compute slices
-)
+// MIGA100 is the layout of an A100.
+var MIGA100 = MIGLayout{Profiles: MIGProfiles, Memory: 8, Compute: 7}
 
 // MIGInstance is an instance that exists or is planned. A pinned one is in use: it
 // cannot be destroyed.
 type MIGInstance struct {
-	Profile int // index into MIGProfiles
+	Profile int // index into the layout's Profiles
 	Start   int // memory slice
 	Pinned  bool
 }
 
-// PlanMIG places the profiles want beside the current instances. It moves as few of
+// Plan places the profiles want beside the current instances. It moves as few of
 // those as possible, and never a pinned one. It returns where the current instances
 // lie afterwards and where the wanted ones do, or false if they do not fit.
-func PlanMIG(current []MIGInstance, want []int) (kept, placed []MIGInstance, ok bool) {
-	s := migSearch{best: len(current) + 1}
+func (l *MIGLayout) Plan(current []MIGInstance, want []int) (kept, placed []MIGInstance, ok bool) {
+	if len(current)+len(want) > l.Compute {
+		return nil, nil, false
+	}
+	s := migSearch{layout: l, best: len(current) + 1}
 	for _, i := range current {
 		s.items = append(s.items, migItem{profile: i.Profile, at: i.Start, pinned: i.Pinned})
 	}
@@ -51,13 +60,18 @@ func PlanMIG(current []MIGInstance, want []int) (kept, placed []MIGInstance, ok 
 		s.items = append(s.items, migItem{profile: p, at: -1})
 	}
 	compute := 0
+	count := make([]int, len(l.Profiles))
 	for _, i := range s.items {
-		if i.profile < 0 || i.profile >= len(MIGProfiles) {
+		if i.profile < 0 || i.profile >= len(l.Profiles) {
 			return nil, nil, false
 		}
-		compute += MIGProfiles[i.profile].Slices
+		p := &l.Profiles[i.profile]
+		compute += p.Slices
+		if count[i.profile]++; p.Most > 0 && count[i.profile] > p.Most {
+			return nil, nil, false
+		}
 	}
-	if compute > migCompute {
+	if compute > l.Compute {
 		return nil, nil, false
 	}
 	s.starts = make([]int, len(s.items))
@@ -78,6 +92,7 @@ func PlanMIG(current []MIGInstance, want []int) (kept, placed []MIGInstance, ok 
 
 // migSearch tries all placements: at most seven instances with at most seven starts.
 type migSearch struct {
+	layout *MIGLayout
 	items  []migItem
 	starts []int
 	found  []int
@@ -98,7 +113,7 @@ func (s *migSearch) place(n int, used uint, moves int) {
 		return
 	}
 	i := s.items[n]
-	p := &MIGProfiles[i.profile]
+	p := &s.layout.Profiles[i.profile]
 	try := func(start, cost int) {
 		mask := uint(1<<p.Size-1) << start
 		if used&mask == 0 {
@@ -151,7 +166,7 @@ func (p *mig) candidates(c *client[migClient]) []int {
 	if want == 0 {
 		want = c.spec.Limit
 	}
-	n := int((want*migCompute + Whole/2) / Whole)
+	n := int((want*PPM(MIGA100.Compute) + Whole/2) / Whole)
 	var list []int
 	for i := range slices.Backward(MIGProfiles) {
 		m := &MIGProfiles[i]
@@ -176,7 +191,9 @@ func (p *mig) candidates(c *client[migClient]) []int {
 	return list
 }
 
-func (p *mig) memoryOf(m *MIGProfile) int64 { return p.device.Memory * int64(m.Size) / migMemory }
+func (p *mig) memoryOf(m *MIGProfile) int64 {
+	return p.device.Memory * int64(m.Size) / int64(MIGA100.Memory)
+}
 
 func (p *mig) assign(c *client[migClient]) {
 	var current []MIGInstance
@@ -189,7 +206,7 @@ func (p *mig) assign(c *client[migClient]) {
 		}
 	}
 	for _, profile := range p.candidates(c) {
-		kept, placed, ok := PlanMIG(current, []int{profile})
+		kept, placed, ok := MIGA100.Plan(current, []int{profile})
 		if !ok {
 			continue
 		}

@@ -31,7 +31,7 @@ func TestPlanMIG(t *testing.T) {
 		{"no such profile", nil, []int{9}, -1},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			kept, placed, ok := share.PlanMIG(tc.current, tc.want)
+			kept, placed, ok := share.MIGA100.Plan(tc.current, tc.want)
 			if ok != (tc.moves >= 0) {
 				t.Fatalf("fits: %v", ok)
 			}

@@ -22,6 +22,7 @@ import (
 
 	"github.com/dxpu-project/dxpu/machine"
 	"github.com/dxpu-project/dxpu/share"
+	"github.com/dxpu-project/dxpu/share/meter"
 )
 
 const (
@@ -43,7 +44,7 @@ type Dispatcher struct {
 	now     time.Duration
 	virtual time.Duration // service of the client that ran last
 	readAt  time.Duration // next reading of the sensors
-	total   meter
+	total   meter.Meter
 	evicted []Eviction
 	buffer  []share.Decision
 }
@@ -89,8 +90,8 @@ type client struct {
 	served  time.Duration // time of its parts at the speed of its multiprocessors
 	inBurst bool
 	evicted bool
-	profile profile
-	meter   meter
+	profile meter.Profile
+	meter   meter.Meter
 }
 
 type state uint8
@@ -148,7 +149,7 @@ func (d *Dispatcher) Join(now time.Duration, id share.ClientID, spec share.Clien
 	d.clients = append(d.clients, c)
 	granted := d.enter(c)
 	if d.readAt == machine.Never {
-		d.readAt = machine.After(d.now, readPeriod)
+		d.readAt = machine.After(d.now, meter.ReadPeriod)
 	}
 	switch {
 	case c.evicted:
@@ -259,7 +260,7 @@ func (d *Dispatcher) present(c *client, k share.Kernel) {
 	c.launch++
 	c.state, c.kernel, c.known, c.follows = waiting, k, true, c.inBurst
 	k.First = !c.inBurst
-	k.Expected = c.profile.expect(k.Expected)
+	k.Expected = c.profile.Expect(k.Expected)
 	c.inBurst = true
 	d.policy.Receive(d.now, share.Event{Kind: share.Launch, Client: c.id, Launch: c.launch, Kernel: k})
 }
@@ -351,15 +352,15 @@ func (d *Dispatcher) Ran(now, took time.Duration, more bool) {
 	c.served = max(c.served, d.virtual) + long
 	d.virtual = c.served - long
 	c.ran += took
-	c.meter.service += took
-	d.total.service += took
+	c.meter.Serve(took)
+	d.total.Serve(took)
 	if c.gone {
 		return
 	}
 	switch {
 	case !more:
 		c.state, c.killed = held, false
-		c.profile.note(c.kernel.Expected, c.ran)
+		c.profile.Note(c.kernel.Expected, c.ran)
 	case c.killed:
 		d.again(c)
 	}

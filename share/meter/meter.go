@@ -1,0 +1,95 @@
+// Package meter measures the work of the clients of a GPU for an enforcement of package
+// share: the readings of sensors that policies want, and predictions of launches.
+package meter
+
+import (
+	"time"
+
+	"github.com/dxpu-project/dxpu/share"
+)
+
+// The sensors read every ReadPeriod and average over readSpan periods, like those of
+// a GPU's driver.
+const (
+	ReadPeriod = 120 * time.Millisecond
+	readSpan   = 8
+)
+
+// CoolTemperature is that of a GPU that is not too warm, in degrees Celsius, for an
+// enforcement without a sensor.
+const CoolTemperature = 60
+
+// Meter adds up the work of a client, or of a GPU. The zero value is an idle one.
+type Meter struct {
+	busy    time.Duration // time with a launch that runs, until from
+	service time.Duration
+	from    time.Duration // since when launches run
+	running int           // launches that run
+	history [readSpan]reading
+	n       int // readings
+}
+
+type reading struct{ at, busy, service time.Duration }
+
+func (m *Meter) pass(now time.Duration) {
+	if m.running > 0 {
+		m.busy += now - m.from
+	}
+	m.from = now
+}
+
+// Begin counts a launch that begins.
+func (m *Meter) Begin(now time.Duration) {
+	m.pass(now)
+	m.running++
+}
+
+// End counts a launch that ended.
+func (m *Meter) End(now time.Duration) {
+	m.pass(now)
+	m.running = max(m.running-1, 0)
+}
+
+// Serve adds time of all multiprocessors.
+func (m *Meter) Serve(d time.Duration) { m.service += d }
+
+// Busy returns the time with a launch that ran, until the last call with a time.
+func (m *Meter) Busy() time.Duration { return m.busy }
+
+// Service returns the time of Serve.
+func (m *Meter) Service() time.Duration { return m.service }
+
+// Sample takes a reading. Memory is in bytes.
+func (m *Meter) Sample(now time.Duration, memory int64) share.Sample {
+	m.pass(now)
+	old := &m.history[m.n%readSpan]
+	was := *old
+	*old = reading{now, m.busy, m.service}
+	m.n++
+	d := now - was.at
+	return share.Sample{
+		Utilisation: share.Ratio(m.busy-was.busy, d), SMActivity: share.Ratio(m.service-was.service, d), Memory: memory,
+		Clock: share.Whole,
+	}
+}
+
+// Profile predicts how long a launch takes from its cost by some model: the two are in
+// proportion, and the factor follows the launches.
+type Profile struct {
+	cost  time.Duration // of the launches by the model; older ones count less
+	spent time.Duration // what they took
+}
+
+// Expect predicts the time of a launch with a modelled cost; 0: not known.
+func (p *Profile) Expect(cost time.Duration) time.Duration {
+	if p.cost <= 0 {
+		return 0
+	}
+	return time.Duration(float64(cost) * float64(p.spent) / float64(p.cost))
+}
+
+// Note takes a launch into account.
+func (p *Profile) Note(cost, ran time.Duration) {
+	p.cost = p.cost*7/8 + cost
+	p.spent = p.spent*7/8 + ran
+}
