@@ -1,0 +1,322 @@
+//go:build linux
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/dxpu-project/dxpu/internal/pool/gpuerr"
+	"github.com/dxpu-project/dxpu/internal/sharing/broker"
+	"github.com/dxpu-project/dxpu/machine"
+)
+
+const (
+	beatPeriod = 500 * time.Millisecond
+	// silence is how old a heartbeat may be. It is long: a closed socket tells sooner
+	// that an agent is gone, and only an agent that hangs leaves its sockets open.
+	silence = 5 * time.Second
+	// settleAfter is how long an agent that starts keeps the room of its predecessor's
+	// shares for processes that have not come back. Libraries connect each second.
+	settleAfter = 10 * time.Second
+)
+
+// Config describes an agent.
+type Config struct {
+	Broker broker.Config
+	Dir    string // of the sockets
+	State  string // file with the shares; "": none
+	Group  int    // that may use the control socket beside root; negative: none
+	Log    *slog.Logger
+	// KernelLog is /dev/kmsg, which has the errors of the GPUs; nil: they are not watched.
+	// The agent closes it.
+	KernelLog io.ReadCloser
+	// Reset resets a GPU that no program uses; nil: a person does it.
+	Reset   func(ctx context.Context, gpu int) error
+	Backoff gpuerr.Backoff // times out of service; zero: gpuerr.Health's
+}
+
+// Agent is a sharing agent. Make one with New, and let Run work.
+type Agent struct {
+	config Config
+	start  time.Time
+	wake   chan struct{} // the next time of the broker has changed
+	save   chan struct{} // the state is to be written
+	uid    int
+
+	saving sync.Mutex // writes the state file
+
+	mu      sync.Mutex // guards the fields below
+	closing bool
+	broker  *broker.Broker
+	shares  map[string]*served
+	conns   map[broker.ProcessID]*conn
+	watches map[int]*watch // by process ID
+	// The health of the GPUs, in their order.
+	patients []*patient
+	next     broker.ProcessID
+	number   uint64 // of the last share with a name of the agent's
+	// Folders that are to be removed, and how many there were.
+	gone      []string
+	discarded uint64
+	out       broker.Output
+	wakeAt    time.Duration
+	work      sync.WaitGroup // goroutines of sockets and watches
+}
+
+// served is a share with its socket.
+type served struct {
+	record   Record
+	page     *page
+	listener *net.UnixListener
+	owner    *pidfd // nil: none
+	restored bool   // from the state file
+}
+
+// New returns an agent with the shares of its state file. The folder of the sockets is
+// used by one agent at a time.
+func New(c Config) (*Agent, error) {
+	c.Broker.Silence = silence
+	c.Broker.Agent = rand.Uint64()
+	b, err := broker.New(c.Broker)
+	if err != nil {
+		return nil, err
+	}
+	return &Agent{
+		config: c, start: time.Now(), wake: make(chan struct{}, 1), save: make(chan struct{}, 1), uid: os.Getuid(),
+		broker: b, patients: newPatients(&c),
+		shares: map[string]*served{}, conns: map[broker.ProcessID]*conn{}, watches: map[int]*watch{}, wakeAt: machine.Never,
+	}, nil
+}
+
+func (a *Agent) now() time.Duration { return time.Since(a.start) }
+
+// Run serves until its context ends. The programs go on, and a later agent with the same
+// state takes their shares over.
+func (a *Agent) Run(ctx context.Context) error {
+	unlock, err := a.lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := a.restore(); err != nil {
+		return err
+	}
+	control, err := a.listenControl()
+	if err != nil {
+		a.close()
+		return err
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return a.serveControl(ctx, control) })
+	g.Go(func() error { return a.beats(ctx) })
+	g.Go(func() error { return a.timer(ctx) })
+	g.Go(func() error { return a.saver(ctx) })
+	messages := make(chan gpuerr.Message)
+	g.Go(func() error { return a.watchHealth(ctx, messages) })
+	if log := a.config.KernelLog; log != nil {
+		g.Go(func() error { return watchLog(ctx, log, messages) })
+		g.Go(func() error { <-ctx.Done(); return log.Close() })
+	}
+	err = g.Wait()
+	a.close()
+	a.clean()
+	if saved := a.store(); err == nil {
+		err = saved
+	}
+	return err
+}
+
+// lock makes the folder, and keeps a second agent out of it.
+func (a *Agent) lock() (func(), error) {
+	if err := os.MkdirAll(a.config.Dir, 0o711); err != nil {
+		return nil, err
+	}
+	if err := checkDir(a.config.Dir); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(filepath.Join(a.config.Dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(fmt.Errorf("%s is used by another agent: %w", a.config.Dir, err), f.Close())
+	}
+	return func() { _ = f.Close() }, nil
+}
+
+// close closes all sockets and waits for their goroutines. The broker's account is not
+// changed any more.
+func (a *Agent) close() {
+	a.mu.Lock()
+	a.closing = true
+	for _, s := range a.shares {
+		s.close()
+	}
+	for _, c := range a.conns {
+		_ = c.socket.Close()
+	}
+	for _, w := range a.watches {
+		w.process.close()
+	}
+	a.mu.Unlock()
+	a.work.Wait()
+}
+
+func (s *served) close() {
+	_ = s.listener.Close()
+	_ = s.page.close()
+	if s.owner != nil {
+		s.owner.close()
+	}
+}
+
+// beats writes the heartbeats, and settles the account once.
+func (a *Agent) beats(ctx context.Context) error {
+	tick := time.NewTicker(beatPeriod)
+	defer tick.Stop()
+	settled := false
+	for {
+		a.mu.Lock()
+		for _, s := range a.shares {
+			if err := s.page.beat(); err != nil {
+				a.mu.Unlock()
+				return err
+			}
+		}
+		if !settled && a.now() >= settleAfter {
+			settled = true
+			a.broker.Settle()
+			a.abandonLocked()
+			a.flushLocked()
+		}
+		a.mu.Unlock()
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// timer lets the broker work at its own times.
+func (a *Agent) timer(ctx context.Context) error {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		a.mu.Lock()
+		a.flushLocked()
+		at := a.wakeAt
+		a.mu.Unlock()
+		if at == machine.Never {
+			at = a.now() + time.Hour
+		}
+		timer.Reset(at - a.now())
+		select {
+		case <-timer.C:
+		case <-a.wake:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// maxRounds bounds the outputs that one input of the broker can lead to: a closed
+// connection may end a share, which ends others of its connections.
+const maxRounds = 1000
+
+// flushLocked does what the broker wants done. An agent that ends has no pages any more.
+func (a *Agent) flushLocked() {
+	if a.closing {
+		return
+	}
+	for range maxRounds {
+		a.out.Reset()
+		a.broker.Transmit(a.now(), &a.out)
+		o := &a.out
+		if len(o.Pages)+len(o.Sends)+len(o.Closes)+len(o.Kills)+len(o.Removed) == 0 {
+			break
+		}
+		a.carryOutLocked(o)
+	}
+	if at := a.broker.Wake(); at != a.wakeAt {
+		earlier := at < a.wakeAt
+		a.wakeAt = at
+		if earlier {
+			signal(a.wake)
+		}
+	}
+}
+
+func (a *Agent) carryOutLocked(o *broker.Output) {
+	for _, id := range o.Pages {
+		if s := a.shares[id]; s != nil {
+			if p, ok := a.broker.Page(id); ok {
+				s.page.set(&p)
+			}
+		}
+	}
+	for _, s := range o.Sends {
+		if c := a.conns[s.Process]; c != nil && !c.send(s.Message) {
+			a.dropLocked(c) // it does not read its answers
+		}
+	}
+	for _, id := range o.Closes {
+		if c := a.conns[id]; c != nil {
+			a.dropLocked(c)
+		}
+	}
+	for _, id := range o.Kills {
+		a.killLocked(id)
+	}
+	for _, id := range o.Removed {
+		a.removeLocked(id)
+	}
+}
+
+// killLocked ends a process, or at least its connection.
+func (a *Agent) killLocked(id broker.ProcessID) {
+	for _, w := range a.watches {
+		if w.has(id) {
+			if err := w.process.kill(); err != nil {
+				a.config.Log.Warn("process of a share that ends is not killed", "error", err)
+			}
+			return
+		}
+	}
+	if c := a.conns[id]; c != nil {
+		a.dropLocked(c)
+	}
+}
+
+func (a *Agent) removeLocked(id string) {
+	s := a.shares[id]
+	if s == nil {
+		return
+	}
+	delete(a.shares, id)
+	s.close()
+	a.discardLocked(id)
+	a.config.Log.Info("share has ended", "share", id)
+	signal(a.save)
+}
+
+// signal wakes the reader of a channel with one place.
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,227 @@
+//go:build linux
+
+package agent
+
+import (
+	"net"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dxpu-project/dxpu/internal/sharing/broker"
+	"github.com/dxpu-project/dxpu/internal/sharing/wire"
+)
+
+// conn is the connection of a process.
+type conn struct {
+	id     broker.ProcessID
+	share  string
+	pid    int // 0: not known
+	socket *net.UnixConn
+	raw    syscall.RawConn
+	page   *page
+	// Of a message that is sent, under the agent's lock.
+	buffer  []byte
+	rights  []byte
+	failed  error
+	attempt func(fd uintptr)
+}
+
+// watch is a process that has connections, or memory after it closed them.
+type watch struct {
+	process *pidfd
+	ids     []broker.ProcessID
+}
+
+func (w *watch) has(id broker.ProcessID) bool {
+	for _, x := range w.ids {
+		if x == id {
+			return true
+		}
+	}
+	return false
+}
+
+// accept serves the connections of a share until its socket is closed. It does not read
+// the share's record, which changes under the agent's lock.
+func (a *Agent) accept(l *net.UnixListener, page *page, id string) {
+	for {
+		socket, err := l.AcceptUnix()
+		if err != nil {
+			if !isClosed(err) {
+				a.config.Log.Warn("connection of a share is lost", "share", id, "error", err)
+				time.Sleep(acceptPause)
+				continue
+			}
+			return
+		}
+		p, err := peerOf(socket)
+		if err != nil {
+			a.config.Log.Warn("process of a share is not known", "share", id, "error", err)
+			_ = socket.Close()
+			continue
+		}
+		a.mu.Lock()
+		if c := a.connectLocked(id, page, socket, p); c != nil {
+			a.work.Go(func() { a.read(c) })
+		}
+		a.mu.Unlock()
+	}
+}
+
+// acceptPause is the pause after an accept that failed, for want of descriptors.
+const acceptPause = 100 * time.Millisecond
+
+// connectLocked adds a connection, or closes it.
+func (a *Agent) connectLocked(id string, page *page, socket *net.UnixConn, p peer) *conn {
+	refuse := func(why error) *conn {
+		if p.process != nil {
+			p.process.close()
+		}
+		_ = socket.Close()
+		a.config.Log.Info("process is refused", "share", id, "pid", p.Pid, "error", why)
+		return nil
+	}
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return refuse(err)
+	}
+	if a.closing {
+		return refuse(net.ErrClosed)
+	}
+	pid := int(p.Pid)
+	if p.process == nil {
+		pid = 0
+	}
+	w := a.watches[pid]
+	if w != nil && w.process.ended() { // and its ID was used again
+		a.endedLocked(pid, w)
+		w = nil
+	}
+	a.next++
+	c := &conn{id: a.next, share: id, pid: pid, socket: socket, raw: raw, page: page, buffer: make([]byte, 0, wire.MessageSize)}
+	c.attempt = func(fd uintptr) {
+		c.failed = unix.Sendmsg(int(fd), c.buffer, c.rights, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	}
+	if err := a.broker.Connect(a.now(), c.id, id, pid); err != nil {
+		return refuse(err)
+	}
+	a.conns[c.id] = c
+	switch {
+	case pid == 0:
+	case w != nil:
+		p.process.close()
+		w.ids = append(w.ids, c.id)
+		a.pruneLocked(pid, w)
+	default:
+		w = &watch{p.process, []broker.ProcessID{c.id}}
+		a.watches[pid] = w
+		a.work.Go(func() { a.watch(pid, w) })
+	}
+	return c
+}
+
+// watch waits for the end of a process.
+func (a *Agent) watch(pid int, w *watch) {
+	if !w.process.wait() {
+		return // it has no connection and no memory
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.watches[pid] == w && !a.closing {
+		a.endedLocked(pid, w)
+		a.flushLocked()
+	}
+}
+
+func (a *Agent) endedLocked(pid int, w *watch) {
+	delete(a.watches, pid)
+	w.process.close()
+	for _, id := range w.ids {
+		a.broker.Ended(a.now(), id)
+	}
+}
+
+// pruneLocked ends the watch of a process that the broker has nothing of.
+func (a *Agent) pruneLocked(pid int, w *watch) {
+	kept := w.ids[:0]
+	for _, id := range w.ids {
+		if a.broker.Known(id) {
+			kept = append(kept, id)
+		}
+	}
+	if w.ids = kept; len(kept) == 0 {
+		delete(a.watches, pid)
+		w.process.close()
+	}
+}
+
+// dropLocked closes a connection.
+func (a *Agent) dropLocked(c *conn) {
+	if a.conns[c.id] != c {
+		return
+	}
+	delete(a.conns, c.id)
+	_ = c.socket.Close()
+	a.broker.Closed(a.now(), c.id)
+	if w := a.watches[c.pid]; w != nil && c.pid > 0 {
+		a.pruneLocked(c.pid, w)
+	}
+}
+
+// send sends a message without waiting. It returns false if the process does not read.
+func (c *conn) send(m wire.Message) bool {
+	c.buffer, c.rights = m.Append(c.buffer[:0]), nil
+	if m.Type == wire.Welcome {
+		c.rights = unix.UnixRights(int(c.page.file.Fd()))
+	}
+	if err := c.raw.Control(c.attempt); err != nil {
+		return false
+	}
+	return c.failed == nil
+}
+
+// pace bounds the messages of one connection.
+const (
+	paceTime = 10 * time.Millisecond
+	paceMost = 2000 // 200,000 a second: ten times what a program can use
+)
+
+// read hands the messages of a connection to the broker until it ends.
+func (a *Agent) read(c *conn) {
+	var buffer [wire.MessageSize + 1]byte // a longer message is wrong, not cut
+	var from time.Duration
+	count := 0
+	for {
+		n, err := c.socket.Read(buffer[:])
+		now := a.now()
+		if now-from >= paceTime {
+			from, count = now, 0
+		}
+		if count++; count > paceMost {
+			time.Sleep(from + paceTime - now)
+		}
+		if err != nil || n == 0 {
+			break
+		}
+		m, wrong := wire.Parse(buffer[:n])
+		a.mu.Lock()
+		if a.conns[c.id] == c && !a.closing {
+			if wrong != nil {
+				a.broker.Wrong(c.id)
+			} else {
+				a.broker.Receive(a.now(), c.id, m)
+			}
+			a.flushLocked()
+		}
+		a.mu.Unlock()
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closing {
+		return
+	}
+	a.dropLocked(c)
+	a.flushLocked()
+}

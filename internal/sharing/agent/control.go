@@ -1,0 +1,74 @@
+package agent
+
+import "time"
+
+// ControlName is the name of the control socket in the folder of an agent.
+const ControlName = "control.sock"
+
+// Part describes a share that a user asks for. Memory and compute hold for each GPU.
+type Part struct {
+	Memory  int64    `json:"memory_bytes,omitempty"`
+	Compute *int64   `json:"compute_ppm,omitempty"` // that it is to get
+	Limit   *int64   `json:"limit_ppm,omitempty"`   // highest; 0: none
+	Offline bool     `json:"offline,omitempty"`
+	GPUs    []string `json:"gpus,omitempty"`      // names; none: the GPU with the most room
+	ID      string   `json:"id,omitempty"`        // none: the agent chooses it
+	Owned   bool     `json:"owned,omitempty"`     // the share ends with the process that asks, and those in the share
+	Owner   int      `json:"owner_pid,omitempty"` // with Owned: another process than the one that asks
+}
+
+// Share is a share as the agent reports it.
+type Share struct {
+	ID        string    `json:"id"`
+	Class     string    `json:"class"`
+	GPUs      []string  `json:"gpus"`
+	UUIDs     []string  `json:"uuids,omitempty"`
+	Memory    int64     `json:"memory_bytes"` // on each GPU
+	Used      int64     `json:"used_bytes"`   // on all GPUs
+	Compute   int64     `json:"compute_ppm"`
+	Limit     int64     `json:"limit_ppm"` // 0: none
+	Launches  uint64    `json:"launches"`
+	GPUTime   Seconds   `json:"gpu_seconds"`
+	State     string    `json:"state"` // ready, held, ending
+	Evicted   string    `json:"evicted,omitempty"`
+	Failures  uint64    `json:"failures,omitempty"`
+	UID       int       `json:"uid"`
+	Owner     int       `json:"owner_pid,omitempty"`
+	Socket    string    `json:"socket"`
+	Processes []Process `json:"processes"`
+}
+
+// Process is a process of a share.
+type Process struct {
+	PID       int     `json:"pid"`
+	Connected bool    `json:"connected"`
+	Memory    int64   `json:"memory_bytes"`
+	Launches  uint64  `json:"launches"`
+	GPUTime   Seconds `json:"gpu_seconds"`
+	Waiting   int     `json:"waiting"` // launches
+	Wrong     uint64  `json:"wrong,omitempty"`
+	Failures  uint64  `json:"failures,omitempty"`
+}
+
+// GPU is a GPU as the agent reports it.
+type GPU struct {
+	Name    string `json:"name"`
+	Model   string `json:"model,omitempty"`
+	UUID    string `json:"uuid,omitempty"`
+	Memory  int64  `json:"memory_bytes"`
+	SMs     int32  `json:"multiprocessors"`
+	Free    int64  `json:"free_bytes"`
+	Compute int64  `json:"free_compute_ppm"`
+	// State is "in service", "reset due" or "out of service", the reason the error.
+	State  string    `json:"state"`
+	Reason string    `json:"reason,omitempty"`
+	Until  time.Time `json:"until,omitzero"` // out of service
+}
+
+// Seconds is a duration that JSON has in seconds.
+type Seconds float64
+
+func seconds(d time.Duration) Seconds { return Seconds(d.Seconds()) }
+
+// Duration returns the duration.
+func (s Seconds) Duration() time.Duration { return time.Duration(float64(s) * float64(time.Second)) }

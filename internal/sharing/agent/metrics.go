@@ -1,0 +1,75 @@
+//go:build linux
+
+package agent
+
+import (
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+var (
+	shareLabels   = []string{"share", "class"}
+	processLabels = []string{"share", "pid"}
+
+	descMemoryLimit = prometheus.NewDesc("dxpu_share_memory_limit_bytes", "Limit of the memory of a share on each of its GPUs.", shareLabels, nil)
+	descMemoryUsed  = prometheus.NewDesc("dxpu_share_memory_used_bytes", "Memory that a share uses on all its GPUs.", shareLabels, nil)
+	descCompute     = prometheus.NewDesc("dxpu_share_compute_ratio", "Compute that a share is to get, as a part of a GPU.", shareLabels, nil)
+	descProcesses   = prometheus.NewDesc("dxpu_share_processes", "Processes of a share.", shareLabels, nil)
+	descLaunches    = prometheus.NewDesc("dxpu_share_launches_total", "Kernels that the processes of a share launched.", shareLabels, nil)
+	descTime        = prometheus.NewDesc("dxpu_share_gpu_seconds_total", "Time that the launches of a share took.", shareLabels, nil)
+	descFailures    = prometheus.NewDesc("dxpu_share_failures_total", "Errors of the GPU that the processes of a share reported.", shareLabels, nil)
+
+	descProcessMemory   = prometheus.NewDesc("dxpu_share_process_memory_bytes", "Memory of a process on all GPUs of its share.", processLabels, nil)
+	descProcessLaunches = prometheus.NewDesc("dxpu_share_process_launches_total", "Kernels that a process launched.", processLabels, nil)
+	descProcessTime     = prometheus.NewDesc("dxpu_share_process_gpu_seconds_total", "Time that the launches of a process took.", processLabels, nil)
+
+	descGPUErrors  = prometheus.NewDesc("dxpu_share_gpu_errors_total", "Errors of a GPU in the kernel log, by XID.", []string{"gpu", "xid"}, nil)
+	descGPUService = prometheus.NewDesc("dxpu_share_gpu_in_service", "1 if a GPU is in service.", []string{"gpu"}, nil)
+
+	descViolations = prometheus.NewDesc("dxpu_share_policy_violations_total", "Events that the policy found wrong; an error of the agent.", nil, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (a *Agent) Describe(c chan<- *prometheus.Desc) { prometheus.DescribeByCollect(a, c) }
+
+// Collect implements prometheus.Collector.
+func (a *Agent) Collect(c chan<- prometheus.Metric) {
+	put := func(d *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) {
+		c <- prometheus.MustNewConstMetric(d, t, v, labels...)
+	}
+	for _, s := range a.Shares() {
+		put(descMemoryLimit, prometheus.GaugeValue, float64(s.Memory), s.ID, s.Class)
+		put(descMemoryUsed, prometheus.GaugeValue, float64(s.Used), s.ID, s.Class)
+		put(descCompute, prometheus.GaugeValue, float64(s.Compute)/1e6, s.ID, s.Class)
+		put(descProcesses, prometheus.GaugeValue, float64(len(s.Processes)), s.ID, s.Class)
+		put(descLaunches, prometheus.CounterValue, float64(s.Launches), s.ID, s.Class)
+		put(descTime, prometheus.CounterValue, float64(s.GPUTime), s.ID, s.Class)
+		put(descFailures, prometheus.CounterValue, float64(s.Failures), s.ID, s.Class)
+		seen := map[int]bool{} // a process may have two connections, and its ID may be unknown
+		for _, p := range s.Processes {
+			if p.PID == 0 || seen[p.PID] {
+				continue
+			}
+			seen[p.PID] = true
+			pid := strconv.Itoa(p.PID)
+			put(descProcessMemory, prometheus.GaugeValue, float64(p.Memory), s.ID, pid)
+			put(descProcessLaunches, prometheus.CounterValue, float64(p.Launches), s.ID, pid)
+			put(descProcessTime, prometheus.CounterValue, float64(p.GPUTime), s.ID, pid)
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for i, p := range a.patients {
+		name, up := a.config.Broker.GPUs[i].Name, 1.0
+		if a.broker.Stopped(i) != "" {
+			up = 0
+		}
+		put(descGPUService, prometheus.GaugeValue, up, name)
+		for code, n := range p.errors {
+			put(descGPUErrors, prometheus.CounterValue, float64(n), name, strconv.FormatUint(uint64(code), 10))
+		}
+	}
+	n := a.broker.Violations()
+	put(descViolations, prometheus.CounterValue, float64(n))
+}

@@ -1,0 +1,131 @@
+//go:build linux
+
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// pidfd is a process that the agent watches. It names the process also when its process
+// ID is used again.
+type pidfd struct{ file *os.File }
+
+func newPidfd(fd int) (*pidfd, error) {
+	if err := unix.SetNonblock(fd, true); err != nil { // for the runtime's poller
+		return nil, errors.Join(os.NewSyscallError("fcntl", err), unix.Close(fd))
+	}
+	return &pidfd{os.NewFile(uintptr(fd), "pidfd")}, nil
+}
+
+// openPidfd watches a process by its ID.
+func openPidfd(pid int) (*pidfd, error) {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("pidfd_open", err)
+	}
+	return newPidfd(fd)
+}
+
+// ended reports whether the process has ended.
+func (p *pidfd) ended() bool {
+	var done bool
+	raw, err := p.file.SyscallConn()
+	if err == nil {
+		err = raw.Control(func(fd uintptr) { done = readable(int(fd)) })
+	}
+	return err != nil || done
+}
+
+func readable(fd int) bool {
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+	return err == nil && n > 0
+}
+
+// wait waits until the process has ended. It returns false if close came first.
+func (p *pidfd) wait() bool {
+	raw, err := p.file.SyscallConn()
+	if err != nil {
+		return false
+	}
+	return raw.Read(func(fd uintptr) bool { return readable(int(fd)) }) == nil
+}
+
+func (p *pidfd) close() { _ = p.file.Close() }
+
+// kill ends the process.
+func (p *pidfd) kill() error {
+	raw, err := p.file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	err = raw.Control(func(fd uintptr) { failed = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) })
+	return errors.Join(err, os.NewSyscallError("pidfd_send_signal", failed))
+}
+
+// peer is the process at the other end of a socket.
+type peer struct {
+	unix.Ucred
+	process *pidfd // nil: it is in another PID namespace, or has ended
+}
+
+// peerOf returns the process that connected a socket. The caller closes its pidfd.
+func peerOf(c *net.UnixConn) (peer, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return peer{}, err
+	}
+	var p peer
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+		if err != nil {
+			failed = os.NewSyscallError("getsockopt(SO_PEERCRED)", err)
+			return
+		}
+		p.Ucred = *cred
+		if p.Pid <= 0 {
+			return
+		}
+		if n, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PEERPIDFD); err == nil {
+			p.process, failed = newPidfd(n)
+			return
+		}
+		// Before Linux 6.5. The peer waits for its answer, so its ID is its own.
+		p.process, failed = openPidfd(int(p.Pid))
+		if errors.Is(failed, unix.ESRCH) {
+			failed = nil
+		}
+	})
+	return p, errors.Join(err, failed)
+}
+
+// startOf returns the start time of a process in clock ticks since the boot of the
+// machine: field 22 of /proc/PID/stat (proc_pid_stat(5)).
+func startOf(pid int) (uint64, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	_, rest, ok := strings.Cut(string(text), ") ") // a name may have spaces; that it may have ") " too:
+	for {
+		_, next, more := strings.Cut(rest, ") ")
+		if !more {
+			break
+		}
+		rest = next
+	}
+	fields := strings.Fields(rest)
+	const start = 22 - 3 // the first field of rest is the third one
+	if !ok || len(fields) <= start {
+		return 0, fmt.Errorf("/proc/%d/stat: has %d fields", pid, len(fields))
+	}
+	return strconv.ParseUint(fields[start], 10, 64)
+}

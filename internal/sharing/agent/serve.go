@@ -1,0 +1,343 @@
+//go:build linux
+
+package agent
+
+import (
+	"cmp"
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/dxpu-project/dxpu/internal/sharing/broker"
+	"github.com/dxpu-project/dxpu/share"
+)
+
+// listenControl opens the control socket, for root and a group.
+func (a *Agent) listenControl() (*net.UnixListener, error) {
+	path := filepath.Join(a.config.Dir, ControlName)
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	mode := os.FileMode(0o600)
+	if a.config.Group >= 0 {
+		mode = 0o660
+		err = os.Chown(path, -1, a.config.Group)
+	}
+	if err = errors.Join(err, os.Chmod(path, mode)); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}
+
+type peerKey struct{}
+
+// serveControl serves the control socket until the context ends.
+func (a *Agent) serveControl(ctx context.Context, l *net.UnixListener) error {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/gpus", answer(func(*http.Request) (any, error) { return a.gpus(), nil }))
+	mux.HandleFunc("POST /v1/gpus/{name}/repair", answer(a.repair))
+	mux.HandleFunc("GET /v1/shares", answer(func(*http.Request) (any, error) { return a.Shares(), nil }))
+	mux.HandleFunc("POST /v1/shares", answer(a.create))
+	mux.HandleFunc("PATCH /v1/shares/{id}", answer(a.resize))
+	mux.HandleFunc("POST /v1/shares/{id}/owner", answer(a.adopt))
+	mux.HandleFunc("DELETE /v1/shares/{id}", answer(a.end))
+	mux.HandleFunc("POST /v1/shares/{id}/hold", answer(func(r *http.Request) (any, error) { return a.hold(r, true) }))
+	mux.HandleFunc("POST /v1/shares/{id}/resume", answer(func(r *http.Request) (any, error) { return a.hold(r, false) }))
+	srv := &http.Server{
+		Handler: http.MaxBytesHandler(mux, 1<<20), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second,
+		WriteTimeout: 10 * time.Second, MaxHeaderBytes: 16 << 10,
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			p, err := peerOf(c.(*net.UnixConn))
+			if p.process != nil {
+				p.process.close()
+			}
+			if err != nil {
+				return ctx
+			}
+			return context.WithValue(ctx, peerKey{}, p)
+		},
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			return fmt.Errorf("control socket: %w", err)
+		}
+		return nil
+	})
+	g.Go(func() error {
+		<-ctx.Done()
+		// The calls under way end before the next agent may have the state file.
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer cancel()
+		if srv.Shutdown(last) != nil {
+			return srv.Close()
+		}
+		return nil
+	})
+	return g.Wait()
+}
+
+func answer(f func(*http.Request) (any, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		v, err := f(r)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(v)
+	}
+}
+
+// gpus returns the GPUs with the room that they have.
+func (a *Agent) gpus() []GPU {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := []GPU{}
+	for i, g := range a.config.Broker.GPUs {
+		memory, compute := a.broker.Left(i)
+		state, why, until := a.stateLocked(i)
+		out = append(out, GPU{
+			State: state, Reason: why, Until: until,
+			Name: g.Name, Model: g.Model, UUID: UUIDText(g.UUID), Memory: g.Device.Memory, SMs: g.Device.SMs, Free: memory, Compute: int64(compute),
+		})
+	}
+	return out
+}
+
+// UUIDText returns a UUID as NVIDIA writes it, "" if it is not known.
+func UUIDText(u [16]byte) string {
+	if u == [16]byte{} {
+		return ""
+	}
+	h := hex.EncodeToString(u[:])
+	return "GPU-" + h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
+}
+
+// Shares returns the shares with their processes.
+func (a *Agent) Shares() []Share {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := []Share{}
+	for _, st := range a.broker.Status() {
+		if s := a.shares[st.Spec.ID]; s != nil {
+			out = append(out, a.report(s, &st))
+		}
+	}
+	return out
+}
+
+func (a *Agent) report(s *served, st *broker.Status) Share {
+	out := Share{
+		ID: st.Spec.ID, Class: st.Spec.Class.String(), Memory: st.Spec.Memory, Used: st.Used, Compute: int64(st.Spec.Compute), Limit: int64(st.Spec.Limit),
+		Launches: st.Launches, GPUTime: seconds(st.GPUTime), State: "ready", Evicted: st.Evicted, Failures: st.Failures,
+		UID: s.record.UID, Socket: SocketPath(a.config.Dir, st.Spec.ID), Processes: []Process{},
+	}
+	if s.record.Owner != nil {
+		out.Owner = s.record.Owner.PID
+	}
+	switch {
+	case st.Ending:
+		out.State = "ending"
+	case st.Held:
+		out.State = "held"
+	}
+	for _, i := range st.Spec.GPUs {
+		g := &a.config.Broker.GPUs[i]
+		out.GPUs = append(out.GPUs, g.Name)
+		if u := UUIDText(g.UUID); u != "" {
+			out.UUIDs = append(out.UUIDs, u)
+		}
+	}
+	for _, p := range st.Processes {
+		out.Processes = append(out.Processes, Process{
+			PID: p.PID, Connected: p.Connected, Memory: p.Memory, Launches: p.Launches, GPUTime: seconds(p.GPUTime), Waiting: p.Waiting, Wrong: p.Wrong, Failures: p.Failures,
+		})
+	}
+	return out
+}
+
+// one returns a share.
+func (a *Agent) one(id string) (Share, error) {
+	for _, s := range a.Shares() {
+		if s.ID == id {
+			return s, nil
+		}
+	}
+	return Share{}, fmt.Errorf("no share %q", id)
+}
+
+// asked returns the part of a request and the process that asks.
+func asked(r *http.Request) (Part, peer, error) {
+	var part Part
+	p, ok := r.Context().Value(peerKey{}).(peer)
+	if !ok {
+		return part, p, errors.New("the process that asks is not known")
+	}
+	d := json.NewDecoder(r.Body)
+	d.DisallowUnknownFields()
+	if err := d.Decode(&part); err != nil {
+		return part, p, fmt.Errorf("request: %w", err)
+	}
+	return part, p, nil
+}
+
+func (a *Agent) create(r *http.Request) (any, error) {
+	part, p, err := asked(r)
+	if err != nil {
+		return nil, err
+	}
+	record := Record{ID: part.ID, Offline: part.Offline, Memory: part.Memory, GPUs: part.GPUs, UID: int(p.Uid), GID: int(p.Gid)}
+	part.apply(&record)
+	if part.Owned {
+		if record.Owner, err = stampOf(cmp.Or(part.Owner, int(p.Pid))); err != nil {
+			return nil, err
+		}
+	}
+	if err := a.add(&record); err != nil {
+		return nil, err
+	}
+	if err := a.store(); err != nil {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.broker.Abandon(a.now(), record.ID)
+		a.flushLocked()
+		return nil, fmt.Errorf("the share is not made, because the state is not written: %w", err)
+	}
+	return a.one(record.ID)
+}
+
+// apply brings the compute of a request into a record.
+func (p *Part) apply(r *Record) {
+	if p.Compute != nil {
+		r.Compute = share.PPM(*p.Compute)
+		r.Limit = r.Compute
+	}
+	if p.Limit != nil {
+		r.Limit = share.PPM(*p.Limit)
+	}
+}
+
+func (a *Agent) add(r *Record) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closing {
+		return errors.New("the agent ends")
+	}
+	for r.ID == "" {
+		a.number++
+		if id := fmt.Sprintf("s-%d", a.number); a.shares[id] == nil {
+			r.ID = id
+		}
+	}
+	if len(r.GPUs) == 0 {
+		r.GPUs = []string{a.widestLocked(r)}
+	}
+	if err := a.openLocked(r, false); err != nil {
+		return err
+	}
+	a.flushLocked()
+	return nil
+}
+
+// widestLocked returns the GPU with the most memory left among those with the compute.
+func (a *Agent) widestLocked(r *Record) string {
+	best, most := 0, int64(-1)
+	for i := range a.config.Broker.GPUs {
+		if memory, compute := a.broker.Left(i); a.broker.Stopped(i) == "" && compute >= r.Compute && memory > most {
+			best, most = i, memory
+		}
+	}
+	return a.config.Broker.GPUs[best].Name
+}
+
+// own returns a share that the asking user may change: root all, others their own.
+func (a *Agent) ownLocked(id string, p peer) (*served, error) {
+	s := a.shares[id]
+	if s == nil {
+		return nil, fmt.Errorf("no share %q", id)
+	}
+	if p.Uid != 0 && int(p.Uid) != os.Getuid() && int(p.Uid) != s.record.UID {
+		return nil, fmt.Errorf("share %q belongs to user %d", id, s.record.UID)
+	}
+	return s, nil
+}
+
+// change does something to a share of the asking user, and writes the state.
+func (a *Agent) change(r *http.Request, f func(s *served) error) error {
+	p, ok := r.Context().Value(peerKey{}).(peer)
+	if !ok {
+		return errors.New("the process that asks is not known")
+	}
+	a.mu.Lock()
+	s, err := a.ownLocked(r.PathValue("id"), p)
+	if err == nil {
+		err = f(s)
+		a.flushLocked()
+	}
+	a.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if err := a.store(); err != nil {
+		return fmt.Errorf("the change holds until the agent ends, because the state is not written: %w", err)
+	}
+	return nil
+}
+
+func (a *Agent) resize(r *http.Request) (any, error) {
+	part, _, err := asked(r)
+	if err != nil {
+		return nil, err
+	}
+	err = a.change(r, func(s *served) error {
+		next := s.record
+		if part.Memory > 0 {
+			next.Memory = part.Memory
+		}
+		part.apply(&next)
+		spec, err := next.spec(a.config.Broker.GPUs)
+		if err == nil {
+			err = a.broker.Resize(a.now(), spec)
+		}
+		if err == nil {
+			s.record = next
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return a.one(r.PathValue("id"))
+}
+
+func (a *Agent) hold(r *http.Request, held bool) (any, error) {
+	return nil, a.change(r, func(s *served) error { return a.broker.Hold(a.now(), s.record.ID, held) })
+}
+
+func (a *Agent) end(r *http.Request) (any, error) {
+	grace := defaultGrace
+	if text := r.URL.Query().Get("grace"); text != "" {
+		var err error
+		if grace, err = time.ParseDuration(text); err != nil || grace < 0 || grace > maxGrace {
+			return nil, fmt.Errorf("grace %q: want 0s to %v", text, maxGrace)
+		}
+	}
+	return nil, a.change(r, func(s *served) error { return a.broker.End(a.now(), s.record.ID, grace) })
+}
+
+// maxGrace is the longest time that the processes of a share have to end.
+const maxGrace = time.Hour

@@ -1,0 +1,112 @@
+package broker_test
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/dxpu-project/dxpu/internal/sharing/broker"
+	"github.com/dxpu-project/dxpu/internal/sharing/wire"
+	"github.com/dxpu-project/dxpu/share"
+)
+
+// Whatever hostile processes send, the account is right, and nothing of them stays.
+func TestHostile(t *testing.T) {
+	for _, policy := range []string{"gemini", "timeslice", "muxflow", "orion", "reef", "gaiapi"} {
+		t.Run(policy, func(t *testing.T) {
+			t.Parallel()
+			rng := rand.New(rand.NewPCG(3, 4))
+			x := newTable(t, broker.Config{Policy: policy})
+			names := []string{"a", "b", "c"}
+			live := map[broker.ProcessID]bool{}
+			next := broker.ProcessID(0)
+			for step := range 5000 {
+				x.now += time.Duration(rng.Int64N(int64(3 * time.Millisecond)))
+				name := names[rng.IntN(len(names))]
+				switch rng.IntN(40) {
+				case 0:
+					_ = x.b.Create(x.now, broker.Spec{ID: name, Class: share.Class(rng.IntN(2)), Memory: 1 + rng.Int64N(6*gib), Compute: share.Percent(rng.IntN(40)), GPUs: []int{0, 1}}, 0)
+				case 1:
+					_ = x.b.Resize(x.now, broker.Spec{ID: name, Memory: 1 + rng.Int64N(6*gib), Compute: share.Percent(rng.IntN(40))})
+				case 2:
+					_ = x.b.Hold(x.now, name, rng.IntN(3) == 0)
+				case 3:
+					if step%9 == 0 {
+						_ = x.b.End(x.now, name, time.Duration(rng.Int64N(int64(time.Second))))
+					}
+				case 4, 5:
+					next++
+					if x.b.Connect(x.now, next, name, rng.IntN(30)) == nil {
+						live[next] = true
+						x.b.Receive(x.now, next, wire.Message{Type: wire.Hello, ID: wire.Version})
+					}
+				case 6:
+					for id := range live {
+						x.b.Ended(x.now, id)
+						delete(live, id)
+						break
+					}
+				case 7:
+					x.b.Closed(x.now, broker.ProcessID(rng.Uint64N(uint64(next)+1)))
+				default:
+					m := wire.Message{Type: wire.Type(rng.IntN(12)), GPU: uint32(rng.IntN(3)), ID: rng.Uint64N(8), Bytes: rng.Uint64N(gib) << rng.IntN(4)}
+					for i := range m.Arg {
+						m.Arg[i] = rng.Uint64() >> rng.IntN(64)
+					}
+					x.b.Receive(x.now, broker.ProcessID(rng.Uint64N(uint64(next)+1)), m)
+				}
+				x.flush()
+				for _, id := range x.killed {
+					x.b.Ended(x.now, id)
+					delete(live, id)
+				}
+				x.killed = x.killed[:0]
+				checkAccount(t, x.b)
+			}
+			for id := range live {
+				x.b.Ended(x.now, id)
+			}
+			x.flush()
+			for _, s := range x.b.Status() {
+				if s.Used != 0 || s.InFlight != 0 || len(s.Processes) != 0 {
+					t.Errorf("left behind: %+v", s)
+				}
+				_ = x.b.End(x.now, s.Spec.ID, 0)
+			}
+			x.flush()
+			if err := x.b.Create(x.now, broker.Spec{ID: "all", Memory: 16 * gib, Compute: share.Whole, GPUs: []int{0, 1}}, 0); err != nil {
+				t.Error(err)
+			}
+			if n := x.b.Violations(); n != 0 {
+				t.Errorf("the policies found %d events wrong", n)
+			}
+		})
+	}
+}
+
+func checkAccount(t *testing.T, b *broker.Broker) {
+	t.Helper()
+	var kept int64
+	for _, s := range b.Status() {
+		var sum int64
+		for _, p := range s.Processes {
+			sum += p.Memory
+		}
+		if sum != s.Used {
+			t.Fatalf("share %s uses %d bytes, its processes %d", s.Spec.ID, s.Used, sum)
+		}
+		page, ok := b.Page(s.Spec.ID)
+		if !ok {
+			t.Fatalf("share %s has no page", s.Spec.ID)
+		}
+		for _, g := range page.GPUs {
+			if int64(g.Used) > s.Kept {
+				t.Fatalf("share %s uses %d of %d bytes", s.Spec.ID, g.Used, s.Kept)
+			}
+		}
+		kept += s.Kept
+	}
+	if kept > 16*gib {
+		t.Fatalf("%d bytes are given out", kept)
+	}
+}

@@ -1,0 +1,279 @@
+package broker
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/dxpu-project/dxpu/internal/sharing/gate"
+	"github.com/dxpu-project/dxpu/internal/sharing/wire"
+	"github.com/dxpu-project/dxpu/share"
+)
+
+// process is a process of a share.
+//
+//	         Hello             Closed              Ended
+//	connected ----> greeted ----------> apart -----------> (none)
+//	    |                                 |
+//	    +--- Closed, Ended --> (none)     +-- Connect of the same PID --> connected, with the memory
+//
+// Apart, it has closed its connection and lives: it still has its memory.
+type process struct {
+	id        ProcessID
+	pid       int // as the agent sees it; 0: not known
+	inside    uint64
+	share     *room
+	connected bool
+	greeted   bool
+	exited    bool // it said that it ends
+	rejected  bool // its connection is to be closed
+	held      []holding
+	wrong     uint64 // messages that did not fit
+	failed    uint64 // errors of the GPU
+}
+
+// holding is the memory of a process on one GPU of its share.
+type holding struct {
+	bytes uint64
+	known bool // the process has spoken of it
+}
+
+// Connect adds a process that connected to the socket of a share. PID is its process ID,
+// or 0. It fails if the share is not there or has too many processes.
+func (b *Broker) Connect(now time.Duration, id ProcessID, shareID string, pid int) error {
+	r := b.find(shareID)
+	if r == nil {
+		return missing(shareID)
+	}
+	if r.end && r.leaves {
+		return errors.New("the share ends")
+	}
+	if b.processes[id] != nil {
+		return errors.New("broker: a connection is used twice")
+	}
+	for i := range r.parts {
+		if err := b.inService(r.parts[i].gpu); err != nil {
+			return err
+		}
+	}
+	p := &process{id: id, pid: pid, share: r, connected: true, held: make([]holding, len(r.parts))}
+	if i := slices.IndexFunc(r.members, func(o *process) bool { return pid > 0 && o.pid == pid && !o.connected }); i >= 0 {
+		old := r.members[i]
+		for g := range old.held {
+			p.held[g].bytes = old.held[g].bytes
+		}
+		r.members[i] = p
+		delete(b.processes, old.id)
+		for k := range b.kills {
+			if b.kills[k].id == old.id {
+				b.kills[k].id = id
+			}
+		}
+	} else {
+		if len(r.members) >= gate.MaxProcesses {
+			return errors.New("the share has too many processes")
+		}
+		r.members = append(r.members, p)
+	}
+	b.processes[id] = p
+	return nil
+}
+
+// Closed says that the connection of a process is closed. Its launches end; its memory
+// stays until Ended, if the process is known.
+func (b *Broker) Closed(now time.Duration, id ProcessID) {
+	p := b.processes[id]
+	if p == nil || !p.connected {
+		return
+	}
+	p.connected = false
+	for _, part := range p.share.parts {
+		b.gates[part.gpu].Exit(now, id)
+	}
+	if p.pid == 0 || !p.holds() {
+		b.Ended(now, id)
+	}
+	b.refresh()
+}
+
+// Ended says that a process has ended: nothing of it stays.
+func (b *Broker) Ended(now time.Duration, id ProcessID) {
+	p := b.processes[id]
+	if p == nil {
+		return
+	}
+	r := p.share
+	delete(b.processes, id)
+	r.members = slices.DeleteFunc(r.members, func(x *process) bool { return x == p })
+	for i := range p.held {
+		b.gates[r.parts[i].gpu].Exit(now, id)
+		r.release(i, p.held[i].bytes)
+	}
+	if p.connected {
+		b.out.Closes = append(b.out.Closes, id)
+	}
+	b.sweep(now, r)
+	b.refresh()
+}
+
+func (p *process) holds() bool {
+	return slices.ContainsFunc(p.held, func(h holding) bool { return h.bytes > 0 })
+}
+
+// release gives memory of a share back.
+func (r *room) release(i int, bytes uint64) {
+	q := &r.parts[i]
+	q.used -= bytes
+	q.reserved = max(uint64(r.spec.Memory), q.used, q.kept)
+	r.dirty = r.dirty || bytes > 0
+}
+
+// reject closes the connection of a process.
+func (b *Broker) reject(p *process, why wire.Reason) {
+	p.rejected = true
+	b.send(p, wire.Message{Type: wire.Reject, Arg: [wire.Args]uint64{uint64(why)}})
+	b.out.Closes = append(b.out.Closes, p.id)
+}
+
+// Wrong says that a process sent bytes that are no message.
+func (b *Broker) Wrong(id ProcessID) {
+	if p := b.processes[id]; p != nil {
+		b.reject(p, wire.WrongMessage)
+	}
+}
+
+// Receive takes a message of a process.
+func (b *Broker) Receive(now time.Duration, id ProcessID, m wire.Message) {
+	p := b.processes[id]
+	switch {
+	case p == nil || !p.connected || p.rejected:
+		return
+	case m.Type == wire.Hello:
+		b.hello(now, p, m)
+		return
+	case !p.greeted:
+		b.reject(p, wire.NotGreeted)
+		return
+	case int(m.GPU) >= len(p.held):
+		b.reject(p, wire.WrongMessage)
+		return
+	}
+	g := b.gates[p.share.parts[m.GPU].gpu]
+	switch m.Type {
+	case wire.Allocate:
+		b.allocate(p, m)
+	case wire.Free:
+		b.free(p, m)
+	case wire.Holds:
+		b.holds(p, m)
+	case wire.Launch:
+		b.launch(now, p, g, m)
+	case wire.Done:
+		if !g.Done(now, id, m.ID, clampTime(m.Arg[0])) {
+			p.wrong++
+		}
+	case wire.Idle:
+		g.Idle(now, id)
+	case wire.Usage:
+		g.Count(now, id, m.Arg[0], clampTime(m.Arg[1]))
+	case wire.Failed:
+		p.failed++
+		p.share.failures++
+		if fatal(m.Arg[0]) {
+			g.Fail(now, 0, share.FaultContext)
+		}
+	case wire.Exit:
+		p.exited = true
+		for _, q := range p.share.parts {
+			b.gates[q.gpu].Withdraw(now, id)
+		}
+	default: // Parse lets no other type pass
+	}
+}
+
+// clampTime returns nanoseconds of a message as a duration.
+func clampTime(ns uint64) time.Duration { return time.Duration(min(ns, uint64(24*time.Hour))) }
+
+// fatal reports whether a CUresult ends the context of the program that got it: errors of
+// the GPU from CUDA_ERROR_ILLEGAL_ADDRESS (700) to CUDA_ERROR_LAUNCH_FAILED (719).
+func fatal(result uint64) bool { return result >= 700 && result <= 719 }
+
+func (b *Broker) hello(now time.Duration, p *process, m wire.Message) {
+	r := p.share
+	switch {
+	case p.greeted:
+		b.reject(p, wire.NotGreeted)
+		return
+	case m.ID != wire.Version:
+		b.reject(p, wire.WrongVersion)
+		return
+	}
+	for i := range r.parts {
+		if err := b.gates[r.parts[i].gpu].Enter(now, r.client, p.id); err != nil {
+			b.reject(p, wire.TooMany)
+			return
+		}
+	}
+	p.greeted, p.inside = true, m.Arg[0]
+	b.send(p, wire.Message{Type: wire.Welcome, ID: wire.Version, Arg: [wire.Args]uint64{uint64(len(r.parts))}})
+	if r.end {
+		b.send(p, wire.Message{Type: wire.End, Arg: [wire.Args]uint64{uint64(r.grace)}})
+	}
+	b.refresh()
+}
+
+func (b *Broker) allocate(p *process, m wire.Message) {
+	q := &p.share.parts[m.GPU]
+	p.held[m.GPU].known = true
+	left := uint64(p.share.spec.Memory) - min(q.used, uint64(p.share.spec.Memory))
+	answer := wire.Message{Type: wire.Refused, GPU: m.GPU, ID: m.ID, Bytes: left}
+	if m.Bytes <= left && !p.exited {
+		q.used += m.Bytes
+		p.held[m.GPU].bytes += m.Bytes
+		p.share.dirty = p.share.dirty || m.Bytes > 0
+		answer.Type, answer.Bytes = wire.Granted, m.Bytes
+	}
+	b.send(p, answer)
+}
+
+func (b *Broker) free(p *process, m wire.Message) {
+	h := &p.held[m.GPU]
+	h.known = true
+	if m.Bytes > h.bytes {
+		p.wrong++
+		return
+	}
+	h.bytes -= m.Bytes
+	p.share.release(int(m.GPU), m.Bytes)
+}
+
+// holds takes the memory that a process has after a reconnection, as far as there is room
+// for it in what is kept for its share.
+func (b *Broker) holds(p *process, m wire.Message) {
+	h := &p.held[m.GPU]
+	if h.known {
+		p.wrong++
+		return
+	}
+	h.known = true
+	q := &p.share.parts[m.GPU]
+	q.used -= h.bytes
+	h.bytes = min(m.Bytes, q.reserved-q.used)
+	q.used += h.bytes
+	p.share.release(int(m.GPU), 0)
+	p.share.dirty = true
+}
+
+func (b *Broker) launch(now time.Duration, p *process, g *gate.Gate, m wire.Message) {
+	l := gate.Launch{
+		ID: m.ID, Blocks: int64(min(m.Arg[0], 1<<40)), Threads: int64(min(m.Arg[1], 1024)),
+		Kernels: int64(min(m.Arg[2], 1<<20)), Function: m.Arg[3],
+	}
+	waiting := 0
+	for _, q := range p.share.parts {
+		waiting += b.gates[q.gpu].Waiting(p.id)
+	}
+	if p.exited || waiting >= wire.MaxUnanswered || !g.Launch(now, p.id, l) {
+		b.reject(p, wire.TooMany)
+	}
+}

@@ -1,0 +1,234 @@
+package gate
+
+import (
+	"slices"
+	"time"
+
+	"github.com/dxpu-project/dxpu/machine"
+	"github.com/dxpu-project/dxpu/share"
+	"github.com/dxpu-project/dxpu/share/meter"
+)
+
+// Hold stops or resumes the launches of a client. Those in flight go on.
+func (g *Gate) Hold(now time.Duration, id share.ClientID, held bool) {
+	g.now = max(g.now, now)
+	c := g.find(id)
+	if c == nil || c.held == held {
+		return
+	}
+	c.held = held
+	if !held {
+		g.present(c)
+		g.decide()
+	}
+}
+
+// Open reports whether the launches of a client need no permit: nothing is to be shared,
+// or the hardware does it.
+func (g *Gate) Open(id share.ClientID) bool {
+	c := g.find(id)
+	if c == nil || c.held {
+		return false
+	}
+	if !g.permits {
+		return true
+	}
+	if c.spec.Limit > 0 && c.spec.Limit < share.Whole {
+		return false
+	}
+	for _, o := range g.clients {
+		if o != c && o.members > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// Held reports whether a client is held.
+func (g *Gate) Held(id share.ClientID) bool {
+	c := g.find(id)
+	return c != nil && c.held
+}
+
+// Window returns the number of launches that a process of a client may have in flight.
+func (g *Gate) Window(id share.ClientID) int32 {
+	if c := g.find(id); c != nil {
+		return c.window
+	}
+	return 1
+}
+
+// Transmit appends the permits that are due.
+func (g *Gate) Transmit(now time.Duration, out []Permit) []Permit {
+	g.now = max(g.now, now)
+	if g.now >= g.readAt {
+		g.read()
+	}
+	g.decide()
+	out = append(out, g.out...)
+	g.out = g.out[:0]
+	return out
+}
+
+// Evicted returns the clients that the policy has evicted since the last call. Each has
+// joined again at once: its launches go on until the caller ends the programs.
+func (g *Gate) Evicted() []Eviction {
+	out := g.evicted
+	g.evicted = nil
+	return out
+}
+
+// Wake returns when Transmit is due without other calls, or machine.Never.
+func (g *Gate) Wake() time.Duration {
+	if len(g.out) > 0 {
+		return g.now
+	}
+	at := g.policy.Wake()
+	for _, c := range g.clients {
+		if c.members > 0 {
+			return min(at, g.readAt)
+		}
+	}
+	return at
+}
+
+// Violations returns the number of events that the policy found wrong.
+func (g *Gate) Violations() uint64 { return g.policy.Violations() }
+
+// Usage returns the work of a client.
+func (g *Gate) Usage(id share.ClientID) Usage {
+	if c := g.find(id); c != nil {
+		return c.usage
+	}
+	return Usage{}
+}
+
+// ProcessUsage returns the work of a process.
+func (g *Gate) ProcessUsage(id ProcessID) Usage {
+	if p := g.processes[id]; p != nil {
+		return p.usage
+	}
+	return Usage{}
+}
+
+// Waiting returns the number of launches of a process that wait.
+func (g *Gate) Waiting(id ProcessID) int {
+	if p := g.processes[id]; p != nil {
+		return p.waiting
+	}
+	return 0
+}
+
+// InFlight returns the number of launches of a client that have a permit.
+func (g *Gate) InFlight(id share.ClientID) int {
+	if c := g.find(id); c != nil {
+		return len(c.flights)
+	}
+	return 0
+}
+
+// Count adds work that a program did without permits. It cannot be more than the time
+// since the last call.
+func (g *Gate) Count(now time.Duration, id ProcessID, launches uint64, busy time.Duration) {
+	g.now = max(g.now, now)
+	p := g.processes[id]
+	if p == nil {
+		return
+	}
+	busy = min(max(busy, 0), g.now-p.told)
+	// No GPU takes more than ten launches each microsecond.
+	launches = min(launches, uint64(max(g.now-p.told, 0)/100))
+	p.told = g.now
+	for _, u := range []*Usage{&p.usage, &p.client.usage} {
+		u.Launches += launches
+		u.Busy += busy
+	}
+}
+
+// read gives the policy the readings of the sensors.
+func (g *Gate) read() {
+	g.readAt = machine.After(g.now, meter.ReadPeriod)
+	var memory int64
+	for _, c := range g.clients {
+		memory += c.spec.Memory
+		g.policy.Receive(g.now, share.Event{Kind: share.Sampled, Client: c.id, Sample: c.meter.Sample(g.now, c.spec.Memory)})
+	}
+	all := g.total.Sample(g.now, memory)
+	all.Temperature = meter.CoolTemperature
+	g.policy.Receive(g.now, share.Event{Kind: share.Sampled, Sample: all})
+}
+
+// decide carries the decisions of the policy out until there are none.
+func (g *Gate) decide() {
+	for range maxDecisions {
+		g.buffer = g.policy.Transmit(g.now, g.buffer[:0])
+		if len(g.buffer) == 0 {
+			return
+		}
+		for _, d := range g.buffer {
+			if c := g.find(d.Client); c != nil {
+				g.apply(c, d)
+			}
+		}
+	}
+}
+
+func (g *Gate) apply(c *client, d share.Decision) {
+	switch d.Kind {
+	case share.Permit:
+		if c.known && d.Launch == c.launch {
+			g.permit(c)
+		}
+	case share.SetWindow:
+		c.window = min(max(d.Window, 1), share.MaxInFlight)
+	case share.Evict:
+		if d.Reason == share.ReasonFull {
+			c.refused = true
+			return
+		}
+		g.evicted = append(g.evicted, Eviction{c.id, d.Reason})
+		c.known = false
+		for range c.flights {
+			g.stop(c)
+		}
+		c.flights = c.flights[:0]
+		g.policy.Receive(g.now, share.Event{Kind: share.Leave, Client: c.id})
+		g.policy.Receive(g.now, share.Event{Kind: share.Join, Client: c.id, Spec: c.spec})
+		g.present(c)
+	default: // rates and holds: the policy keeps them by its permits. A running launch cannot be ended
+	}
+}
+
+// permit starts the first launch of the queue, which may be another one than the policy
+// saw, if the process of that one has ended. Without any, or while the client is held, the
+// permit is used up at once.
+func (g *Gate) permit(c *client) {
+	c.known = false
+	c.meter.Begin(g.now)
+	g.total.Begin(g.now)
+	c.flights = append(c.flights, flight{id: c.launch, since: g.now})
+	last := len(c.flights) - 1
+	if c.held || len(c.queue) == 0 {
+		g.complete(c, last, 0)
+		g.calm(c)
+		return
+	}
+	g.start(c, &c.flights[last])
+	g.present(c)
+}
+
+// start gives a flight to the first launch of the queue.
+func (g *Gate) start(c *client, f *flight) {
+	w := c.queue[0]
+	c.queue = slices.Delete(c.queue, 0, 1)
+	f.process, f.launch, f.since = w.process, w.launch, g.now
+	w.process.waiting--
+	w.process.usage.Launches += uint64(max(w.launch.Kernels, 1))
+	c.usage.Launches += uint64(max(w.launch.Kernels, 1))
+	g.out = append(g.out, Permit{w.process.id, w.launch.ID})
+}
+
+func (g *Gate) stop(c *client) {
+	c.meter.End(g.now)
+	g.total.End(g.now)
+}

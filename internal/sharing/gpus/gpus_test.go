@@ -1,0 +1,90 @@
+package gpus_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/dxpu-project/dxpu/internal/sharing/gpus"
+)
+
+// write makes files below a folder.
+func write(t *testing.T, root string, files map[string]string) {
+	t.Helper()
+	for name, text := range files {
+		path := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestFind(t *testing.T) {
+	root := t.TempDir()
+	if got, err := gpus.Find(root); err != nil || len(got) != 0 {
+		t.Errorf("found %v, %v", got, err)
+	}
+	write(t, root, map[string]string{
+		"sys/bus/pci/devices/0000:3b:00.0/vendor": "0x10de\n", "sys/bus/pci/devices/0000:3b:00.0/class": "0x030200\n",
+		"sys/bus/pci/devices/0000:3b:00.1/vendor": "0x10de\n", "sys/bus/pci/devices/0000:3b:00.1/class": "0x040300\n", // its sound
+		"sys/bus/pci/devices/0000:00:02.0/vendor": "0x8086\n", "sys/bus/pci/devices/0000:00:02.0/class": "0x030000\n",
+		"sys/bus/pci/devices/10000:af:1f.7/vendor": "0x10de\n", "sys/bus/pci/devices/10000:af:1f.7/class": "0x030000\n",
+		"proc/driver/nvidia/gpus/0000:3b:00.0/information": "Model: \t\t Tesla V100-SXM2-16GB\nIRQ:   \t\t 100\nGPU UUID: \t GPU-01234567-89ab-cdef-0123-456789abcdef\nBus Type: \t PCIe\n",
+	})
+	got, err := gpus.Find(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []gpus.GPU{
+		{
+			Address: "0000:3b:00.0", Function: 0x3b00, Model: "Tesla V100-SXM2-16GB",
+			UUID: [16]byte{0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef, 0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef},
+		},
+		{Address: "10000:af:1f.7", Domain: 0x10000, Function: 0xafff},
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+	write(t, root, map[string]string{"proc/driver/nvidia/gpus/0000:3b:00.0/information": "GPU UUID: none\n"})
+	if _, err := gpus.Find(root); err == nil || !strings.Contains(err.Error(), "not a UUID") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestParse(t *testing.T) {
+	for _, s := range []string{"", "3b:00.0", "0000:3b:00", "0000:3b:20.0", "0000:3b:00.8", "0000:xx:00.0", "0:3b:00.0", "123456789:3b:00.0"} {
+		if g, err := gpus.ParseAddress(s); err == nil {
+			t.Errorf("%q became %+v", s, g)
+		}
+	}
+	for _, s := range []string{"", "GPU-", "01234567-89ab-cdef-0123-456789abcdef", "GPU-01234567-89ab-cdef-0123-456789abcde", "GPU-01234567-89ab-cdef-0123-456789abcdefff"} {
+		if u, err := gpus.ParseUUID(s); err == nil {
+			t.Errorf("%q became %x", s, u)
+		}
+	}
+	if u, err := gpus.ParseUUID("GPU-????????-????-????-????-????????????"); err != nil || u != [16]byte{} {
+		t.Errorf("unknown UUID: %x, %v", u, err)
+	}
+	if u, err := gpus.ParseUUID("MIG-ffffffff-89ab-cdef-0123-456789abcdef"); err != nil || u[0] != 0xff {
+		t.Errorf("UUID of an instance: %x, %v", u, err)
+	}
+}
+
+func TestMultiprocessors(t *testing.T) {
+	for model, want := range map[string]int32{
+		"NVIDIA H100 80GB HBM3": 132, "NVIDIA H100 PCIe": 114, "NVIDIA A100-SXM4-40GB": 108, "Tesla T4": 40, "NVIDIA L4": 58, "NVIDIA L40S": 142, "NVIDIA A10": 72,
+	} {
+		if n, ok := gpus.Multiprocessors(model); !ok || n != want {
+			t.Errorf("%s has %d multiprocessors, want %d", model, n, want)
+		}
+	}
+	if n, ok := gpus.Multiprocessors("of another time"); ok || n <= 0 {
+		t.Errorf("unknown model: %d, %v", n, ok)
+	}
+}

@@ -1,0 +1,68 @@
+package nvidia
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// mpsName is the beginning of the names of the control daemon and the servers, as
+// long as the kernel keeps it in /proc/PID/comm.
+const mpsName = "nvidia-cuda-mps"
+
+// killByPipes kills the control daemon and the servers that work with a folder of
+// pipes. It finds them by their names and their environment, because a daemon that
+// does not answer cannot say its process ID.
+func killByPipes(pipes string) error {
+	dirs, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, dir := range dirs {
+		pid, err := strconv.Atoi(filepath.Base(dir))
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		// The handle is taken before the check, so that a new process with the same
+		// ID is not killed.
+		p, err := os.FindProcess(pid)
+		if err != nil {
+			continue
+		}
+		if servesPipes(dir, pipes) {
+			if err := p.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+				errs = append(errs, err)
+			}
+		}
+		_ = p.Release()
+	}
+	for _, name := range []string{"control", "control_privileged", "control_lock"} {
+		if err := os.Remove(filepath.Join(pipes, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// servesPipes reports whether a process is a daemon or server of MPS for these pipes.
+func servesPipes(proc, pipes string) bool {
+	comm, err := os.ReadFile(filepath.Join(proc, "comm"))
+	if err != nil || !strings.HasPrefix(string(comm), mpsName) {
+		return false
+	}
+	environ, err := os.ReadFile(filepath.Join(proc, "environ"))
+	if err != nil {
+		return false
+	}
+	for e := range bytes.SplitSeq(environ, []byte{0}) {
+		if string(e) == "CUDA_MPS_PIPE_DIRECTORY="+pipes {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,281 @@
+package nvidia
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/dxpu-project/dxpu/internal/sharing/mig"
+)
+
+const (
+	inUseTries = 5               // attempts at something that nvidia-smi says is in use
+	inUseDelay = time.Second     // between them: monitors hold a GPU for a moment
+	undoLimit  = 5 * time.Minute // for the way back after a failed step
+)
+
+// Device is a GPU as nvidia-smi lists it.
+type Device struct {
+	UUID   string `json:"uuid"`
+	PCI    string `json:"pci"` // domain:bus:device.function, eight digits of domain
+	Name   string `json:"name"`
+	Memory int64  `json:"memory"` // bytes
+}
+
+// Devices lists the GPUs.
+func (p Programs) Devices(ctx context.Context) ([]Device, error) {
+	text, err := p.runSMI(ctx, "--query-gpu=uuid,pci.bus_id,name,memory.total", "--format=csv,noheader,nounits")
+	if err != nil {
+		return nil, err
+	}
+	const most = 1024
+	var out []Device
+	for line := range strings.Lines(text) {
+		f := strings.Split(strings.TrimSpace(line), ", ")
+		if len(f) != 4 || len(out) == most {
+			return nil, fmt.Errorf("nvidia-smi --query-gpu: unknown line %q", clip(line))
+		}
+		mib, err := strconv.ParseUint(f[3], 10, 32)
+		if err != nil {
+			return nil, fmt.Errorf("nvidia-smi --query-gpu: memory of %q: want MiB", clip(f[3]))
+		}
+		out = append(out, Device{f[0], f[1], f[2], int64(mib) << 20})
+	}
+	return out, nil
+}
+
+// Reset resets a GPU. It fails while a process uses the GPU.
+func (p Programs) Reset(ctx context.Context, uuid string) error {
+	text, err := p.runSMI(ctx, "--gpu-reset", "-i", uuid)
+	if err == nil && !strings.Contains(text, "successfully reset") {
+		err = fmt.Errorf("nvidia-smi --gpu-reset: %q", clip(text))
+	}
+	return err
+}
+
+func (p Programs) runSMI(ctx context.Context, args ...string) (string, error) {
+	return command{name: p.smi(), args: args, limit: smiLimit}.run(ctx)
+}
+
+// list runs a command that lists things; there may be none.
+func (p Programs) list(ctx context.Context, args ...string) (string, error) {
+	text, err := p.runSMI(ctx, args...)
+	if exit := (*ExitError)(nil); errors.As(err, &exit) && mig.Nothing(exit.Output) {
+		return "", nil
+	}
+	return text, err
+}
+
+// MIG reads the partitions of a GPU.
+func (p Programs) MIG(ctx context.Context, uuid string) (*mig.GPU, error) {
+	text, err := p.runSMI(ctx, "-q", "-x", "-i", uuid)
+	if err != nil {
+		return nil, err
+	}
+	g, devices, processes, err := mig.ParseQuery(text)
+	if err != nil {
+		return nil, err
+	}
+	if g.UUID != uuid {
+		return nil, fmt.Errorf("nvidia-smi -q -x -i %s: it describes %q", uuid, clip(g.UUID))
+	}
+	g.Instances = []mig.Instance{}
+	var uuids map[int]string
+	if g.Enabled {
+		if uuids, err = p.instances(ctx, &g); err != nil {
+			return nil, err
+		}
+	}
+	g.Assign(devices, processes, uuids)
+	return &g, nil
+}
+
+// instances reads the profiles and instances of a GPU in MIG mode.
+func (p Programs) instances(ctx context.Context, g *mig.GPU) (uuids map[int]string, err error) {
+	var text [5]string
+	for n, args := range [][]string{
+		{"mig", "-i", g.UUID, "-lgip"}, {"mig", "-i", g.UUID, "-lgipp"}, {"mig", "-i", g.UUID, "-lgi"}, {"mig", "-i", g.UUID, "-lci"}, {"-L"},
+	} {
+		if text[n], err = p.list(ctx, args...); err != nil {
+			return nil, err
+		}
+	}
+	if g.Profiles, err = mig.ParseProfiles(text[0], text[1]); err != nil {
+		return nil, err
+	}
+	found, err := mig.ParseInstances(text[2])
+	if err != nil {
+		return nil, err
+	}
+	g.Instances = append(g.Instances, found...)
+	return mig.ParseUUIDs(text[4], g.UUID), mig.ParseCompute(text[3], g.Instances)
+}
+
+// Partition changes the partitions of a GPU.
+type Partition struct {
+	Programs Programs
+	UUID     string
+	Want     []string              // profiles; none: no instances
+	Off      bool                  // end MIG mode
+	Progress func(mig.Step, error) // called after each step
+	Delay    time.Duration         // between attempts; a second by default
+}
+
+// Plan reads the state of the GPU and plans the steps.
+func (p *Partition) Plan(ctx context.Context) (*mig.GPU, mig.Plan, error) {
+	g, err := p.Programs.MIG(ctx, p.UUID)
+	if err != nil {
+		return nil, mig.Plan{}, err
+	}
+	plan, err := p.plan(g)
+	return g, plan, err
+}
+
+func (p *Partition) plan(g *mig.GPU) (mig.Plan, error) {
+	if p.Off {
+		return mig.Off(g)
+	}
+	return mig.Make(g, p.Want)
+}
+
+// Apply carries out the steps. Before each that destroys, it looks again for processes.
+// If a step fails, it goes back to the former instances, as far as none is in use; the
+// error says whether it could. New instances have new UUIDs.
+func (p *Partition) Apply(ctx context.Context) (*mig.GPU, error) {
+	before, plan, err := p.Plan(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if plan.Again { // the mode comes first
+		if err := p.steps(ctx, plan); err != nil {
+			return nil, err
+		}
+		if before, plan, err = p.Plan(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if err := p.steps(ctx, plan); err != nil {
+		return nil, p.undo(ctx, before, err)
+	}
+	after, err := p.Programs.MIG(ctx, p.UUID)
+	if err != nil {
+		return nil, err
+	}
+	if left, err := p.plan(after); err != nil || len(left.Steps) > 0 {
+		return nil, errors.Join(fmt.Errorf("%s: nvidia-smi reported success, but steps remain: %v", p.UUID, left.Steps), err)
+	}
+	return after, nil
+}
+
+func (p *Partition) steps(ctx context.Context, plan mig.Plan) error {
+	for _, s := range plan.Steps {
+		err := p.step(ctx, s)
+		if p.Progress != nil {
+			p.Progress(s, err)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", s, err)
+		}
+	}
+	return nil
+}
+
+func (p *Partition) step(ctx context.Context, s mig.Step) error {
+	switch s.Verb {
+	case mig.EnableMode:
+		return p.mode(ctx, "1")
+	case mig.DisableMode:
+		return p.mode(ctx, "0")
+	case mig.Destroy:
+		if err := p.unused(ctx, s.Instance); err != nil {
+			return err
+		}
+		for _, c := range s.Compute {
+			if err := p.try(ctx, "mig", "-i", p.UUID, "-dci", "-gi", strconv.Itoa(s.Instance), "-ci", strconv.Itoa(c)); err != nil {
+				return err
+			}
+		}
+		return p.try(ctx, "mig", "-i", p.UUID, "-dgi", "-gi", strconv.Itoa(s.Instance))
+	case mig.Create:
+		return p.try(ctx, "mig", "-i", p.UUID, "-cgi", fmt.Sprintf("%d:%d", s.ID, s.Start), "-C")
+	}
+	return fmt.Errorf("unknown step %q", s.Verb)
+}
+
+// mode changes the mode. nvidia-smi reports success too when the change waits for a
+// reset of the GPU.
+func (p *Partition) mode(ctx context.Context, to string) error {
+	if err := p.try(ctx, "-i", p.UUID, "-mig", to); err != nil {
+		return err
+	}
+	g, err := p.Programs.MIG(ctx, p.UUID)
+	if err == nil && g.Enabled != g.Pending {
+		err = mig.ResetError{GPU: p.UUID}
+	}
+	return err
+}
+
+// unused checks that no process uses an instance. A process may begin after it: the
+// driver refuses to destroy an instance in use.
+func (p *Partition) unused(ctx context.Context, instance int) error {
+	g, err := p.Programs.MIG(ctx, p.UUID)
+	if err != nil {
+		return err
+	}
+	e := &mig.BusyError{GPU: p.UUID, Processes: g.Busy}
+	if n := slices.IndexFunc(g.Instances, func(i mig.Instance) bool { return i.ID == instance && len(i.Busy) > 0 }); n >= 0 {
+		e.Instances = g.Instances[n : n+1]
+	}
+	if len(e.Instances)+len(e.Processes) > 0 {
+		return e
+	}
+	return nil
+}
+
+// try runs nvidia-smi again while it says that something is in use.
+func (p *Partition) try(ctx context.Context, args ...string) error {
+	delay := p.Delay
+	if delay == 0 {
+		delay = inUseDelay
+	}
+	for n := 1; ; n++ {
+		text, err := p.Programs.runSMI(ctx, args...)
+		exit := (*ExitError)(nil)
+		if err == nil || !errors.As(err, &exit) || !mig.InUse(text) || n == inUseTries {
+			return err
+		}
+		timer := time.NewTimer(delay)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return context.Cause(ctx)
+		case <-timer.C:
+		}
+	}
+}
+
+// undo goes back to the former instances, even when ctx is done.
+func (p *Partition) undo(ctx context.Context, before *mig.GPU, cause error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
+	defer cancel()
+	now, err := p.Programs.MIG(ctx, p.UUID)
+	if err == nil {
+		if !now.Enabled {
+			return cause
+		}
+		err = p.steps(ctx, mig.Restore(now, before))
+	}
+	if err == nil {
+		if now, err = p.Programs.MIG(ctx, p.UUID); err == nil && len(mig.Restore(now, before).Steps) > 0 {
+			err = errors.New("other instances than before are left")
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("%w; the way back failed too: %w; \"nvidia-smi mig -lgi\" lists the instances that are left", cause, err)
+	}
+	return fmt.Errorf("%w; the former instances are in place, with new UUIDs where they had to be created again", cause)
+}

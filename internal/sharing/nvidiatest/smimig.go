@@ -1,0 +1,161 @@
+package nvidiatest
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// mig is nvidia-smi mig.
+func (g *SMIGPU) mig(n int, args []string) (string, int) {
+	switch line := strings.Join(args, " "); {
+	case line == "-lgip":
+		return g.listProfiles(n), 0
+	case line == "-lgipp":
+		var b strings.Builder
+		for _, p := range smiProfiles {
+			word := "Placements"
+			if len(p.starts) == 1 {
+				word = "Placement "
+			}
+			fmt.Fprintf(&b, "GPU %2d Profile ID %2d %s: {%s}:%d\n", n, p.id, word, strings.Join(strings.Fields(strings.Trim(fmt.Sprint(p.starts), "[]")), ","), p.size)
+		}
+		return b.String(), 0
+	case line == "-lgi":
+		return g.listInstances(n)
+	case line == "-lci":
+		return g.listCompute(n)
+	case len(args) == 3 && args[0] == "-cgi" && args[2] == "-C":
+		return g.create(n, args[1])
+	case len(args) == 5 && args[0] == "-dci" && args[1] == "-gi" && args[3] == "-ci":
+		return g.destroyCompute(n, atoi(args[2]), atoi(args[4]))
+	case len(args) == 3 && args[0] == "-dgi" && args[1] == "-gi":
+		return g.destroy(n, atoi(args[2]))
+	}
+	return "Option is not recognized. Please run 'nvidia-smi mig -h'.\n", 2
+}
+
+func atoi(s string) int {
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		return -1
+	}
+	return n
+}
+
+func (g *SMIGPU) free(p *smiProfile, start int) bool {
+	compute, same := p.slices, 1
+	for _, x := range g.Instances {
+		q := profileByID(x.Profile)
+		compute += q.slices
+		if q.id == p.id {
+			same++
+		}
+		if start < x.Start+q.size && x.Start < start+p.size {
+			return false
+		}
+	}
+	return compute <= 7 && same <= p.most && slices.Contains(p.starts, start)
+}
+
+func (g *SMIGPU) listProfiles(n int) string {
+	rule := "+" + strings.Repeat("-", 77) + "+\n"
+	var b strings.Builder
+	b.WriteString(rule + "| GPU instance profiles:                                                       |\n" +
+		"| GPU   Name             ID    Instances   Memory     P2P    SM    DEC   ENC  |\n" +
+		"|                              Free/Total   GiB              CE    JPEG  OFA  |\n|" + strings.Repeat("=", 77) + "|\n")
+	for _, p := range smiProfiles {
+		room := 0
+		for _, s := range p.starts {
+			if g.free(&p, s) {
+				room++
+			}
+		}
+		fmt.Fprintf(&b, "| %3d  MIG %-13s %2d   %3d/%-3d     %6s      No    %3d     0     0   |\n|%60d     0     0   |\n%s",
+			n, p.name, p.id, min(room, p.most), p.most, p.gib, p.sms, p.slices, rule)
+	}
+	return b.String()
+}
+
+func (g *SMIGPU) listInstances(n int) (string, int) {
+	if len(g.Instances) == 0 {
+		return "No GPU instances found.\n", 6
+	}
+	rule := "+" + strings.Repeat("-", 55) + "+\n"
+	var b strings.Builder
+	b.WriteString(rule + "| GPU instances:                                        |\n| GPU   Name             Profile  Instance   Placement  |\n" +
+		"|                          ID       ID       Start:Size |\n|" + strings.Repeat("=", 55) + "|\n")
+	for _, x := range g.Instances {
+		p := profileByID(x.Profile)
+		fmt.Fprintf(&b, "| %3d  MIG %-14s %4d    %5d          %d:%d     |\n%s", n, p.name, p.id, x.ID, x.Start, p.size, rule)
+	}
+	return b.String(), 0
+}
+
+func (g *SMIGPU) listCompute(n int) (string, int) {
+	rule := "+" + strings.Repeat("-", 68) + "+\n"
+	var b strings.Builder
+	rows := 0
+	b.WriteString(rule + "| Compute instances:                                                 |\n| GPU     GPU       Name             Profile   Instance   Placement  |\n" +
+		"|       Instance                       ID        ID       Start:Size |\n|         ID                                                         |\n|" + strings.Repeat("=", 68) + "|\n")
+	for _, x := range g.Instances {
+		for _, c := range x.Compute {
+			p := profileByID(x.Profile)
+			rows++
+			fmt.Fprintf(&b, "| %3d    %3d       MIG %-14s %4d     %5d          0:%d     |\n%s", n, x.ID, p.name, 0, c, p.slices, rule)
+		}
+	}
+	if rows == 0 {
+		return "No compute instances found: Not Found\n", 6
+	}
+	return b.String(), 0
+}
+
+// create makes an instance for a profile and a placement, as 9:4, with its compute instance.
+func (g *SMIGPU) create(n int, spec string) (string, int) {
+	id, start, placed := strings.Cut(spec, ":")
+	p := profileByID(atoi(id))
+	if p == nil || !placed {
+		return "Unable to parse the profile.\n", 2
+	}
+	if !g.free(p, atoi(start)) {
+		return fmt.Sprintf("Unable to create a GPU instance on GPU %2d using profile %d: Insufficient Resources\nFailed to create GPU instances: Insufficient Resources\n", n, p.id), 23
+	}
+	g.Next++
+	g.Instances = append(g.Instances, SMIInstance{ID: g.Next, Profile: p.id, Start: atoi(start), Compute: []int{0}})
+	return fmt.Sprintf("Successfully created GPU instance ID %2d on GPU %2d using profile MIG %s (ID %2d)\n"+
+		"Successfully created compute instance ID  0 on GPU %2d GPU instance ID %2d using profile MIG %s (ID  0)\n", g.Next, n, p.name, p.id, n, g.Next, p.name), 0
+}
+
+func (g *SMIGPU) find(id int) *SMIInstance {
+	if i := slices.IndexFunc(g.Instances, func(x SMIInstance) bool { return x.ID == id }); i >= 0 {
+		return &g.Instances[i]
+	}
+	return nil
+}
+
+func (g *SMIGPU) destroyCompute(n, gi, ci int) (string, int) {
+	x := g.find(gi)
+	if x == nil || !slices.Contains(x.Compute, ci) {
+		return "No compute instances found: Not Found\n", 6
+	}
+	if slices.ContainsFunc(g.Processes, func(p SMIProcess) bool { return p.Instance == gi || p.Instance < 0 }) {
+		return fmt.Sprintf("Unable to destroy compute instance ID %2d from GPU %2d GPU instance ID %2d: In use by another client\n"+
+			"Failed to destroy compute instances: In use by another client\n", ci, n, gi), 19
+	}
+	x.Compute = slices.DeleteFunc(x.Compute, func(c int) bool { return c == ci })
+	return fmt.Sprintf("Successfully destroyed compute instance ID %2d from GPU %2d GPU instance ID %2d\n", ci, n, gi), 0
+}
+
+func (g *SMIGPU) destroy(n, gi int) (string, int) {
+	x := g.find(gi)
+	if x == nil {
+		return "No GPU instances found.\n", 6
+	}
+	if len(x.Compute) > 0 {
+		return fmt.Sprintf("Unable to destroy GPU instance ID %2d from GPU %2d: In use by another client\nFailed to destroy GPU instances: In use by another client\n", gi, n), 19
+	}
+	g.Instances = slices.DeleteFunc(g.Instances, func(x SMIInstance) bool { return x.ID == gi })
+	return fmt.Sprintf("Successfully destroyed GPU instance ID %2d from GPU %2d\n", gi, n), 0
+}
