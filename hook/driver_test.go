@@ -210,14 +210,14 @@ func listed(t *testing.T) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	suffix := regexp.MustCompile(`^[^@*]*`)
+	suffix := regexp.MustCompile(`^[^@*+]*`)
 	var out []string
 	for line := range strings.Lines(string(text)) {
 		f := strings.Fields(line)
 		if len(f) == 0 || f[0] == "#" {
 			continue
 		}
-		for _, form := range f[1:] {
+		for _, form := range f[2:] {
 			out = append(out, f[0]+strings.TrimPrefix(suffix.FindString(form), "."))
 		}
 	}
@@ -242,11 +242,7 @@ func TestSanitizers(t *testing.T) {
 			if err := r.program(program, append(strings.Fields(tc.flags), "-ldl")...); err != nil {
 				t.Fatal(err)
 			}
-			dir := filepath.Join(r.dir, "hook-"+tc.name)
-			// A library with a sanitizer has undefined symbols.
-			if err := command("..", "make", "-f", "hook/Makefile", "hook", "HOOKOUT="+dir, "CC="+r.cc, "CFLAGS="+tc.flags, "LDFLAGS=-Wl,-z,undefs"); err != nil {
-				t.Fatal(err)
-			}
+			r.sanitizedHook(t, tc.name, tc.flags)
 			for _, scenario := range []string{"every", "recent", "graph", "conditional", "threads", "first", "fork", "resolution"} {
 				res := r.do(t, run{program: tc.name, scenario: scenario, hookDir: "hook-" + tc.name, env: []string{
 					"DXPU_RTT=6.8us", "DXPU_TRACE=" + t.TempDir() + "/t.%p", "DXPU_STATS=" + t.TempDir() + "/s.%p",

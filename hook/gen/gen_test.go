@@ -16,22 +16,24 @@ func TestParse(t *testing.T) {
 		err        string
 	}{
 		{
-			"forms", "# facts\n\ncuMemcpyHtoD\t.@2000 _v2@3020* _v2_ptds@7000*\ncuInit .*\n",
+			"forms", "# facts\n\ncuMemcpyHtoD\tcopy .@2000 _v2@3020* _v2_ptds@7000*\ncuInit follow .*\n",
 			[]call{
-				{"cuInit", []form{{"cuInit", 0, false, true}}},
-				{"cuMemcpyHtoD", []form{{"cuMemcpyHtoD", 2000, false, false}, {"cuMemcpyHtoD_v2", 3020, false, true}, {"cuMemcpyHtoD_v2_ptds", 7000, true, true}}},
+				{"cuInit", "follow", []form{{"cuInit", 0, false, true, false}}},
+				{"cuMemcpyHtoD", "copy", []form{{"cuMemcpyHtoD", 2000, false, false, false}, {"cuMemcpyHtoD_v2", 3020, false, true, false}, {"cuMemcpyHtoD_v2_ptds", 7000, true, true, false}}},
 			},
 			"",
 		},
-		{"only a later form", "cuX _ptsz", []call{{"cuX", []form{{"cuX_ptsz", 0, true, false}}}}, ""},
-		{"no form", "cuX", nil, "no forms"},
-		{"no name", "x .", nil, "not the name of a driver call"},
-		{"empty form", "cuX @2000", nil, "form"},
-		{"unknown suffix", "cuX _old", nil, "form"},
-		{"short version", "cuX .@20", nil, "form"},
-		{"twice", "cuX . .", nil, "twice"},
-		{"two lines", "cuX .\ncuX _v2", nil, "two lines"},
-		{"one symbol of two calls", "cuX _v2\ncuX2 .\ncuX2 .", nil, "twice"},
+		{"only a later form", "cuX launch _ptsz*+", []call{{"cuX", "launch", []form{{"cuX_ptsz", 0, true, true, true}}}}, ""},
+		{"no class", "cuX", nil, "no class"},
+		{"no form", "cuX other", nil, "no forms"},
+		{"unknown class", "cuX x .", nil, "class"},
+		{"no name", "x other .", nil, "not the name of a driver call"},
+		{"empty form", "cuX other @2000", nil, "form"},
+		{"unknown suffix", "cuX other _old", nil, "form"},
+		{"short version", "cuX other .@20", nil, "form"},
+		{"twice", "cuX other . .", nil, "twice"},
+		{"two lines", "cuX other .\ncuX other _v2", nil, "two lines"},
+		{"one symbol of two calls", "cuX other _v2\ncuX2 other .\ncuX2 other .", nil, "twice"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got, err := parse(strings.NewReader(tc.text))
@@ -59,7 +61,7 @@ func TestGenerateTwice(t *testing.T) {
 			t.Fatal(err)
 		}
 		out := map[string]string{}
-		for _, name := range []string{"trampolines.S", "symbols.h", "symbols.c", "hooks.c"} {
+		for _, name := range []string{"trampolines.S", "symbols.h", "symbols.c", "hooks.c", "gates.S"} {
 			b, err := os.ReadFile(filepath.Join(dir, name))
 			if err != nil {
 				t.Fatal(err)

@@ -4,7 +4,8 @@
 //	gen -symbols hook/symbols.txt -out bin/hook
 //
 // It writes trampolines.S (one entry per exported symbol), symbols.h (their
-// numbers), symbols.c (their names and versions) and hooks.c (their wrappers).
+// numbers), symbols.c (their names and versions), hooks.c (their wrappers) and gates.S
+// (wrappers of sharing mode that only look at the gate).
 package main
 
 import (
@@ -38,7 +39,7 @@ func run(symbols, out string) error {
 		return err
 	}
 	for name, write := range map[string]func([]call) []byte{
-		"trampolines.S": trampolines, "symbols.h": header, "symbols.c": tables, "hooks.c": wrappers,
+		"trampolines.S": trampolines, "symbols.h": header, "symbols.c": tables, "hooks.c": wrappers, "gates.S": gates,
 	} {
 		if err := os.WriteFile(filepath.Join(out, name), write(calls), 0o644); err != nil {
 			return err

@@ -36,24 +36,72 @@ func header(calls []call) []byte {
 	return b.Bytes()
 }
 
-// wrappers writes the table of wrappers.
-func wrappers(calls []call) []byte {
+// gates writes the entries of sharing mode for calls that need only a look at the
+// gate before the driver's function; src/gate.h defines a gate.
+func gates(calls []call) []byte {
 	var b bytes.Buffer
+	b.WriteString(generated + "#include \"gate.h\"\n\n")
+	number := 0
+	for _, c := range calls {
+		for _, f := range c.forms {
+			if gate := gateOf(c); gate != "" {
+				fmt.Fprintf(&b, "GATE %s, %d, %s\n", f.symbol, number, gate)
+			}
+			number++
+		}
+	}
+	return b.Bytes()
+}
+
+// gateOf returns the function that the gate of a call runs, or "".
+func gateOf(c call) string {
+	switch c.class {
+	case "copy", "memset":
+		return "dxpu_share_before_copy"
+	case "wait":
+		return "dxpu_share_before_wait"
+	}
+	return ""
+}
+
+// wrapper returns the name of a form's wrapper in sharing mode, or "".
+func wrapper(c call, f form) string {
+	switch {
+	case f.shared:
+		return "share_" + f.symbol
+	case gateOf(c) != "":
+		return "gate_" + f.symbol
+	case c.class == "follow" && f.wrapped:
+		return "hook_" + f.symbol
+	}
+	return ""
+}
+
+// wrappers writes the tables of wrappers: to inject latency, and to share.
+func wrappers(calls []call) []byte {
+	var b, injecting, sharing bytes.Buffer
 	b.WriteString(generated + "#include \"dxpu.h\"\n\n")
-	all := symbols(calls)
-	for _, f := range all {
-		if f.wrapped {
+	declared := map[string]bool{}
+	entry := func(table *bytes.Buffer, symbol, wrapper string) {
+		if !declared[wrapper] {
+			declared[wrapper] = true
 			// The type does not matter: only the address is taken.
-			fmt.Fprintf(&b, "extern char hook_%s[];\n", f.symbol)
+			fmt.Fprintf(&b, "extern char %s[];\n", wrapper)
+		}
+		fmt.Fprintf(table, "\t[SYM_%s] = %s,\n", symbol, wrapper)
+	}
+	for _, c := range calls {
+		for _, f := range c.forms {
+			if f.wrapped {
+				entry(&injecting, f.symbol, "hook_"+f.symbol)
+			}
+			if w := wrapper(c, f); w != "" {
+				entry(&sharing, f.symbol, w)
+			}
 		}
 	}
-	b.WriteString("\nvoid *const dxpu_hooks[DXPU_SYMBOLS] = {\n")
-	for _, f := range all {
-		if f.wrapped {
-			fmt.Fprintf(&b, "\t[SYM_%s] = hook_%s,\n", f.symbol, f.symbol)
-		}
-	}
-	b.WriteString("};\n")
+	fmt.Fprintf(&b, "\nvoid *const dxpu_hooks[DXPU_SYMBOLS] = {\n%s};\n", &injecting)
+	fmt.Fprintf(&b, "\nvoid *const dxpu_share_hooks[DXPU_SYMBOLS] = {\n%s};\n", &sharing)
 	return b.Bytes()
 }
 

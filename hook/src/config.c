@@ -128,11 +128,17 @@ void dxpu_configure(void)
 	c->verbose = get_flag("DXPU_VERBOSE", false);
 	c->trace = set_copy("DXPU_TRACE");
 	c->stats = set_copy("DXPU_STATS");
+	c->share = set_copy("DXPU_SHARE");
+	if (c->share && (rtt >= 0 || c->trace || c->stats)) {
+		fprintf(stderr, "dxpu: DXPU_SHARE is set; latency, trace and statistics are ignored\n");
+		rtt = -1;
+		c->trace = c->stats = NULL;
+	}
 	c->inject = rtt >= 0;
 	c->rtt = c->inject ? rtt : c->native;
 	if (c->inject && c->rtt < c->native) {
 		fprintf(stderr, "dxpu: DXPU_RTT is below DXPU_NATIVE_RTT; no latency is added\n");
 		c->rtt = c->native;
 	}
-	c->on = c->inject || c->trace || c->stats;
+	c->on = c->share || c->inject || c->trace || c->stats;
 }

@@ -24,10 +24,16 @@ typedef void *CUgraphExec;
 enum {
 	CUDA_SUCCESS = 0,
 	CUDA_ERROR_INVALID_VALUE = 1,
+	CUDA_ERROR_OUT_OF_MEMORY = 2,
 	CUDA_ERROR_NOT_INITIALIZED = 3,
 	CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER = 36,
 	CUDA_ERROR_NO_DEVICE = 100,
+	CUDA_ERROR_INVALID_CONTEXT = 201,
 	CUDA_ERROR_NOT_FOUND = 500,
+	CUDA_ERROR_NOT_READY = 600,
+	CUDA_ERROR_NOT_PERMITTED = 800,
+	CUDA_ERROR_NOT_SUPPORTED = 801,
+	CUDA_ERROR_SYSTEM_NOT_READY = 802,
 };
 
 enum {
@@ -47,9 +53,16 @@ enum {
 	CU_GRAPH_NODE_TYPE_MEMSET = 2,
 	CU_GRAPH_NODE_TYPE_GRAPH = 4,
 	CU_GRAPH_NODE_TYPE_EMPTY = 5,
+	CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10,
 	CU_GRAPH_NODE_TYPE_CONDITIONAL = 13,
 	CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6,
 	CU_GET_PROC_ADDRESS_PER_THREAD = 2,
+	CU_LIMIT_PRINTF_FIFO_SIZE = 1,
+	CU_LIMIT_MALLOC_HEAP_SIZE = 2,
+	CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5,
+	CU_MEM_OPERATION_TYPE_MAP = 1,
+	CUDA_ARRAY3D_SPARSE = 0x40,
+	CUDA_ARRAY3D_DEFERRED_MAPPING = 0x80,
 };
 
 /* The handles of the two default streams, valid in every call. */
@@ -135,6 +148,58 @@ typedef struct {
 	int Format;
 	unsigned NumChannels, Flags;
 } CUDA_ARRAY3D_DESCRIPTOR;
+
+typedef struct {
+	size_t Width, Height;
+	int Format;
+	unsigned NumChannels;
+} CUDA_ARRAY_DESCRIPTOR;
+
+typedef struct {
+	size_t size, alignment;
+	unsigned reserved[4];
+} CUDA_ARRAY_MEMORY_REQUIREMENTS;
+
+typedef unsigned long long CUmemGenericAllocationHandle;
+
+typedef struct {
+	int type, requestedHandleTypes;
+	CUmemLocation location;
+	void *win32HandleMetaData;
+	unsigned char allocFlags[8];
+} CUmemAllocationProp;
+
+typedef struct {
+	int allocType, handleTypes;
+	CUmemLocation location;
+	void *win32SecurityAttributes;
+	size_t maxSize;
+	unsigned short usage;
+	unsigned char reserved[54];
+} CUmemPoolProps;
+
+typedef struct {
+	CUmemPoolProps poolProps;
+	const void *accessDescs;
+	size_t accessDescCount, bytesize;
+	CUdeviceptr dptr;
+} CUDA_MEM_ALLOC_NODE_PARAMS;
+
+/* One operation of cuMemMapArrayAsync. */
+typedef struct {
+	int resourceType;
+	void *resource;
+	int subresourceType;
+	unsigned subresource[8];
+	int memOperationType, memHandleType;
+	CUmemGenericAllocationHandle memHandle;
+	unsigned long long offset;
+	unsigned deviceBitMask, flags, reserved[2];
+} CUarrayMapInfo;
+
+_Static_assert(sizeof(CUmemAllocationProp) == 32 && sizeof(CUmemPoolProps) == 88 && sizeof(CUDA_MEM_ALLOC_NODE_PARAMS) == 120 &&
+		       sizeof(CUarrayMapInfo) == 96,
+	       "sizes of the driver's structures");
 
 /* A node that the device runs its bodies of: if (one or two), while (one), switch. */
 typedef struct {

@@ -8,8 +8,9 @@
  *                               v                             v
  *                          transparent                  passes through
  *
- * Invariant: the library starts no thread and has no constructor, and before
- * "active" it calls only the driver functions that the program calls.
+ * Invariant: the library has no constructor, and before "active" it calls only the
+ * driver functions that the program calls. It starts no thread, except one in sharing
+ * mode (share.h).
  */
 #ifndef DXPU_H
 #define DXPU_H
@@ -34,7 +35,8 @@ struct call {
 };
 
 extern const char *const dxpu_names[DXPU_SYMBOLS];
-extern void *const dxpu_hooks[DXPU_SYMBOLS]; /* NULL: not wrapped */
+extern void *const dxpu_hooks[DXPU_SYMBOLS];       /* NULL: not wrapped */
+extern void *const dxpu_share_hooks[DXPU_SYMBOLS]; /* in sharing mode */
 extern const struct form dxpu_forms[DXPU_SYMBOLS];
 extern const struct call dxpu_calls[DXPU_CALLS];
 
@@ -71,10 +73,19 @@ struct config {
 	double native_rate;  /* bytes per ns; 0: measure */
 	double kernel_cost, copy_cost; /* ns; negative: measure */
 	size_t scratch;      /* bytes of each scratch buffer */
+	const char *share;         /* path of the agent's socket: sharing mode */
 	const char *trace, *stats; /* copies: the program may change its environment */
 };
 
 extern struct config dxpu_config;
+
+/* The wrapper of a symbol under the settings, or NULL. */
+static inline void *dxpu_wrapper(int symbol)
+{
+	if (dxpu_config.share)
+		return dxpu_share_hooks[symbol];
+	return dxpu_config.on ? dxpu_hooks[symbol] : NULL;
+}
 
 void dxpu_configure(void);
 

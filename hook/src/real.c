@@ -205,7 +205,7 @@ static void look_up(const struct driver *d, void *found[DXPU_SYMBOLS])
 static void *target(const struct driver *d, void *const found[DXPU_SYMBOLS], int symbol)
 {
 	if (found[symbol])
-		return dxpu_config.on && dxpu_hooks[symbol] ? dxpu_hooks[symbol] : found[symbol];
+		return dxpu_wrapper(symbol) ? dxpu_wrapper(symbol) : found[symbol];
 	if (symbol == SYM_cuGetProcAddress_v2 && found[SYM_cuGetProcAddress])
 		return (void *)old_get_proc_address;
 	return d->handle ? (void *)no_symbol : (void *)no_driver;

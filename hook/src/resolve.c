@@ -59,7 +59,7 @@ void *dxpu_substitute(const char *name, void *answer, int version, uint64_t flag
 		form = listed;
 	if (form < 0)
 		COUNT(unknown_forms);
-	return form >= 0 && dxpu_hooks[form] ? dxpu_hooks[form] : answer;
+	return form >= 0 && dxpu_wrapper(form) ? dxpu_wrapper(form) : answer;
 }
 
 CUresult hook_cuGetProcAddress(const char *name, void **fn, int version, uint64_t flags);

@@ -6,7 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "dxpu.h"
+#include "share.h"
 #include "wrap.h"
 
 atomic_bool dxpu_active;
@@ -59,6 +59,7 @@ static void at_exit(void)
 {
 	if (!atomic_load(&dxpu_active))
 		return;
+	dxpu_share_exit();
 	dxpu_record_close();
 	write_stats();
 }
@@ -71,6 +72,8 @@ static void at_exit(void)
 static void in_child(void)
 {
 	atomic_store(&dxpu_active, false);
+	if (dxpu_config.share)
+		dxpu_share_in_child();
 }
 
 static void activate(void)
@@ -92,6 +95,8 @@ CUresult hook_cuInit(unsigned flags)
 {
 	CUresult r = DRIVER(cuInit)(flags);
 
+	if (r == CUDA_SUCCESS && dxpu_config.share)
+		r = dxpu_share_activate();
 	if (r == CUDA_SUCCESS)
 		dxpu_activate();
 	return r;

@@ -1,0 +1,286 @@
+#!/usr/bin/env python3
+"""Measures the sharing of a real GPU by the driver library and the agent.
+
+    make build hook
+    python3 hook/realgpu/share.py accuracy --gpu-memory 8GiB
+    python3 hook/realgpu/share.py overhead
+    python3 hook/realgpu/share.py colocate --policy timeslice --policy orion
+
+accuracy  allocates in a share until it is refused: the sum beside the limit, and
+          what the driver takes beside it for contexts and code (by nvidia-smi).
+overhead  trains without the library and in a share of the whole GPU, whose gate is
+          open. Goal: under 1 %.
+colocate  serves requests online alone, then beside offline training, with each
+          policy: p99 of a request and the throughput of the training.
+
+Each run is a process, and runs alternate in rounds. It starts "dxpu share serve" in
+a folder of its own, needs root for that, and writes WHAT.json and WHAT.md to --out.
+Leave the GPU to it and lock the clocks (README.md).
+"""
+
+import argparse
+import json
+import math
+import os
+import pathlib
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+OVERHEAD_LIMIT = 1.0  # per cent
+ROOM_MIB = 1024  # left for contexts and code in a share of the whole GPU
+
+
+# ---- pure parts, which share_test.py runs without a GPU ----
+
+def parse_bytes(text):
+    """Returns the bytes of "8GiB"; a number without a unit is bytes."""
+    for unit in sorted(UNITS, key=len, reverse=True):
+        if text.endswith(unit):
+            return int(float(text[: -len(unit)]) * UNITS[unit])
+    return int(text)
+
+
+def percentile(values, p):
+    """Returns the nearest-rank percentile of a list that is not empty."""
+    if not values:
+        raise ValueError("no values")
+    return sorted(values)[max(0, math.ceil(p / 100 * len(values)) - 1)]
+
+
+def accuracy_row(limit, allocated, step):
+    """Judges an allocation up to the limit in steps of some bytes."""
+    return {"limit": limit, "allocated": allocated, "over": max(0, allocated - limit),
+            "missing": max(0, limit - allocated), "ok": limit - step < allocated <= limit}
+
+
+def overhead(bare, shared):
+    """Returns the slow-down in per cent: medians of the rounds' step times in ms."""
+    return (statistics.median(shared) / statistics.median(bare) - 1) * 100
+
+
+def colocation_row(policy, alone, beside, train_alone, train_beside):
+    """Compares request times in ms and training steps per second with those alone."""
+    a, b = percentile(alone, 99), percentile(beside, 99)
+    return {"policy": policy, "p99_alone_ms": a, "p99_ms": b, "slowdown": b / a,
+            "train": train_beside / train_alone if train_alone else 0.0}
+
+
+def order(names, rounds):
+    """Returns the runs: each round in the other direction, so that warm-up favours none."""
+    return [n for r in range(rounds) for n in (names if r % 2 == 0 else names[::-1])]
+
+
+def table(rows):
+    """Returns rows, dictionaries with the same keys, as a table in Markdown."""
+    if not rows:
+        return ""
+    keys = list(rows[0])
+    lines = ["| " + " | ".join(keys) + " |", "|" + "---|" * len(keys)]
+    for row in rows:
+        lines.append("| " + " | ".join(f"{row[k]:.3f}" if isinstance(row[k], float) else str(row[k]) for k in keys) + " |")
+    return "\n".join(lines) + "\n"
+
+
+# ---- in a process of its own, with PyTorch ----
+
+def child_allocate(args):
+    import torch
+
+    torch.cuda.init()
+    held, step = [], parse_bytes(args.step)
+    free, total = torch.cuda.mem_get_info()
+    allocated = 0
+    while True:
+        try:
+            # Beyond the caching allocator's rounding: blocks of at least 1 MiB are exact.
+            held.append(torch.cuda.caching_allocator_alloc(step))
+            allocated += step
+        except RuntimeError:
+            break
+    print(json.dumps({"allocated": allocated, "free": free, "total": total, "whole": used_by_process(os.getpid())}))
+
+
+def child_train(args):
+    import torch
+
+    import models
+
+    net, batch, loss = models.build(args.model)
+    net = net.cuda().train()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+    x, target = (t.cuda() for t in batch())
+    times = []
+    until = time.monotonic() + args.seconds
+    while time.monotonic() < until:
+        start = time.monotonic()
+        optimizer.zero_grad(set_to_none=True)
+        loss(net(x), target).backward()
+        optimizer.step()
+        torch.cuda.synchronize()
+        times.append((time.monotonic() - start) * 1000)
+    print(json.dumps({"ms": times[5:], "per_second": len(times) / args.seconds}))
+
+
+def child_serve(args):
+    import torch
+
+    import models
+
+    net, batch, _ = models.build(args.model)
+    net = net.cuda().eval()
+    x = batch()[0][:1].cuda()
+    times = []
+    with torch.no_grad():
+        for _ in range(20):
+            net(x)
+        torch.cuda.synchronize()
+        until = time.monotonic() + args.seconds
+        while time.monotonic() < until:
+            start = time.monotonic()
+            net(x)
+            torch.cuda.synchronize()
+            times.append((time.monotonic() - start) * 1000)
+            time.sleep(args.pause)
+    print(json.dumps({"ms": times}))
+
+
+def used_by_process(pid):
+    """Returns the bytes that nvidia-smi tells for a process, or 0."""
+    out = subprocess.run(["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"],
+                         capture_output=True, text=True, check=False).stdout
+    for line in out.splitlines():
+        fields = [f.strip() for f in line.split(",")]
+        if len(fields) == 2 and fields[0] == str(pid) and fields[1].isdigit():
+            return int(fields[1]) << 20
+    return 0
+
+
+def gpu_bytes():
+    out = subprocess.run(["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"], capture_output=True, text=True, check=True)
+    return int(out.stdout.splitlines()[0]) << 20
+
+
+# ---- the benchmark ----
+
+class Agent:
+    """The agent, in a folder of its own."""
+
+    def __init__(self, args, policy):
+        self.dir = tempfile.mkdtemp(prefix="share")
+        self.dxpu = args.dxpu
+        # Its own state: the machine's agent keeps its shares.
+        command = [self.dxpu, "share", "serve", "--dir", self.dir, "--state", os.path.join(self.dir, "state", "share.json")]
+        for gpu in args.gpu:
+            command += ["--gpu", gpu]
+        if policy:
+            command += ["--policy", policy]
+        self.process = subprocess.Popen(command)
+        for _ in range(100):
+            if self.process.poll() is not None:
+                raise SystemExit("dxpu share serve ended")
+            if list(pathlib.Path(self.dir).glob("*.sock")):
+                return
+            time.sleep(0.1)
+        raise SystemExit("dxpu share serve makes no socket")
+
+    def command(self, memory, compute, kind):
+        return [self.dxpu, "share", "run", "--dir", self.dir, "--gpu-memory", f"{memory}B", "--compute", compute, "--class", kind, "--"]
+
+    def close(self):
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(timeout=30)
+
+
+def start(child, args, prefix=()):
+    command = [*prefix, sys.executable, os.path.abspath(__file__), "child", child, "--model", args.model,
+               "--seconds", str(args.seconds), "--pause", str(args.pause), "--step", args.step]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def finish(process):
+    out, _ = process.communicate()
+    if process.returncode != 0:
+        raise SystemExit(f"a run ended with {process.returncode}")
+    return json.loads(out.splitlines()[-1])
+
+
+def accuracy(args):
+    limit, step = parse_bytes(args.gpu_memory), parse_bytes(args.step)
+    agent = Agent(args, None)
+    try:
+        got = finish(start("allocate", args, agent.command(limit, "100%", "offline")))
+    finally:
+        agent.close()
+    row = accuracy_row(limit, got["allocated"], step)
+    row["total told"] = got["total"]
+    row["driver's own"] = max(0, got["whole"] - got["allocated"])
+    return [row]
+
+
+def overheads(args):
+    bare, shared = [], []
+    agent = Agent(args, None)
+    try:
+        prefix = agent.command(gpu_bytes() - (ROOM_MIB << 20), "100%", "online")
+        for name in order(["bare", "shared"], args.rounds):
+            got = finish(start("train", args, prefix if name == "shared" else ()))
+            (shared if name == "shared" else bare).append(statistics.median(got["ms"]))
+    finally:
+        agent.close()
+    percent = overhead(bare, shared)
+    return [{"bare_ms": statistics.median(bare), "shared_ms": statistics.median(shared), "overhead_percent": percent, "ok": percent < OVERHEAD_LIMIT}]
+
+
+def colocate(args):
+    rows = []
+    half = (gpu_bytes() - (ROOM_MIB << 20)) // 2
+    alone = finish(start("serve", args))["ms"]
+    train_alone = finish(start("train", args))["per_second"]
+    for policy in args.policy:
+        agent = Agent(args, policy)
+        try:
+            train = start("train", args, agent.command(half, "50%", "offline"))
+            beside = finish(start("serve", args, agent.command(half, "50%", "online")))["ms"]
+            trained = finish(train)["per_second"]
+        finally:
+            agent.close()
+        rows.append(colocation_row(policy, alone, beside, train_alone, trained))
+    return rows
+
+
+def parser():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("what", choices=["accuracy", "overhead", "colocate", "child"])
+    p.add_argument("child", nargs="?", choices=["allocate", "train", "serve"])
+    p.add_argument("--dxpu", default="bin/dxpu")
+    p.add_argument("--gpu-memory", default="8GiB")
+    p.add_argument("--gpu", action="append", default=[], help="GPU for dxpu share serve (default: all)")
+    p.add_argument("--step", default="16MiB", help="bytes of one allocation")
+    p.add_argument("--model", default="resnet50")
+    p.add_argument("--seconds", type=float, default=30)
+    p.add_argument("--pause", type=float, default=0.005, help="seconds between two requests")
+    p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--policy", action="append", default=[])
+    p.add_argument("--out", default="out/realshare")
+    return p
+
+
+def main():
+    args = parser().parse_args()
+    if args.what == "child":
+        return {"allocate": child_allocate, "train": child_train, "serve": child_serve}[args.child](args)
+    rows = {"accuracy": accuracy, "overhead": overheads, "colocate": colocate}[args.what](args)
+    out = pathlib.Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{args.what}.json").write_text(json.dumps(rows, indent=2))
+    (out / f"{args.what}.md").write_text(table(rows))
+    print(table(rows), end="")
+
+
+if __name__ == "__main__":
+    main()

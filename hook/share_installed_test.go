@@ -1,0 +1,64 @@
+//go:build linux
+
+package hook
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/dxpu-project/dxpu/internal/sharing/agent"
+)
+
+// installed is dxpu as a user has it: the program beside the driver library, and its agent
+// as a process, with the fake GPU.
+type installed struct {
+	*served
+	dir, dxpu string
+}
+
+var dxpuOnce sync.Once
+
+// buildDXPU builds the program beside the library.
+func buildDXPU(t *testing.T) string {
+	t.Helper()
+	out := filepath.Join(needBuilds(t).dir, "dxpu")
+	dxpuOnce.Do(func() { runCommand(t, exec.Command("go", "build", "-o", out, "../cmd/dxpu")) })
+	return out
+}
+
+// runCommand returns the output of a program.
+func runCommand(t *testing.T, cmd *exec.Cmd) string {
+	t.Helper()
+	var out, errOut bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errOut
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%s: %v\n%s", strings.Join(cmd.Args, " "), err, errOut.String())
+	}
+	return out.String()
+}
+
+// serve starts the agent. The function that it returns ends it by a signal.
+func (c *installed) serve(t *testing.T) func(os.Signal) {
+	t.Helper()
+	run := filepath.Join(c.dir, "run")
+	cmd := exec.Command(c.dxpu, "share", "serve", "--gpu", "test,memory=1GiB", "--policy", "timeslice", "--dir", run,
+		"--state", filepath.Join(c.dir, "state", "s.json"), "--kernel-log", "none")
+	var log bytes.Buffer
+	cmd.Stderr = &log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	c.served = &served{t: t, api: agent.NewClient(run)}
+	c.until("the agent serves", func() bool { _, err := c.api.GPUs(t.Context()); return err == nil })
+	return func(s os.Signal) {
+		_ = cmd.Process.Signal(s)
+		if err := cmd.Wait(); err != nil && s != os.Kill {
+			t.Errorf("the agent ended: %v\n%s", err, log.String())
+		}
+	}
+}

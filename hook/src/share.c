@@ -1,0 +1,475 @@
+/*
+ * The connection to the sharing agent, and the library's thread, which serves it: the
+ * thread receives answers, finds completed launches, watches the heartbeat and connects
+ * again. Threads of the program only send.
+ */
+#include "share.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+enum { FIRST_ANSWER = 5000, POLL_IDLE = 100, PAUSE_FIRST = 10, PAUSE_LAST = 1000 }; /* ms */
+#define POLL_FLIGHTS 50000  /* ns between two looks at launches in flight */
+#define POLL_GATE 1000000   /* ns between two looks at the page while a launch waits */
+#define POOLS_EVERY 50000000u  /* ns */
+#define USAGE_EVERY 100000000u /* ns */
+
+_Atomic(enum share_state) dxpu_share_state;
+const struct share_page *dxpu_share_page;
+atomic_uint dxpu_share_hold;
+atomic_ullong dxpu_share_launches;
+unsigned dxpu_share_connection;
+pthread_mutex_t dxpu_share_mu = PTHREAD_MUTEX_INITIALIZER;
+
+/* A thread of the program that waits for an answer. */
+struct request {
+	uint64_t id;
+	uint32_t answer; /* 0: none yet */
+	bool lost;
+	pthread_cond_t cond;
+	struct request *next;
+};
+
+/* All guarded by dxpu_share_mu. */
+static enum { DOWN, GREETING, UP } connection;
+static int fd = -1, waker = -1;
+static uint64_t last_id, usage_told, pools_seen, pause_ms, retry_at;
+static struct request *requests;
+static unsigned nrequests, nwaiting;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static pthread_t thread;
+static bool stopping;
+
+bool dxpu_share_up_locked(void) { return connection == UP; }
+
+void dxpu_share_wake(void)
+{
+	uint64_t one = 1;
+
+	(void)!write(waker, &one, sizeof one);
+}
+
+void dxpu_share_changed_locked(void) { pthread_cond_broadcast(&changed); }
+
+void dxpu_share_wait_locked(void)
+{
+	if (nwaiting++ == 0)
+		dxpu_share_wake();
+	pthread_cond_wait(&changed, &dxpu_share_mu);
+	nwaiting--;
+}
+
+/* ---- sending ---- */
+
+static void lose_locked(void)
+{
+	if (fd >= 0)
+		close(fd);
+	fd = -1;
+	if (connection == UP)
+		dxpu_share_alone_locked();
+	connection = DOWN;
+	pause_ms = pause_ms ? pause_ms : PAUSE_FIRST;
+	retry_at = dxpu_now() + pause_ms * 1000000;
+	pause_ms = pause_ms * 2 > PAUSE_LAST ? PAUSE_LAST : pause_ms * 2;
+	for (struct request *r = requests; r; r = r->next) {
+		r->lost = true;
+		pthread_cond_signal(&r->cond);
+	}
+	if (atomic_load(&dxpu_share_page->flags) & SHARE_CLOSED)
+		atomic_fetch_or(&dxpu_share_hold, HOLD_AGENT);
+	dxpu_share_changed_locked();
+}
+
+/* Returns whether the message was sent. A full socket is no error. */
+static bool send_locked(const struct share_message *m)
+{
+	if (fd < 0)
+		return false;
+	if (send(fd, m, sizeof *m, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof *m)
+		return true;
+	if (errno != EAGAIN && errno != EINTR && errno != ENOBUFS)
+		lose_locked();
+	return false;
+}
+
+bool dxpu_share_tell_locked(const struct share_message *m)
+{
+	return connection == UP && send_locked(m);
+}
+
+static void unlink_locked(struct request *r)
+{
+	for (struct request **at = &requests; *at; at = &(*at)->next) {
+		if (*at == r) {
+			*at = r->next;
+			break;
+		}
+	}
+	nrequests--;
+	if (nrequests == SHARE_REQUESTS - 1)
+		dxpu_share_changed_locked();
+}
+
+uint32_t dxpu_share_ask_locked(struct share_message *m)
+{
+	struct request r = {.cond = PTHREAD_COND_INITIALIZER};
+
+	while (connection == UP && nrequests >= SHARE_REQUESTS)
+		dxpu_share_wait_locked();
+	r.id = m->id = ++last_id;
+	r.next = requests;
+	requests = &r;
+	nrequests++;
+	while (connection == UP && !r.lost && !send_locked(m))
+		dxpu_share_wait_locked(); /* the socket is full: the library's thread looks at it each ms */
+	if (connection != UP)
+		r.lost = true;
+	while (!r.answer && !r.lost)
+		pthread_cond_wait(&r.cond, &dxpu_share_mu);
+	unlink_locked(&r);
+	pthread_cond_destroy(&r.cond);
+	return r.answer;
+}
+
+/* ---- receiving ---- */
+
+/*
+ * Maps the page of a WELCOME in the place of an earlier one, so that threads may look
+ * at it at any time.
+ */
+static bool map_page(int page_fd)
+{
+	struct stat st;
+	const struct share_page *p;
+	void *at = (void *)(uintptr_t)dxpu_share_page;
+
+	if (fstat(page_fd, &st) != 0 || st.st_size != SHARE_PAGE)
+		return false;
+	p = mmap(at, SHARE_PAGE, PROT_READ, MAP_SHARED | (at ? MAP_FIXED : 0), page_fd, 0);
+	if (p == MAP_FAILED)
+		return false;
+	dxpu_share_page = p;
+	return p->magic == SHARE_MAGIC && p->version == SHARE_VERSION && p->gpus <= SHARE_GPUS;
+}
+
+/* Receives one message; 0: none now, negative: the connection is lost. */
+static int receive_locked(struct share_message *m, int *page_fd)
+{
+	union {
+		char space[CMSG_SPACE(sizeof(int))];
+		struct cmsghdr align;
+	} control;
+	struct iovec v = {m, sizeof *m};
+	struct msghdr h = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+	ssize_t n = recvmsg(fd, &h, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	struct cmsghdr *c;
+
+	*page_fd = -1;
+	if (n < 0 && (errno == EAGAIN || errno == EINTR))
+		return 0;
+	for (c = n > 0 ? CMSG_FIRSTHDR(&h) : NULL; c; c = CMSG_NXTHDR(&h, c)) {
+		if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS && *page_fd < 0)
+			memcpy(page_fd, CMSG_DATA(c), sizeof *page_fd);
+	}
+	return n == (ssize_t)sizeof *m ? 1 : -1;
+}
+
+static void welcome_locked(int page_fd)
+{
+	if (connection != GREETING || page_fd < 0 || !map_page(page_fd)) {
+		fprintf(stderr, "dxpu: DXPU_SHARE=%s: the agent's page is not one of version %d\n", dxpu_config.share, SHARE_VERSION);
+		lose_locked();
+		return;
+	}
+	connection = UP;
+	dxpu_share_connection++;
+	pause_ms = 0;
+	dxpu_share_restate_locked();
+	atomic_fetch_and(&dxpu_share_hold, ~(unsigned)HOLD_AGENT);
+	dxpu_share_changed_locked();
+}
+
+static void answer_locked(const struct share_message *m)
+{
+	for (struct request *r = requests; r; r = r->next) {
+		if (r->id == m->id && !r->answer) {
+			r->answer = m->type;
+			pthread_cond_signal(&r->cond);
+			return;
+		}
+	}
+}
+
+static void handle_locked(const struct share_message *m, int page_fd)
+{
+	switch (m->type) {
+	case SHARE_WELCOME:
+		welcome_locked(page_fd);
+		break;
+	case SHARE_GRANTED:
+	case SHARE_REFUSED:
+	case SHARE_PERMIT:
+		answer_locked(m);
+		break;
+	case SHARE_END:
+		dxpu_share_end_asked(m->arg[0]);
+		break;
+	case SHARE_REJECT:
+		fprintf(stderr, "dxpu: DXPU_SHARE=%s: the agent rejects this process, reason %llu (hook/SHARE.md)\n", dxpu_config.share, (unsigned long long)m->arg[0]);
+		lose_locked();
+		break;
+	default:
+		lose_locked();
+	}
+}
+
+static void receive_all_locked(void)
+{
+	struct share_message m;
+	int page_fd, n;
+
+	while (fd >= 0 && (n = receive_locked(&m, &page_fd)) != 0) {
+		if (n > 0)
+			handle_locked(&m, page_fd);
+		else
+			lose_locked();
+		if (page_fd >= 0)
+			close(page_fd);
+	}
+}
+
+/* ---- connecting ---- */
+
+static bool connect_locked(void)
+{
+	struct sockaddr_un a = {.sun_family = AF_UNIX};
+	struct share_message hello = {.type = SHARE_HELLO, .id = SHARE_VERSION, .arg = {(uint64_t)getpid()}};
+
+	if (strlen(dxpu_config.share) >= sizeof a.sun_path) {
+		errno = ENAMETOOLONG;
+		return false;
+	}
+	strcpy(a.sun_path, dxpu_config.share);
+	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0)
+		return false;
+	if (connect(fd, (struct sockaddr *)&a, sizeof a) != 0) {
+		close(fd);
+		fd = -1;
+		return false;
+	}
+	connection = GREETING;
+	return send_locked(&hello);
+}
+
+static void reconnect_locked(void)
+{
+	uint64_t now = dxpu_now();
+
+	if (connection == GREETING && now >= retry_at)
+		lose_locked();
+	if (connection != DOWN || now < retry_at)
+		return;
+	retry_at = now + (uint64_t)FIRST_ANSWER * 1000000;
+	if (!connect_locked())
+		lose_locked();
+}
+
+/* ---- the library's thread ---- */
+
+static void watch_locked(void)
+{
+	const struct share_page *p = dxpu_share_page;
+	uint64_t beat = atomic_load(&p->heartbeat), silence = atomic_load(&p->silence), now = dxpu_now();
+
+	if (connection == UP && silence > 0 && now > beat && now - beat > silence)
+		lose_locked();
+	if (atomic_load(&p->flags) & SHARE_ENDS)
+		dxpu_share_end_asked(atomic_load(&p->grace));
+}
+
+static void report_usage_locked(void)
+{
+	uint64_t now = dxpu_now(), n = atomic_load_explicit(&dxpu_share_launches, memory_order_relaxed);
+	struct share_message m = {.type = SHARE_USAGE, .arg = {n}};
+
+	if (n == 0 || now - usage_told < USAGE_EVERY || dxpu_share_page->gpus == 0 || !dxpu_share_tell_locked(&m))
+		return;
+	atomic_fetch_sub(&dxpu_share_launches, n);
+	usage_told = now;
+}
+
+static void sleep_until_something(bool flights)
+{
+	struct pollfd p[2] = {{.fd = fd, .events = POLLIN}, {.fd = waker, .events = POLLIN}};
+	long ns = flights ? POLL_FLIGHTS : nwaiting > 0 ? POLL_GATE : POLL_IDLE * 1000000L;
+	struct timespec t = {.tv_nsec = ns};
+	uint64_t count;
+
+	pthread_mutex_unlock(&dxpu_share_mu);
+	if (ppoll(p, 2, &t, NULL) > 0 && p[1].revents)
+		(void)!read(waker, &count, sizeof count);
+	if (dxpu_now() - pools_seen >= POOLS_EVERY) {
+		dxpu_share_pools_settle();
+		pools_seen = dxpu_now();
+	}
+	pthread_mutex_lock(&dxpu_share_mu);
+}
+
+static void *serve(void *arg)
+{
+	int (*exchange)(int *) = REAL(CUresult(*)(int *), cuThreadExchangeStreamCaptureMode);
+	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+
+	(void)arg;
+	/* Queries of this thread must not invalidate the captures of others. */
+	if (exchange)
+		(void)exchange(&mode);
+	dxpu_depth++;
+	pthread_mutex_lock(&dxpu_share_mu);
+	while (!stopping) {
+		bool flights = dxpu_share_poll_locked();
+
+		reconnect_locked();
+		receive_all_locked();
+		watch_locked();
+		dxpu_share_flush_locked();
+		dxpu_share_flights_flush_locked();
+		report_usage_locked();
+		if (nwaiting > 0)
+			dxpu_share_changed_locked();
+		dxpu_share_end_locked();
+		if (!stopping)
+			sleep_until_something(flights);
+	}
+	pthread_mutex_unlock(&dxpu_share_mu);
+	return NULL;
+}
+
+/* Starts the thread with all signals blocked: signals are the program's. */
+static bool start(void)
+{
+	sigset_t all, old;
+	int e;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &old);
+	e = pthread_create(&thread, NULL, serve, NULL);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	return e == 0;
+}
+
+static void disconnect_locked(void)
+{
+	close(fd);
+	fd = -1;
+	connection = DOWN;
+}
+
+static CUresult first_connection_locked(void)
+{
+	uint64_t until = dxpu_now() + (uint64_t)FIRST_ANSWER * 1000000;
+
+	if (!connect_locked()) {
+		fprintf(stderr, "dxpu: DXPU_SHARE=%s: %s; without its agent the process has no part of a GPU\n", dxpu_config.share, strerror(errno));
+		return CUDA_ERROR_SYSTEM_NOT_READY;
+	}
+	while (connection == GREETING) {
+		struct pollfd p = {.fd = fd, .events = POLLIN};
+		uint64_t now = dxpu_now();
+		struct share_message m;
+		int page_fd, n;
+
+		if (now >= until || poll(&p, 1, (int)((until - now) / 1000000) + 1) < 0)
+			break;
+		if ((n = receive_locked(&m, &page_fd)) == 0)
+			continue;
+		if (n > 0 && m.type == SHARE_WELCOME && page_fd >= 0 && map_page(page_fd))
+			connection = UP;
+		if (page_fd >= 0)
+			close(page_fd);
+		if (connection != UP)
+			break;
+	}
+	if (connection == UP)
+		return CUDA_SUCCESS;
+	fprintf(stderr, "dxpu: DXPU_SHARE=%s: no answer of a sharing agent of version %d\n", dxpu_config.share, SHARE_VERSION);
+	disconnect_locked();
+	return CUDA_ERROR_SYSTEM_NOT_READY;
+}
+
+CUresult dxpu_share_activate(void)
+{
+	CUresult r = CUDA_SUCCESS;
+
+	pthread_mutex_lock(&dxpu_share_mu);
+	if (atomic_load(&dxpu_share_state) == SHARE_OFF) {
+		r = first_connection_locked();
+		if (r == CUDA_SUCCESS) {
+			dxpu_share_devices();
+			waker = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+			if (waker >= 0 && start()) {
+				atomic_store(&dxpu_share_state, SHARE_ON);
+			} else {
+				disconnect_locked();
+				r = CUDA_ERROR_SYSTEM_NOT_READY;
+			}
+		}
+	}
+	pthread_mutex_unlock(&dxpu_share_mu);
+	return r;
+}
+
+/* Stops the thread before the driver's own handlers of exit run. */
+void dxpu_share_exit(void)
+{
+	struct share_message m = {.type = SHARE_EXIT};
+
+	if (atomic_load(&dxpu_share_state) != SHARE_ON)
+		return;
+	atomic_store(&dxpu_share_state, SHARE_OVER);
+	pthread_mutex_lock(&dxpu_share_mu);
+	stopping = true;
+	dxpu_share_tell_locked(&m);
+	dxpu_share_changed_locked();
+	pthread_mutex_unlock(&dxpu_share_mu);
+	dxpu_share_wake();
+	pthread_join(thread, NULL);
+}
+
+/*
+ * The child has neither the thread nor the driver's state, and must not keep the
+ * parent's socket open. Its own cuInit connects again.
+ */
+void dxpu_share_in_child(void)
+{
+	pthread_mutex_init(&dxpu_share_mu, NULL);
+	pthread_cond_init(&changed, NULL);
+	if (fd >= 0)
+		close(fd);
+	if (waker >= 0)
+		close(waker);
+	fd = waker = -1;
+	connection = DOWN;
+	requests = NULL;
+	nrequests = nwaiting = 0;
+	stopping = false;
+	atomic_store(&dxpu_share_hold, 0);
+	atomic_store(&dxpu_share_launches, 0);
+	atomic_store(&dxpu_share_state, SHARE_OFF);
+	dxpu_share_ledger_forget();
+	dxpu_share_flights_forget_locked(NULL);
+	dxpu_share_contexts_forget();
+	dxpu_share_pools_forget();
+	dxpu_share_end_forget();
+}

@@ -1,0 +1,315 @@
+/*
+ * The gate of launches. An open gate costs one load for each GPU of the share. At any
+ * other gate a launch waits for room in the window, then for the agent's permit. An
+ * event before and one after it tell when it is done and how long it ran; the
+ * library's thread asks the driver for them.
+ */
+#include "share.h"
+
+#include <string.h>
+
+#include "wrap.h"
+
+enum { FLIGHTS = 1024, SPARE = 256 };
+
+/* Guarded by dxpu_share_mu. */
+static struct share_launch flights[FLIGHTS];
+static struct share_message untold[FLIGHTS]; /* DONE that did not fit into the socket */
+static unsigned nflights, nuntold;
+static unsigned in_flight[SHARE_GPUS]; /* with a permit and without a told DONE */
+static struct spare {
+	CUcontext context;
+	CUevent event;
+} spares[SPARE];
+static unsigned nspares;
+static atomic_bool burst; /* launches since the last IDLE */
+
+/* ---- events ---- */
+
+static CUevent new_event(CUcontext c)
+{
+	CUevent e = NULL;
+
+	pthread_mutex_lock(&dxpu_share_mu);
+	for (unsigned i = 0; i < nspares && !e; i++) {
+		if (spares[i].context == c) {
+			e = spares[i].event;
+			spares[i] = spares[--nspares];
+		}
+	}
+	pthread_mutex_unlock(&dxpu_share_mu);
+	if (!e && REAL(CUresult(*)(CUevent *, unsigned), cuEventCreate)(&e, 0) != CUDA_SUCCESS)
+		return NULL;
+	return e;
+}
+
+static void keep_event_locked(CUcontext c, CUevent e)
+{
+	if (!e)
+		return;
+	if (nspares < SPARE)
+		spares[nspares++] = (struct spare){c, e};
+	else
+		(void)REAL(CUresult(*)(CUevent), cuEventDestroy_v2)(e);
+}
+
+/* ---- flights ---- */
+
+static void tell_done_locked(const struct share_launch *l, uint64_t ns)
+{
+	struct share_message m = {.type = SHARE_DONE, .gpu = (uint32_t)l->gpu, .id = l->id, .arg = {ns}};
+
+	if (l->connection == dxpu_share_connection && dxpu_share_up_locked() && !dxpu_share_tell_locked(&m) && dxpu_share_up_locked()) {
+		untold[nuntold++] = m;
+		return;
+	}
+	in_flight[l->gpu]--;
+	dxpu_share_changed_locked();
+}
+
+static void done_locked(const struct share_launch *l, uint64_t ns)
+{
+	keep_event_locked(l->context, l->start);
+	keep_event_locked(l->context, l->end);
+	tell_done_locked(l, ns);
+}
+
+void dxpu_share_flights_flush_locked(void)
+{
+	unsigned n = 0;
+
+	/* Without an agent they are dropped: the next one does not know these launches. */
+	while (n < nuntold && (dxpu_share_tell_locked(&untold[n]) || !dxpu_share_up_locked()))
+		in_flight[untold[n++].gpu]--;
+	if (n == 0)
+		return;
+	nuntold -= n;
+	memmove(untold, &untold[n], nuntold * sizeof untold[0]);
+	dxpu_share_changed_locked();
+}
+
+static void failed_locked(int gpu, CUresult r)
+{
+	struct share_message m = {.type = SHARE_FAILED, .gpu = (uint32_t)gpu, .arg = {(uint64_t)r}};
+
+	(void)dxpu_share_tell_locked(&m);
+}
+
+static uint64_t elapsed(const struct share_launch *l)
+{
+	CUresult (*f)(float *, CUevent, CUevent) = REAL(CUresult(*)(float *, CUevent, CUevent), cuEventElapsedTime);
+	float ms = 0;
+
+	if (!f || !l->start || f(&ms, l->start, l->end) != CUDA_SUCCESS || !(ms > 0))
+		return 0;
+	return (uint64_t)((double)ms * 1e6);
+}
+
+/* Queries in the flight's context, which this thread makes current. */
+static CUresult query(const struct share_launch *l)
+{
+	CUresult (*set)(CUcontext) = REAL(CUresult(*)(CUcontext), cuCtxSetCurrent);
+
+	if (set && set(l->context) != CUDA_SUCCESS)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	return REAL(CUresult(*)(CUevent), cuEventQuery)(l->end);
+}
+
+bool dxpu_share_poll_locked(void)
+{
+	for (unsigned i = 0; i < nflights;) {
+		struct share_launch l = flights[i];
+		CUresult r = query(&l);
+
+		if (r == CUDA_ERROR_NOT_READY) {
+			i++;
+			continue;
+		}
+		memmove(&flights[i], &flights[i + 1], (--nflights - i) * sizeof l);
+		if (r != CUDA_SUCCESS)
+			failed_locked(l.gpu, r);
+		done_locked(&l, r == CUDA_SUCCESS ? elapsed(&l) : 0);
+	}
+	return nflights > 0;
+}
+
+void dxpu_share_flights_forget_locked(CUcontext c)
+{
+	for (unsigned i = 0; i < nspares;) {
+		if (!c || spares[i].context == c)
+			spares[i] = spares[--nspares];
+		else
+			i++;
+	}
+	for (unsigned i = 0; i < nflights;) {
+		struct share_launch l = flights[i];
+
+		if (c && l.context != c) {
+			i++;
+			continue;
+		}
+		flights[i] = flights[--nflights];
+		tell_done_locked(&l, 0); /* the driver destroys the events with the context */
+	}
+	if (!c) {
+		nuntold = 0;
+		memset(in_flight, 0, sizeof in_flight);
+	}
+}
+
+/* ---- launches ---- */
+
+/* FNV-1a of the function's name, which CUDA 12.3 and later tell; else 0. */
+static uint64_t name_hash(CUfunction f)
+{
+	CUresult (*name_of)(const char **, CUfunction) = REAL(CUresult(*)(const char **, CUfunction), cuFuncGetName);
+	const char *name = NULL;
+	uint64_t h = 0xcbf29ce484222325u;
+
+	if (!f || !name_of || name_of(&name, f) != CUDA_SUCCESS || !name)
+		return 0;
+	for (; *name; name++)
+		h = (h ^ (uint8_t)*name) * 0x100000001b3u;
+	return h;
+}
+
+static unsigned gate_of(int gpu)
+{
+	return atomic_load_explicit(&dxpu_share_page->gpu[gpu].gate, memory_order_relaxed);
+}
+
+static bool has_room_locked(int gpu)
+{
+	uint32_t window = atomic_load(&dxpu_share_page->gpu[gpu].window);
+	unsigned all = 0;
+
+	for (int i = 0; i < SHARE_GPUS; i++)
+		all += in_flight[i];
+	return in_flight[gpu] < (window ? window : 1) && all < FLIGHTS;
+}
+
+/* Waits for the end of reasons to hold that are the library's own. */
+static bool wait_hold_locked(void)
+{
+	while (atomic_load(&dxpu_share_hold) && atomic_load(&dxpu_share_state) == SHARE_ON)
+		dxpu_share_wait_locked();
+	return atomic_load(&dxpu_share_state) == SHARE_ON;
+}
+
+/*
+ * Waits until the launch may go; true: with a permit. Without an agent, and if the page
+ * is open then, launches go without one.
+ */
+static bool wait_permit_locked(struct share_message *m)
+{
+	int gpu = (int)m->gpu;
+
+	while (wait_hold_locked() && gate_of(gpu) != SHARE_OPEN && dxpu_share_up_locked()) {
+		if (!has_room_locked(gpu)) {
+			dxpu_share_wait_locked();
+			continue;
+		}
+		in_flight[gpu]++;
+		if (dxpu_share_ask_locked(m) == SHARE_PERMIT) {
+			/* A hold that began while the launch waited applies to it too. */
+			(void)wait_hold_locked();
+			return true;
+		}
+		in_flight[gpu]--;
+	}
+	return false;
+}
+
+CUresult dxpu_share_begin_slow(struct share_launch *l, CUstream s, int thread, const struct share_work *w)
+{
+	struct share_message m = {.type = SHARE_LAUNCH, .arg = {w->blocks, w->threads, w->kernels, 0}};
+	bool permit;
+
+	l->stream = dxpu_stream(s, thread);
+	/* A launch into a capture does not run; the launch of its graph will. */
+	if (!dxpu_not_captured(l->stream))
+		return CUDA_SUCCESS;
+	l->gpu = dxpu_share_current();
+	if (l->gpu < 0) {
+		CUresult r = l->gpu == NO_CONTEXT ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_NOT_PERMITTED;
+
+		l->gpu = NOT_IN_SHARE;
+		return r;
+	}
+	m.gpu = (uint32_t)l->gpu;
+	m.arg[3] = name_hash(w->function);
+	pthread_mutex_lock(&dxpu_share_mu);
+	permit = wait_permit_locked(&m);
+	l->id = m.id;
+	l->connection = dxpu_share_connection;
+	pthread_mutex_unlock(&dxpu_share_mu);
+	if (!permit) {
+		l->gpu = -1;
+		return CUDA_SUCCESS;
+	}
+	atomic_store_explicit(&burst, true, memory_order_relaxed);
+	l->context = dxpu_share_context();
+	l->start = new_event(l->context);
+	l->end = new_event(l->context);
+	if (l->start)
+		(void)REAL(CUresult(*)(CUevent, CUstream), cuEventRecord)(l->start, l->stream);
+	return CUDA_SUCCESS;
+}
+
+void dxpu_share_follow(struct share_launch *l, CUresult result)
+{
+	bool recorded = result == CUDA_SUCCESS && l->end &&
+			REAL(CUresult(*)(CUevent, CUstream), cuEventRecord)(l->end, l->stream) == CUDA_SUCCESS;
+
+	pthread_mutex_lock(&dxpu_share_mu);
+	if (recorded) {
+		flights[nflights++] = *l;
+		if (nflights == 1)
+			dxpu_share_wake();
+	} else {
+		done_locked(l, 0);
+	}
+	pthread_mutex_unlock(&dxpu_share_mu);
+}
+
+/* ---- the gates of gate.h ---- */
+
+static bool any_held(void)
+{
+	const struct share_page *p = dxpu_share_page;
+
+	if (atomic_load_explicit(&dxpu_share_hold, memory_order_relaxed))
+		return true;
+	for (uint32_t i = 0; i < p->gpus; i++) {
+		if (gate_of((int)i) >= SHARE_HELD)
+			return true;
+	}
+	return false;
+}
+
+/* Copies and memsets need no permit. They wait while the share is held. */
+void dxpu_share_before_copy(void)
+{
+	int gpu;
+
+	if (!dxpu_share_is_on() || !any_held() || (gpu = dxpu_share_current()) < 0)
+		return;
+	pthread_mutex_lock(&dxpu_share_mu);
+	while (wait_hold_locked() && gate_of(gpu) >= SHARE_HELD && dxpu_share_up_locked())
+		dxpu_share_wait_locked();
+	pthread_mutex_unlock(&dxpu_share_mu);
+}
+
+/* A burst of launches ends where the program waits for them. */
+void dxpu_share_before_wait(void)
+{
+	struct share_message m = {.type = SHARE_IDLE};
+	int gpu;
+
+	if (!dxpu_share_is_on() || !atomic_exchange_explicit(&burst, false, memory_order_relaxed) || (gpu = dxpu_share_current()) < 0)
+		return;
+	m.gpu = (uint32_t)gpu;
+	pthread_mutex_lock(&dxpu_share_mu);
+	(void)dxpu_share_tell_locked(&m);
+	pthread_mutex_unlock(&dxpu_share_mu);
+}

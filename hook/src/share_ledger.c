@@ -1,0 +1,244 @@
+/*
+ * The ledger of the process: its memory on each GPU, and the owners of that memory. Each
+ * charge was granted by the agent before the driver allocated, or, without an agent and if the
+ * page allows it, fits into the limit of the last page.
+ */
+#include "share.h"
+
+#include <stdlib.h>
+
+enum { BUCKETS = 4096 };
+
+/* Guarded by dxpu_share_mu. */
+static struct account {
+	uint64_t held;   /* by this process */
+	uint64_t others; /* without an agent: by the other processes of the share, when it was lost */
+	uint64_t owed;   /* freed, but not yet told to the agent */
+} accounts[SHARE_GPUS];
+
+/* ---- totals ---- */
+
+void dxpu_share_alone_locked(void)
+{
+	for (int i = 0; i < SHARE_GPUS; i++) {
+		uint64_t used = atomic_load(&dxpu_share_page->gpu[i].used);
+
+		accounts[i].others = used > accounts[i].held ? used - accounts[i].held : 0;
+	}
+}
+
+static void send_owed_locked(int gpu)
+{
+	struct share_message m = {.type = SHARE_FREE, .gpu = (uint32_t)gpu, .bytes = accounts[gpu].owed};
+
+	if (accounts[gpu].owed && dxpu_share_tell_locked(&m))
+		accounts[gpu].owed = 0;
+}
+
+void dxpu_share_flush_locked(void)
+{
+	for (int i = 0; i < SHARE_GPUS; i++)
+		send_owed_locked(i);
+}
+
+void dxpu_share_restate_locked(void)
+{
+	for (int i = 0; i < SHARE_GPUS; i++) {
+		struct share_message m = {.type = SHARE_HOLDS, .gpu = (uint32_t)i, .bytes = accounts[i].held + accounts[i].owed};
+
+		if (m.bytes)
+			(void)dxpu_share_tell_locked(&m);
+	}
+	dxpu_share_flush_locked();
+}
+
+/* Without an agent: whether the page allows the memory. */
+static bool alone_locked(int gpu, uint64_t bytes)
+{
+	const struct account *a = &accounts[gpu];
+	uint64_t limit = atomic_load(&dxpu_share_page->gpu[gpu].limit);
+
+	if (atomic_load(&dxpu_share_page->flags) & SHARE_CLOSED)
+		return false;
+	return limit <= SHARE_MOST && bytes <= limit && a->others + a->held <= limit - bytes;
+}
+
+CUresult dxpu_share_take(int gpu, uint64_t bytes)
+{
+	struct share_message m = {.type = SHARE_ALLOCATE, .gpu = (uint32_t)gpu, .bytes = bytes};
+	bool granted = bytes == 0;
+
+	if (gpu < 0 || bytes > SHARE_MOST)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	pthread_mutex_lock(&dxpu_share_mu);
+	while (!granted) {
+		uint32_t answer;
+
+		if (atomic_load(&dxpu_share_state) != SHARE_ON)
+			break;
+		if (!dxpu_share_up_locked()) {
+			granted = alone_locked(gpu, bytes);
+			break;
+		}
+		send_owed_locked(gpu);
+		answer = dxpu_share_ask_locked(&m);
+		granted = answer == SHARE_GRANTED;
+		if (answer == SHARE_REFUSED)
+			break;
+	}
+	if (granted)
+		accounts[gpu].held += bytes;
+	pthread_mutex_unlock(&dxpu_share_mu);
+	return granted ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+void dxpu_share_give(int gpu, uint64_t bytes)
+{
+	if (gpu < 0 || bytes == 0)
+		return;
+	pthread_mutex_lock(&dxpu_share_mu);
+	bytes = bytes < accounts[gpu].held ? bytes : accounts[gpu].held;
+	accounts[gpu].held -= bytes;
+	accounts[gpu].owed += bytes;
+	send_owed_locked(gpu);
+	pthread_mutex_unlock(&dxpu_share_mu);
+}
+
+void dxpu_share_room(int gpu, uint64_t *total, uint64_t *left)
+{
+	uint64_t used;
+
+	pthread_mutex_lock(&dxpu_share_mu);
+	*total = atomic_load(&dxpu_share_page->gpu[gpu].limit);
+	used = dxpu_share_up_locked() ? atomic_load(&dxpu_share_page->gpu[gpu].used) : accounts[gpu].others + accounts[gpu].held;
+	pthread_mutex_unlock(&dxpu_share_mu);
+	*left = used < *total ? *total - used : 0;
+}
+
+/* ---- owners ---- */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct owner *buckets[BUCKETS]; /* guarded by lock */
+
+static struct owner **bucket(enum owned kind, uintptr_t key)
+{
+	return &buckets[(key >> 4 ^ key >> 9 ^ key >> 21 ^ (uintptr_t)kind) % BUCKETS];
+}
+
+static struct owner **find_locked(enum owned kind, uintptr_t key)
+{
+	struct owner **at = bucket(kind, key);
+
+	while (*at && ((*at)->kind != kind || (*at)->key != key))
+		at = &(*at)->next;
+	return at;
+}
+
+void dxpu_share_add(const struct owner *o)
+{
+	struct owner *x = malloc(sizeof *x), **at;
+
+	if (!x)
+		return;
+	*x = *o;
+	pthread_mutex_lock(&lock);
+	at = bucket(o->kind, o->key);
+	x->next = *at;
+	*at = x;
+	pthread_mutex_unlock(&lock);
+}
+
+bool dxpu_share_remove(enum owned kind, uintptr_t key, struct owner *o)
+{
+	struct owner **at, *x;
+
+	pthread_mutex_lock(&lock);
+	at = find_locked(kind, key);
+	x = *at;
+	if (x) {
+		*at = x->next;
+		*o = *x;
+	}
+	pthread_mutex_unlock(&lock);
+	free(x);
+	return x != NULL;
+}
+
+bool dxpu_share_unreference(enum owned kind, uintptr_t key, struct owner *o)
+{
+	struct owner **at, *x;
+	bool last;
+
+	pthread_mutex_lock(&lock);
+	at = find_locked(kind, key);
+	x = *at;
+	last = x && --x->references == 0;
+	if (last) {
+		*at = x->next;
+		*o = *x;
+	}
+	pthread_mutex_unlock(&lock);
+	if (last)
+		free(x);
+	return last;
+}
+
+bool dxpu_share_change(enum owned kind, uintptr_t key, void (*f)(struct owner *, void *), void *arg)
+{
+	struct owner *x;
+
+	pthread_mutex_lock(&lock);
+	x = *find_locked(kind, key);
+	if (x)
+		f(x, arg);
+	pthread_mutex_unlock(&lock);
+	return x != NULL;
+}
+
+struct owner *dxpu_share_detach(bool (*match)(const struct owner *, const void *), const void *arg)
+{
+	struct owner *list = NULL;
+
+	pthread_mutex_lock(&lock);
+	for (int i = 0; i < BUCKETS; i++) {
+		for (struct owner **at = &buckets[i]; *at;) {
+			struct owner *x = *at;
+
+			if (!match(x, arg)) {
+				at = &x->next;
+				continue;
+			}
+			*at = x->next;
+			x->next = list;
+			list = x;
+		}
+	}
+	pthread_mutex_unlock(&lock);
+	return list;
+}
+
+void dxpu_share_settle(struct owner *list, bool gone)
+{
+	while (list) {
+		struct owner *next = list->next;
+
+		if (!gone)
+			dxpu_share_add(list);
+		else if (list->kind == OWNED_POINTER && list->other)
+			dxpu_share_pool_freed(list);
+		else
+			dxpu_share_give(list->gpu, list->bytes);
+		free(list);
+		list = next;
+	}
+}
+
+/* The entries are lost: another thread of the parent may have held the lock. */
+void dxpu_share_ledger_forget(void)
+{
+	pthread_mutex_init(&lock, NULL);
+	for (int i = 0; i < BUCKETS; i++)
+		buckets[i] = NULL;
+	for (int i = 0; i < SHARE_GPUS; i++)
+		accounts[i] = (struct account){0};
+}

@@ -1,0 +1,114 @@
+/* The graphs of the fake GPU: lists of nodes, run in order. */
+#include "gpu.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct node {
+	int type;
+	const char *name;
+	uint64_t bytes;
+};
+
+struct graph {
+	unsigned n;
+	struct node nodes[64];
+};
+
+struct executable {
+	struct graph graph;
+	int device;
+	uint64_t held; /* bytes since its first launch */
+};
+
+static uint64_t kept[GPUS]; /* of destroyed graphs, until a trim */
+
+void graph_add(struct graph *g, int type, const char *name, uint64_t bytes)
+{
+	if (g->n == sizeof g->nodes / sizeof g->nodes[0])
+		abort();
+	g->nodes[g->n++] = (struct node){type, name, bytes};
+}
+
+CUresult cuGraphCreate(CUgraph *g, unsigned flags) { (void)flags; *g = calloc(1, sizeof(struct graph)); return CUDA_SUCCESS; }
+CUresult cuStreamBeginCapture_v2(CUstream s, int mode) { (void)mode; stream_of(s)->capture = calloc(1, sizeof(struct graph)); return CUDA_SUCCESS; }
+CUresult cuStreamEndCapture(CUstream s, CUgraph *g) { *g = stream_of(s)->capture; stream_of(s)->capture = NULL; return CUDA_SUCCESS; }
+
+CUresult cuGraphGetNodes(CUgraph h, CUgraphNode *nodes, size_t *n)
+{
+	struct graph *g = h;
+
+	for (size_t i = 0; nodes && i < *n && i < g->n; i++)
+		nodes[i] = &g->nodes[i];
+	*n = g->n;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuGraphNodeGetType(CUgraphNode n, int *type) { *type = ((struct node *)n)->type; return CUDA_SUCCESS; }
+CUresult cuGraphMemAllocNodeGetParams(CUgraphNode n, CUDA_MEM_ALLOC_NODE_PARAMS *p) { p->bytesize = ((struct node *)n)->bytes; return CUDA_SUCCESS; }
+
+CUresult cuGraphInstantiateWithFlags(CUgraphExec *e, CUgraph g, unsigned long long flags)
+{
+	struct executable *x = calloc(1, sizeof *x);
+	CUresult r = usable(SYM_cuGraphInstantiateWithFlags);
+
+	(void)flags;
+	if (r) {
+		free(x);
+		return r;
+	}
+	x->graph = *(struct graph *)g;
+	x->device = current->device;
+	*e = x;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuGraphInstantiateWithParams(CUgraphExec *e, CUgraph g, void *params) { (void)params; return cuGraphInstantiateWithFlags(e, g, 0); }
+CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *e, CUgraph g, void *params) { (void)params; return cuGraphInstantiateWithFlags(e, g, 0); }
+CUresult cuGraphInstantiate_v2(CUgraphExec *e, CUgraph g, CUgraphNode *failed, char *log, size_t size) { (void)failed, (void)log, (void)size; return cuGraphInstantiateWithFlags(e, g, 0); }
+CUresult cuGraphInstantiate(CUgraphExec *e, CUgraph g, CUgraphNode *failed, char *log, size_t size) { (void)failed, (void)log, (void)size; return cuGraphInstantiateWithFlags(e, g, 0); }
+
+CUresult cuGraphLaunch(CUgraphExec e, CUstream s)
+{
+	struct executable *x = e;
+	CUresult r = usable(SYM_cuGraphLaunch);
+	uint64_t need = 0;
+
+	for (unsigned i = 0; i < x->graph.n; i++)
+		need += x->graph.nodes[i].bytes;
+	if (!r && need > x->held && !take(x->device, need - x->held))
+		r = NO_MEMORY;
+	if (r)
+		return r;
+	x->held = need;
+	for (unsigned i = 0; i < x->graph.n && !r; i++) {
+		if (x->graph.nodes[i].type == CU_GRAPH_NODE_TYPE_KERNEL)
+			r = run_kernel(stream_of(s), x->graph.nodes[i].name);
+	}
+	return r;
+}
+
+CUresult cuGraphLaunch_ptsz(CUgraphExec e, CUstream s) { return cuGraphLaunch(e, s); }
+
+CUresult cuGraphExecDestroy(CUgraphExec e)
+{
+	struct executable *x = e;
+
+	pthread_mutex_lock(&lock);
+	kept[x->device] += x->held;
+	pthread_mutex_unlock(&lock);
+	free(x);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGraphMemTrim(CUdevice d)
+{
+	uint64_t n;
+
+	pthread_mutex_lock(&lock);
+	n = kept[d];
+	kept[d] = 0;
+	pthread_mutex_unlock(&lock);
+	give(d, n);
+	return CUDA_SUCCESS;
+}
