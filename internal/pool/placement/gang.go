@@ -175,11 +175,11 @@ func (l *gangLookup) take(gpus []Ref, host string, slots []uint32) {
 	for _, r := range gpus {
 		b := l.pool.boxes[r.Box]
 		if _, ok := l.boxes[r.Box]; !ok {
-			l.boxes[r.Box] = *b
+			was := *b
+			was.GPUs = slices.Clone(was.GPUs) // SetFree changes them in place
+			l.boxes[r.Box] = was
 		}
-		g := b.GPUs[slices.IndexFunc(b.GPUs, func(g GPU) bool { return g.Slot == r.Slot })]
-		g.Free = false
-		l.pool.SetGPU(r.Box, g)
+		l.pool.SetFree(r.Box, []uint32{r.Slot}, false)
 	}
 	if len(slots) == 0 {
 		return

@@ -33,7 +33,7 @@ func TestPoolPlacesGangsAsPlaceGang(t *testing.T) {
 				reserve, members := drawReserve(t), drawMembers(t)
 				want := PlaceGang(boxes, hosts, reserve, members)
 				for _, when := range []string{"first", "again"} {
-					if diff := cmp.Diff(want, m.pool.PlaceGang(m.index, reserve, members)); diff != "" {
+					if diff := cmp.Diff(want, m.pool.PlaceGang(m.index, reserve, members), answers); diff != "" {
 						t.Fatalf("%s, %+v (-scan +index)\n%s", when, members, diff)
 					}
 				}

@@ -37,9 +37,9 @@ func appendGroups(groups []*group, b *Box, req *Request, model string) []*group 
 		at := slices.IndexFunc(groups[first:], func(c *group) bool { return c.domain == domain })
 		if at < 0 {
 			at = len(groups) - first
-			groups = append(groups, &group{
-				traits: traitsOf(b), box: b.ID, domain: domain, rack: b.Rack, labels: b.Labels, proxyRoom: proxyRoom, besideLease: hasLeaseGPU(b, req, domain),
-			})
+			c := newGroup(b, domain, hasLeaseGPU(b, req, domain))
+			c.proxyRoom = proxyRoom
+			groups = append(groups, c)
 		}
 		groups[first+at].slots = append(groups[first+at].slots, g.Slot)
 	}
@@ -48,6 +48,11 @@ func appendGroups(groups []*group, b *Box, req *Request, model string) []*group 
 		g.setSwitches(b)
 	}
 	return groups
+}
+
+// newGroup returns a group of a box without slots.
+func newGroup(b *Box, domain string, besideLease bool) *group {
+	return &group{traits: traitsOf(b), box: b.ID, domain: domain, rack: b.Rack, labels: b.Labels, besideLease: besideLease}
 }
 
 // hasLeaseGPU reports whether the request has a GPU in the box and any given domain.

@@ -92,7 +92,7 @@ type lookup struct {
 }
 
 func (p *Pool) newLookup(v *view, req *Request, named []*Box) *lookup {
-	l := &lookup{list: list{req: req}, index: v.classesFor(req), named: named, dropped: map[*group]bool{}}
+	l := &lookup{list: list{req: req}, index: v.classesFor(req), named: named}
 	if boxes := v.labelledBoxes(req); boxes != nil && len(boxes) <= maxListed {
 		for id := range boxes {
 			b := p.boxes[id]
@@ -142,6 +142,9 @@ func (l *lookup) nearestIn(groups *btree.BTree[*group], paths Paths) *group {
 
 // firstFrom returns the first group of the stock in a rack, or in a later one.
 func (l *lookup) firstFrom(groups *btree.BTree[*group], rack string) (first *group) {
+	if least, ok := groups.Min(); ok && rack == "" && !l.excluded(least) {
+		return least
+	}
 	groups.AscendGreaterOrEqual(&group{rack: rack}, func(g *group) bool {
 		if !l.excluded(g) {
 			first = g
@@ -173,6 +176,9 @@ func (l *lookup) best(o order, n int) *group {
 
 func (l *lookup) drop(g *group) {
 	l.list.drop(g)
+	if l.dropped == nil {
+		l.dropped = map[*group]bool{}
+	}
 	l.dropped[g] = true
 }
 

@@ -155,6 +155,8 @@ type Request struct {
 	Tolerations []Toleration
 	// UseSpares lets the request take held-back GPUs: it replaces a broken one.
 	UseSpares bool
+	// Silent leaves the reasons out of a decision on whole GPUs.
+	Silent bool
 	// Part asks for a part of one GPU; nil: whole GPUs. Count is 1, Only names GPUs, and
 	// the pick is a slot for parts. Together, NVLink and SameBox mean nothing then.
 	Part *Part
@@ -174,13 +176,17 @@ type Decision struct {
 	Share ShareMode
 	// Why explains the decision in sentences, in the order of its steps.
 	Why []string
+
+	silent bool
 }
 
 // OK reports whether the request got its GPUs.
 func (d *Decision) OK() bool { return len(d.Picks) > 0 }
 
 func (d *Decision) say(format string, args ...any) {
-	d.Why = append(d.Why, fmt.Sprintf(format, args...))
+	if !d.silent {
+		d.Why = append(d.Why, fmt.Sprintf(format, args...))
+	}
 }
 
 // Place decides on a request by looking at every GPU. It does not change its
@@ -212,7 +218,7 @@ type inventory struct {
 
 // decide tries the models in order.
 func (in *inventory) decide(reserve Reserve, req *Request) Decision {
-	var d Decision
+	d := Decision{silent: req.Silent}
 	if req.Count < 1 {
 		d.say("The request asks for no GPUs.")
 		return d
@@ -235,7 +241,7 @@ func (in *inventory) decide(reserve Reserve, req *Request) Decision {
 			return d
 		}
 	}
-	if len(d.Why) == 0 {
+	if len(d.Why) == 0 && !d.silent {
 		d.say("%s", noMatch(req, in.intolerable()))
 	}
 	return d

@@ -66,7 +66,20 @@ func (p *Pool) Usable() map[string]int {
 func (p *Pool) SetBox(b Box) {
 	b.GPUs = slices.SortedFunc(slices.Values(b.GPUs), compareSlots)
 	b.Parts = slices.SortedStableFunc(slices.Values(b.Parts), func(a, b PartSlot) int { return cmp.Compare(a.Slot, b.Slot) })
-	p.replace(p.boxes[b.ID], &b)
+	p.update(p.boxes[b.ID], &b)
+}
+
+// update replaces one state of a box by another, in place if only the free GPUs differ.
+func (p *Pool) update(old, b *Box) {
+	if old == nil || !old.flips() || !old.sameButFree(b) {
+		p.replace(old, b)
+		return
+	}
+	i := -1
+	p.flip(old, func(g *GPU) bool {
+		i++
+		return g.Free != b.GPUs[i].Free
+	})
 }
 
 // RemoveBox removes a box and its GPUs. An unknown ID changes nothing.
@@ -91,7 +104,7 @@ func (p *Pool) SetGPU(box string, g GPU) {
 	} else {
 		b.GPUs = slices.Insert(slices.Clone(old.GPUs), at, g)
 	}
-	p.replace(old, &b)
+	p.update(old, &b)
 }
 
 // SetParts replaces the parts of a box. An unknown box changes nothing. The GPUs of the

@@ -5,8 +5,12 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
 )
+
+// answers compares decisions by what they tell.
+var answers = cmpopts.IgnoreUnexported(Decision{})
 
 // TestPoolDecidesAsPlace checks the index against Place, for any changes and
 // requests, down to the words of the reasons.
@@ -19,8 +23,13 @@ func TestPoolDecidesAsPlace(t *testing.T) {
 				for range 4 {
 					reserve, req := drawReserve(t), drawRequest(t)
 					want, got := Place(all, reserve, req), m.pool.Place(reserve, req)
-					if diff := cmp.Diff(want, got); diff != "" {
+					if diff := cmp.Diff(want, got, answers); diff != "" {
 						t.Fatalf("%+v (-scan +index)\n%s", req, diff)
+					}
+					req.Silent = true
+					want.Why = nil
+					if diff := cmp.Diff(want, m.pool.Place(reserve, req), answers); diff != "" {
+						t.Fatalf("%+v (-with reasons +silent)\n%s", req, diff)
 					}
 				}
 			},

@@ -45,6 +45,20 @@ func (m *reference) actions(of map[string]func(*rapid.T)) map[string]func(*rapid
 			}
 			m.pool.SetGPU(id, g)
 		},
+		"bind or free": func(t *rapid.T) {
+			id, free := drawBoxID(t), rapid.Bool().Draw(t, "free")
+			slots := rapid.SliceOfN(rapid.Uint32Range(0, 8), 0, 4).Draw(t, "slots")
+			if b, ok := m.boxes[id]; ok {
+				b.GPUs = slices.Clone(b.GPUs)
+				for i := range b.GPUs {
+					if slices.Contains(slots, b.GPUs[i].Slot) {
+						b.GPUs[i].Free = free
+					}
+				}
+				m.boxes[id] = b
+			}
+			m.pool.SetFree(id, slots, free)
+		},
 		"set host": func(t *rapid.T) {
 			h := drawHost(t)
 			m.hosts[h.ID] = h

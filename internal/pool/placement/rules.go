@@ -108,5 +108,8 @@ func (o order) compare(a, b *group, n int, req *Request) int {
 }
 
 func compareNames(a, b *group) int {
-	return cmp.Or(cmp.Compare(a.rack, b.rack), cmp.Compare(a.box, b.box), cmp.Compare(a.domain, b.domain))
+	if a.rack == b.rack && a.box == b.box {
+		return cmp.Compare(a.domain, b.domain)
+	}
+	return cmp.Or(cmp.Compare(a.rack, b.rack), cmp.Compare(a.box, b.box))
 }

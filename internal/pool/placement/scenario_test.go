@@ -144,7 +144,7 @@ func (s *scenario) place(t *testing.T, d *datadriven.TestData) string {
 		}
 	}
 	got := Place(s.boxes, reserve, req)
-	if diff := cmp.Diff(got, s.pool.Place(reserve, req)); diff != "" {
+	if diff := cmp.Diff(got, s.pool.Place(reserve, req), answers); diff != "" {
 		t.Errorf("%s: Place and Pool differ (-Place +Pool)\n%s", d.Pos, diff)
 	}
 	return describe(got.OK(), join(got.Picks), got.Why)

@@ -23,7 +23,7 @@ func TestPoolPlacesLeasesAsPlaceLease(t *testing.T) {
 					req.Near = nil
 					d, h := PlaceLease(allBoxes, allHosts, reserve, req, host)
 					d2, h2 := m.pool.PlaceLease(m.index, reserve, req, host)
-					if diff := cmp.Diff(d, d2) + cmp.Diff(h, h2); diff != "" {
+					if diff := cmp.Diff(d, d2, answers) + cmp.Diff(h, h2); diff != "" {
 						t.Fatalf("%+v %+v (-scan +index)\n%s", req, host, diff)
 					}
 					if d.OK() && h.OK() {

@@ -64,6 +64,9 @@ func (g *group) switchesOf(slots []uint32) int {
 
 // setSwitches records the PCIe switches of the group's slots, if there are several.
 func (g *group) setSwitches(b *Box) {
+	if !slices.ContainsFunc(b.GPUs, func(o GPU) bool { return o.Switch != b.GPUs[0].Switch }) {
+		return
+	}
 	var of []string
 	several := false
 	for _, s := range g.slots {

@@ -20,6 +20,9 @@ const (
 	AnyEffect  Effect = iota // of a toleration only
 	NoSchedule               // they get no GPU there
 	NoExecute                // and leave those that they have
+	// Planned keeps all requests away but those that name the taint: something is planned
+	// for the GPU, and only a request that ends before it names the taint.
+	Planned
 )
 
 // String returns the name of the effect in Kubernetes.
@@ -29,6 +32,8 @@ func (e Effect) String() string {
 		return "NoSchedule"
 	case NoExecute:
 		return "NoExecute"
+	case Planned:
+		return "Planned"
 	default:
 		return ""
 	}
@@ -58,6 +63,9 @@ type Toleration struct {
 
 // Tolerates reports whether the toleration is for a taint.
 func (o Toleration) Tolerates(t Taint) bool {
+	if t.Effect == Planned {
+		return o == Toleration{Key: t.Key, Value: t.Value, Effect: Planned}
+	}
 	if o.Effect != AnyEffect && o.Effect != t.Effect || o.Key == "" && !o.AnyValue {
 		return false
 	}
@@ -89,8 +97,11 @@ func (r Restriction) taints() []Taint {
 	for word := range strings.SplitSeq(string(r), ", ") {
 		word, effect, _ := strings.Cut(word, ":")
 		t := Taint{Effect: NoSchedule}
-		if t.Key, t.Value, _ = strings.Cut(word, "="); effect == NoExecute.String() {
-			t.Effect = NoExecute
+		t.Key, t.Value, _ = strings.Cut(word, "=")
+		for _, e := range []Effect{NoExecute, Planned} {
+			if effect == e.String() {
+				t.Effect = e
+			}
 		}
 		out = append(out, t)
 	}
@@ -186,7 +197,7 @@ const maxNamedTaints = 4
 func taintList(of func(func(Restriction) bool)) string {
 	var names []string
 	for r := range of {
-		names = append(names, string(r))
+		names = append(names, strings.ReplaceAll(string(r), ":"+Planned.String(), " (for what ends before it)"))
 	}
 	slices.Sort(names)
 	names = slices.Compact(names)

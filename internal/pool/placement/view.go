@@ -12,7 +12,7 @@ type view struct {
 	// byBox has the free GPUs of each box as one group. byDomain has those of the
 	// NVLink domains of NVLink boxes, noDomain those that are in no domain.
 	byBox, byDomain, noDomain classes
-	boxes                     map[string]viewBox
+	boxes                     map[string]*viewBox
 	counts                    map[traits]counts
 	labels                    map[label]*labelled
 }
@@ -57,7 +57,7 @@ type viewBox struct {
 	traits
 	counts
 	labels  map[string]string
-	groups  []*group // in byBox
+	groups  []*group // in byBox, unless no slot of them is free
 	domains []*group // in byDomain and noDomain
 }
 
@@ -97,7 +97,7 @@ func (c classes) remove(g *group) {
 
 func newView(model string, minMemory uint64, contains restrictionSet, of division) *view {
 	return &view{
-		model: model, minMemory: minMemory, contains: contains, division: of, boxes: map[string]viewBox{}, counts: map[traits]counts{}, labels: map[label]*labelled{},
+		model: model, minMemory: minMemory, contains: contains, division: of, boxes: map[string]*viewBox{}, counts: map[traits]counts{}, labels: map[label]*labelled{},
 		byBox: classes{}, byDomain: classes{}, noDomain: classes{},
 	}
 }
@@ -110,7 +110,7 @@ func (v *view) has(g *GPU) bool {
 // set adds a box, or replaces the one of that ID.
 func (v *view) set(b *Box) {
 	v.remove(b.ID)
-	in := viewBox{traits: traitsOf(b), labels: b.Labels}
+	in := &viewBox{traits: traitsOf(b), labels: b.Labels}
 	req := v.request(Indifferent)
 	for i := range b.GPUs {
 		g := &b.GPUs[i]
@@ -132,7 +132,7 @@ func (v *view) set(b *Box) {
 		in.domains = appendGroups(nil, b, v.request(Required), v.model)
 	}
 	v.boxes[b.ID] = in
-	v.count(b.ID, &in, 1)
+	v.count(b.ID, in, 1)
 	for _, g := range in.groups {
 		v.byBox.add(g)
 	}
@@ -148,9 +148,11 @@ func (v *view) remove(box string) {
 		return
 	}
 	delete(v.boxes, box)
-	v.count(box, &in, -1)
+	v.count(box, in, -1)
 	for _, g := range in.groups {
-		v.byBox.remove(g)
+		if len(g.slots) > 0 {
+			v.byBox.remove(g)
+		}
 	}
 	for _, g := range in.domains {
 		v.domainClasses(g).remove(g)
@@ -174,6 +176,19 @@ func (v *view) count(id string, b *viewBox, sign int) {
 		if len(l.boxes) == 0 {
 			delete(v.labels, at)
 		}
+	}
+}
+
+// countFree adds free GPUs of a box to the sums.
+func (v *view) countFree(b *viewBox, n int) {
+	add := func(to map[traits]counts) {
+		c := to[b.traits]
+		c.free += n
+		to[b.traits] = c
+	}
+	add(v.counts)
+	for key, value := range b.labels {
+		add(v.labels[label{key, value}].counts)
 	}
 }
 
