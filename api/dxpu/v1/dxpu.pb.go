@@ -1408,6 +1408,94 @@ func (x *DeleteLeaseResponse) GetLease() *Lease {
 	return nil
 }
 
+type RenewLeaseRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	LeaseId       string                 `protobuf:"bytes,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RenewLeaseRequest) Reset() {
+	*x = RenewLeaseRequest{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RenewLeaseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RenewLeaseRequest) ProtoMessage() {}
+
+func (x *RenewLeaseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RenewLeaseRequest.ProtoReflect.Descriptor instead.
+func (*RenewLeaseRequest) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *RenewLeaseRequest) GetLeaseId() string {
+	if x != nil {
+		return x.LeaseId
+	}
+	return ""
+}
+
+type RenewLeaseResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Lease         *Lease                 `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RenewLeaseResponse) Reset() {
+	*x = RenewLeaseResponse{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RenewLeaseResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RenewLeaseResponse) ProtoMessage() {}
+
+func (x *RenewLeaseResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RenewLeaseResponse.ProtoReflect.Descriptor instead.
+func (*RenewLeaseResponse) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *RenewLeaseResponse) GetLease() *Lease {
+	if x != nil {
+		return x.Lease
+	}
+	return nil
+}
+
 type ResizeLeaseRequest struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	LeaseId         string                 `protobuf:"bytes,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
@@ -1426,7 +1514,7 @@ type ResizeLeaseRequest struct {
 
 func (x *ResizeLeaseRequest) Reset() {
 	*x = ResizeLeaseRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[24]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1438,7 +1526,7 @@ func (x *ResizeLeaseRequest) String() string {
 func (*ResizeLeaseRequest) ProtoMessage() {}
 
 func (x *ResizeLeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[24]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1451,7 +1539,7 @@ func (x *ResizeLeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeLeaseRequest.ProtoReflect.Descriptor instead.
 func (*ResizeLeaseRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{24}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ResizeLeaseRequest) GetLeaseId() string {
@@ -1498,7 +1586,7 @@ type ResizeLeaseResponse struct {
 
 func (x *ResizeLeaseResponse) Reset() {
 	*x = ResizeLeaseResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[25]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1510,7 +1598,7 @@ func (x *ResizeLeaseResponse) String() string {
 func (*ResizeLeaseResponse) ProtoMessage() {}
 
 func (x *ResizeLeaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[25]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1523,7 +1611,7 @@ func (x *ResizeLeaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeLeaseResponse.ProtoReflect.Descriptor instead.
 func (*ResizeLeaseResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{25}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ResizeLeaseResponse) GetLease() *Lease {
@@ -1546,7 +1634,7 @@ type ExplainLeaseRequest struct {
 
 func (x *ExplainLeaseRequest) Reset() {
 	*x = ExplainLeaseRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[26]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1558,7 +1646,7 @@ func (x *ExplainLeaseRequest) String() string {
 func (*ExplainLeaseRequest) ProtoMessage() {}
 
 func (x *ExplainLeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[26]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1571,7 +1659,7 @@ func (x *ExplainLeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainLeaseRequest.ProtoReflect.Descriptor instead.
 func (*ExplainLeaseRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{26}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ExplainLeaseRequest) GetWhat() isExplainLeaseRequest_What {
@@ -1631,7 +1719,7 @@ type ExplainLeaseResponse struct {
 
 func (x *ExplainLeaseResponse) Reset() {
 	*x = ExplainLeaseResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[27]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1643,7 +1731,7 @@ func (x *ExplainLeaseResponse) String() string {
 func (*ExplainLeaseResponse) ProtoMessage() {}
 
 func (x *ExplainLeaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[27]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1656,7 +1744,7 @@ func (x *ExplainLeaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainLeaseResponse.ProtoReflect.Descriptor instead.
 func (*ExplainLeaseResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{27}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ExplainLeaseResponse) GetSatisfied() bool {
@@ -1687,6 +1775,267 @@ func (x *ExplainLeaseResponse) GetHostId() string {
 	return ""
 }
 
+type PreviewRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 1 to 32.
+	Changes       []*PreviewChange `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PreviewRequest) Reset() {
+	*x = PreviewRequest{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PreviewRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PreviewRequest) ProtoMessage() {}
+
+func (x *PreviewRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PreviewRequest.ProtoReflect.Descriptor instead.
+func (*PreviewRequest) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *PreviewRequest) GetChanges() []*PreviewChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+// PreviewChange is a call that changes the pool.
+type PreviewChange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Call:
+	//
+	//	*PreviewChange_PutTenant
+	//	*PreviewChange_CreateLease
+	//	*PreviewChange_ResizeLease
+	Call          isPreviewChange_Call `protobuf_oneof:"call"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PreviewChange) Reset() {
+	*x = PreviewChange{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PreviewChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PreviewChange) ProtoMessage() {}
+
+func (x *PreviewChange) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PreviewChange.ProtoReflect.Descriptor instead.
+func (*PreviewChange) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *PreviewChange) GetCall() isPreviewChange_Call {
+	if x != nil {
+		return x.Call
+	}
+	return nil
+}
+
+func (x *PreviewChange) GetPutTenant() *PutTenantRequest {
+	if x != nil {
+		if x, ok := x.Call.(*PreviewChange_PutTenant); ok {
+			return x.PutTenant
+		}
+	}
+	return nil
+}
+
+func (x *PreviewChange) GetCreateLease() *CreateLeaseRequest {
+	if x != nil {
+		if x, ok := x.Call.(*PreviewChange_CreateLease); ok {
+			return x.CreateLease
+		}
+	}
+	return nil
+}
+
+func (x *PreviewChange) GetResizeLease() *ResizeLeaseRequest {
+	if x != nil {
+		if x, ok := x.Call.(*PreviewChange_ResizeLease); ok {
+			return x.ResizeLease
+		}
+	}
+	return nil
+}
+
+type isPreviewChange_Call interface {
+	isPreviewChange_Call()
+}
+
+type PreviewChange_PutTenant struct {
+	PutTenant *PutTenantRequest `protobuf:"bytes,1,opt,name=put_tenant,json=putTenant,proto3,oneof"`
+}
+
+type PreviewChange_CreateLease struct {
+	CreateLease *CreateLeaseRequest `protobuf:"bytes,2,opt,name=create_lease,json=createLease,proto3,oneof"`
+}
+
+type PreviewChange_ResizeLease struct {
+	ResizeLease *ResizeLeaseRequest `protobuf:"bytes,3,opt,name=resize_lease,json=resizeLease,proto3,oneof"`
+}
+
+func (*PreviewChange_PutTenant) isPreviewChange_Call() {}
+
+func (*PreviewChange_CreateLease) isPreviewChange_Call() {}
+
+func (*PreviewChange_ResizeLease) isPreviewChange_Call() {}
+
+type PreviewResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One for each change.
+	Results       []*PreviewResult `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PreviewResponse) Reset() {
+	*x = PreviewResponse{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PreviewResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PreviewResponse) ProtoMessage() {}
+
+func (x *PreviewResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PreviewResponse.ProtoReflect.Descriptor instead.
+func (*PreviewResponse) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *PreviewResponse) GetResults() []*PreviewResult {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
+// PreviewResult is the answer that a call would get.
+type PreviewResult struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The error's code, such as "not_found". Empty: the call would succeed.
+	Code    string `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
+	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	// Of put_tenant.
+	Tenant *Tenant `protobuf:"bytes,3,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// Of create_lease and resize_lease. The ID of a lease that would be created is empty.
+	Lease         *Lease `protobuf:"bytes,4,opt,name=lease,proto3" json:"lease,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PreviewResult) Reset() {
+	*x = PreviewResult{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PreviewResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PreviewResult) ProtoMessage() {}
+
+func (x *PreviewResult) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PreviewResult.ProtoReflect.Descriptor instead.
+func (*PreviewResult) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *PreviewResult) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
+func (x *PreviewResult) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *PreviewResult) GetTenant() *Tenant {
+	if x != nil {
+		return x.Tenant
+	}
+	return nil
+}
+
+func (x *PreviewResult) GetLease() *Lease {
+	if x != nil {
+		return x.Lease
+	}
+	return nil
+}
+
 type ReplaceGPURequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	GpuId string                 `protobuf:"bytes,1,opt,name=gpu_id,json=gpuId,proto3" json:"gpu_id,omitempty"`
@@ -1702,7 +2051,7 @@ type ReplaceGPURequest struct {
 
 func (x *ReplaceGPURequest) Reset() {
 	*x = ReplaceGPURequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[28]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1714,7 +2063,7 @@ func (x *ReplaceGPURequest) String() string {
 func (*ReplaceGPURequest) ProtoMessage() {}
 
 func (x *ReplaceGPURequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[28]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1727,7 +2076,7 @@ func (x *ReplaceGPURequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplaceGPURequest.ProtoReflect.Descriptor instead.
 func (*ReplaceGPURequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{28}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ReplaceGPURequest) GetGpuId() string {
@@ -1762,7 +2111,7 @@ type ReplaceGPUResponse struct {
 
 func (x *ReplaceGPUResponse) Reset() {
 	*x = ReplaceGPUResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[29]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1774,7 +2123,7 @@ func (x *ReplaceGPUResponse) String() string {
 func (*ReplaceGPUResponse) ProtoMessage() {}
 
 func (x *ReplaceGPUResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[29]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1787,7 +2136,7 @@ func (x *ReplaceGPUResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplaceGPUResponse.ProtoReflect.Descriptor instead.
 func (*ReplaceGPUResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{29}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ReplaceGPUResponse) GetLease() *Lease {
@@ -1813,7 +2162,7 @@ type ReplugGPURequest struct {
 
 func (x *ReplugGPURequest) Reset() {
 	*x = ReplugGPURequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[30]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1825,7 +2174,7 @@ func (x *ReplugGPURequest) String() string {
 func (*ReplugGPURequest) ProtoMessage() {}
 
 func (x *ReplugGPURequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[30]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1838,7 +2187,7 @@ func (x *ReplugGPURequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplugGPURequest.ProtoReflect.Descriptor instead.
 func (*ReplugGPURequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{30}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ReplugGPURequest) GetGpuId() string {
@@ -1857,7 +2206,7 @@ type ReplugGPUResponse struct {
 
 func (x *ReplugGPUResponse) Reset() {
 	*x = ReplugGPUResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[31]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1869,7 +2218,7 @@ func (x *ReplugGPUResponse) String() string {
 func (*ReplugGPUResponse) ProtoMessage() {}
 
 func (x *ReplugGPUResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[31]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1882,7 +2231,7 @@ func (x *ReplugGPUResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplugGPUResponse.ProtoReflect.Descriptor instead.
 func (*ReplugGPUResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{31}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ReplugGPUResponse) GetBinding() *Binding {
@@ -1907,7 +2256,7 @@ type Target struct {
 
 func (x *Target) Reset() {
 	*x = Target{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[32]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1919,7 +2268,7 @@ func (x *Target) String() string {
 func (*Target) ProtoMessage() {}
 
 func (x *Target) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[32]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1932,7 +2281,7 @@ func (x *Target) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Target.ProtoReflect.Descriptor instead.
 func (*Target) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{32}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Target) GetTarget() isTarget_Target {
@@ -2003,7 +2352,7 @@ type CordonRequest struct {
 
 func (x *CordonRequest) Reset() {
 	*x = CordonRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[33]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2015,7 +2364,7 @@ func (x *CordonRequest) String() string {
 func (*CordonRequest) ProtoMessage() {}
 
 func (x *CordonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[33]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2028,7 +2377,7 @@ func (x *CordonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonRequest.ProtoReflect.Descriptor instead.
 func (*CordonRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{33}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CordonRequest) GetTarget() *Target {
@@ -2060,7 +2409,7 @@ type CordonResponse struct {
 
 func (x *CordonResponse) Reset() {
 	*x = CordonResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[34]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2072,7 +2421,7 @@ func (x *CordonResponse) String() string {
 func (*CordonResponse) ProtoMessage() {}
 
 func (x *CordonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[34]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2085,7 +2434,7 @@ func (x *CordonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonResponse.ProtoReflect.Descriptor instead.
 func (*CordonResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{34}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{40}
 }
 
 type UncordonRequest struct {
@@ -2098,7 +2447,7 @@ type UncordonRequest struct {
 
 func (x *UncordonRequest) Reset() {
 	*x = UncordonRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[35]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2110,7 +2459,7 @@ func (x *UncordonRequest) String() string {
 func (*UncordonRequest) ProtoMessage() {}
 
 func (x *UncordonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[35]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2123,7 +2472,7 @@ func (x *UncordonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonRequest.ProtoReflect.Descriptor instead.
 func (*UncordonRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{35}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *UncordonRequest) GetTarget() *Target {
@@ -2148,7 +2497,7 @@ type UncordonResponse struct {
 
 func (x *UncordonResponse) Reset() {
 	*x = UncordonResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[36]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2160,7 +2509,7 @@ func (x *UncordonResponse) String() string {
 func (*UncordonResponse) ProtoMessage() {}
 
 func (x *UncordonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[36]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2173,7 +2522,7 @@ func (x *UncordonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonResponse.ProtoReflect.Descriptor instead.
 func (*UncordonResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{36}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{42}
 }
 
 type DrainRequest struct {
@@ -2189,7 +2538,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[37]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2201,7 +2550,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[37]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2214,7 +2563,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{37}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DrainRequest) GetTarget() *Target {
@@ -2255,7 +2604,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[38]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2267,7 +2616,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[38]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2280,7 +2629,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{38}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *DrainResponse) GetBindingIds() []string {
@@ -2305,7 +2654,7 @@ type SetTaintsRequest struct {
 
 func (x *SetTaintsRequest) Reset() {
 	*x = SetTaintsRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[39]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2317,7 +2666,7 @@ func (x *SetTaintsRequest) String() string {
 func (*SetTaintsRequest) ProtoMessage() {}
 
 func (x *SetTaintsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[39]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2330,7 +2679,7 @@ func (x *SetTaintsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTaintsRequest.ProtoReflect.Descriptor instead.
 func (*SetTaintsRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{39}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *SetTaintsRequest) GetTarget() *Target {
@@ -2371,7 +2720,7 @@ type SetTaintsResponse struct {
 
 func (x *SetTaintsResponse) Reset() {
 	*x = SetTaintsResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[40]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2383,7 +2732,7 @@ func (x *SetTaintsResponse) String() string {
 func (*SetTaintsResponse) ProtoMessage() {}
 
 func (x *SetTaintsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[40]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2396,7 +2745,7 @@ func (x *SetTaintsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTaintsResponse.ProtoReflect.Descriptor instead.
 func (*SetTaintsResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{40}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *SetTaintsResponse) GetTaints() []*Taint {
@@ -2404,6 +2753,296 @@ func (x *SetTaintsResponse) GetTaints() []*Taint {
 		return x.Taints
 	}
 	return nil
+}
+
+type PlanMaintenanceRequest struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Maintenance *Maintenance           `protobuf:"bytes,1,opt,name=maintenance,proto3" json:"maintenance,omitempty"`
+	// Makes the call idempotent until the maintenance is over. Optional.
+	RequestId     string `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanMaintenanceRequest) Reset() {
+	*x = PlanMaintenanceRequest{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanMaintenanceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanMaintenanceRequest) ProtoMessage() {}
+
+func (x *PlanMaintenanceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanMaintenanceRequest.ProtoReflect.Descriptor instead.
+func (*PlanMaintenanceRequest) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *PlanMaintenanceRequest) GetMaintenance() *Maintenance {
+	if x != nil {
+		return x.Maintenance
+	}
+	return nil
+}
+
+func (x *PlanMaintenanceRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type PlanMaintenanceResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Maintenance   *Maintenance           `protobuf:"bytes,1,opt,name=maintenance,proto3" json:"maintenance,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanMaintenanceResponse) Reset() {
+	*x = PlanMaintenanceResponse{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanMaintenanceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanMaintenanceResponse) ProtoMessage() {}
+
+func (x *PlanMaintenanceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanMaintenanceResponse.ProtoReflect.Descriptor instead.
+func (*PlanMaintenanceResponse) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *PlanMaintenanceResponse) GetMaintenance() *Maintenance {
+	if x != nil {
+		return x.Maintenance
+	}
+	return nil
+}
+
+type ListMaintenanceRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	PageSize      int32                  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken     string                 `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListMaintenanceRequest) Reset() {
+	*x = ListMaintenanceRequest{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListMaintenanceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListMaintenanceRequest) ProtoMessage() {}
+
+func (x *ListMaintenanceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListMaintenanceRequest.ProtoReflect.Descriptor instead.
+func (*ListMaintenanceRequest) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *ListMaintenanceRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListMaintenanceRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+type ListMaintenanceResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Maintenance that is planned or running, ordered by ID.
+	Maintenance   []*Maintenance `protobuf:"bytes,1,rep,name=maintenance,proto3" json:"maintenance,omitempty"`
+	NextPageToken string         `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	Revision      uint64         `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListMaintenanceResponse) Reset() {
+	*x = ListMaintenanceResponse{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListMaintenanceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListMaintenanceResponse) ProtoMessage() {}
+
+func (x *ListMaintenanceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListMaintenanceResponse.ProtoReflect.Descriptor instead.
+func (*ListMaintenanceResponse) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *ListMaintenanceResponse) GetMaintenance() []*Maintenance {
+	if x != nil {
+		return x.Maintenance
+	}
+	return nil
+}
+
+func (x *ListMaintenanceResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+func (x *ListMaintenanceResponse) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+type EndMaintenanceRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	MaintenanceId string                 `protobuf:"bytes,1,opt,name=maintenance_id,json=maintenanceId,proto3" json:"maintenance_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndMaintenanceRequest) Reset() {
+	*x = EndMaintenanceRequest{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndMaintenanceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndMaintenanceRequest) ProtoMessage() {}
+
+func (x *EndMaintenanceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndMaintenanceRequest.ProtoReflect.Descriptor instead.
+func (*EndMaintenanceRequest) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *EndMaintenanceRequest) GetMaintenanceId() string {
+	if x != nil {
+		return x.MaintenanceId
+	}
+	return ""
+}
+
+type EndMaintenanceResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndMaintenanceResponse) Reset() {
+	*x = EndMaintenanceResponse{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndMaintenanceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndMaintenanceResponse) ProtoMessage() {}
+
+func (x *EndMaintenanceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndMaintenanceResponse.ProtoReflect.Descriptor instead.
+func (*EndMaintenanceResponse) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{52}
 }
 
 type ReplaceMemberRequest struct {
@@ -2418,7 +3057,7 @@ type ReplaceMemberRequest struct {
 
 func (x *ReplaceMemberRequest) Reset() {
 	*x = ReplaceMemberRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[41]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2430,7 +3069,7 @@ func (x *ReplaceMemberRequest) String() string {
 func (*ReplaceMemberRequest) ProtoMessage() {}
 
 func (x *ReplaceMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[41]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2443,7 +3082,7 @@ func (x *ReplaceMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplaceMemberRequest.ProtoReflect.Descriptor instead.
 func (*ReplaceMemberRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{41}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ReplaceMemberRequest) GetName() string {
@@ -2470,7 +3109,7 @@ type ReplaceMemberResponse struct {
 
 func (x *ReplaceMemberResponse) Reset() {
 	*x = ReplaceMemberResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[42]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2482,7 +3121,7 @@ func (x *ReplaceMemberResponse) String() string {
 func (*ReplaceMemberResponse) ProtoMessage() {}
 
 func (x *ReplaceMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[42]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2495,7 +3134,7 @@ func (x *ReplaceMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplaceMemberResponse.ProtoReflect.Descriptor instead.
 func (*ReplaceMemberResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{42}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ReplaceMemberResponse) GetInitialCluster() string {
@@ -2513,7 +3152,7 @@ type GetSignInRequest struct {
 
 func (x *GetSignInRequest) Reset() {
 	*x = GetSignInRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[43]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2525,7 +3164,7 @@ func (x *GetSignInRequest) String() string {
 func (*GetSignInRequest) ProtoMessage() {}
 
 func (x *GetSignInRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[43]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2538,7 +3177,7 @@ func (x *GetSignInRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSignInRequest.ProtoReflect.Descriptor instead.
 func (*GetSignInRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{43}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{55}
 }
 
 type GetSignInResponse struct {
@@ -2552,7 +3191,7 @@ type GetSignInResponse struct {
 
 func (x *GetSignInResponse) Reset() {
 	*x = GetSignInResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[44]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2564,7 +3203,7 @@ func (x *GetSignInResponse) String() string {
 func (*GetSignInResponse) ProtoMessage() {}
 
 func (x *GetSignInResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[44]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2577,7 +3216,7 @@ func (x *GetSignInResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSignInResponse.ProtoReflect.Descriptor instead.
 func (*GetSignInResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{44}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *GetSignInResponse) GetIssuer() string {
@@ -2604,7 +3243,7 @@ type SignInRequest struct {
 
 func (x *SignInRequest) Reset() {
 	*x = SignInRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[45]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2616,7 +3255,7 @@ func (x *SignInRequest) String() string {
 func (*SignInRequest) ProtoMessage() {}
 
 func (x *SignInRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[45]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2629,7 +3268,7 @@ func (x *SignInRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignInRequest.ProtoReflect.Descriptor instead.
 func (*SignInRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{45}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *SignInRequest) GetIdToken() string {
@@ -2650,7 +3289,7 @@ type SignInResponse struct {
 
 func (x *SignInResponse) Reset() {
 	*x = SignInResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[46]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2662,7 +3301,7 @@ func (x *SignInResponse) String() string {
 func (*SignInResponse) ProtoMessage() {}
 
 func (x *SignInResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[46]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2675,7 +3314,7 @@ func (x *SignInResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignInResponse.ProtoReflect.Descriptor instead.
 func (*SignInResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{46}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *SignInResponse) GetToken() *Token {
@@ -2708,7 +3347,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[47]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2720,7 +3359,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[47]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2733,7 +3372,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{47}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ListEventsRequest) GetPageSize() int32 {
@@ -2783,7 +3422,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[48]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2795,7 +3434,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[48]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2808,7 +3447,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{48}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -2847,7 +3486,7 @@ type EventFilter struct {
 
 func (x *EventFilter) Reset() {
 	*x = EventFilter{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[49]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2859,7 +3498,7 @@ func (x *EventFilter) String() string {
 func (*EventFilter) ProtoMessage() {}
 
 func (x *EventFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[49]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2872,7 +3511,7 @@ func (x *EventFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventFilter.ProtoReflect.Descriptor instead.
 func (*EventFilter) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{49}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *EventFilter) GetLeaseId() string {
@@ -2932,7 +3571,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[50]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2944,7 +3583,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[50]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2957,7 +3596,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{50}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *WatchEventsRequest) GetAfterRevision() uint64 {
@@ -2993,7 +3632,7 @@ type WatchEventsResponse struct {
 
 func (x *WatchEventsResponse) Reset() {
 	*x = WatchEventsResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[51]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3005,7 +3644,7 @@ func (x *WatchEventsResponse) String() string {
 func (*WatchEventsResponse) ProtoMessage() {}
 
 func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[51]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3018,7 +3657,7 @@ func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEventsResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{51}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *WatchEventsResponse) GetEvent() *Event {
@@ -3051,7 +3690,7 @@ type WatchLeasesRequest struct {
 
 func (x *WatchLeasesRequest) Reset() {
 	*x = WatchLeasesRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[52]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3063,7 +3702,7 @@ func (x *WatchLeasesRequest) String() string {
 func (*WatchLeasesRequest) ProtoMessage() {}
 
 func (x *WatchLeasesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[52]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3076,7 +3715,7 @@ func (x *WatchLeasesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchLeasesRequest.ProtoReflect.Descriptor instead.
 func (*WatchLeasesRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{52}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *WatchLeasesRequest) GetAfterRevision() uint64 {
@@ -3121,7 +3760,7 @@ type WatchLeasesResponse struct {
 
 func (x *WatchLeasesResponse) Reset() {
 	*x = WatchLeasesResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[53]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3133,7 +3772,7 @@ func (x *WatchLeasesResponse) String() string {
 func (*WatchLeasesResponse) ProtoMessage() {}
 
 func (x *WatchLeasesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[53]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3146,7 +3785,7 @@ func (x *WatchLeasesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchLeasesResponse.ProtoReflect.Descriptor instead.
 func (*WatchLeasesResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{53}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *WatchLeasesResponse) GetLease() *Lease {
@@ -3172,7 +3811,7 @@ type ClearGPUErrorsRequest struct {
 
 func (x *ClearGPUErrorsRequest) Reset() {
 	*x = ClearGPUErrorsRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[54]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3184,7 +3823,7 @@ func (x *ClearGPUErrorsRequest) String() string {
 func (*ClearGPUErrorsRequest) ProtoMessage() {}
 
 func (x *ClearGPUErrorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[54]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3197,7 +3836,7 @@ func (x *ClearGPUErrorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearGPUErrorsRequest.ProtoReflect.Descriptor instead.
 func (*ClearGPUErrorsRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{54}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ClearGPUErrorsRequest) GetGpuId() string {
@@ -3216,7 +3855,7 @@ type ClearGPUErrorsResponse struct {
 
 func (x *ClearGPUErrorsResponse) Reset() {
 	*x = ClearGPUErrorsResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[55]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3228,7 +3867,7 @@ func (x *ClearGPUErrorsResponse) String() string {
 func (*ClearGPUErrorsResponse) ProtoMessage() {}
 
 func (x *ClearGPUErrorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[55]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3241,7 +3880,7 @@ func (x *ClearGPUErrorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearGPUErrorsResponse.ProtoReflect.Descriptor instead.
 func (*ClearGPUErrorsResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{55}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ClearGPUErrorsResponse) GetGpu() *GPU {
@@ -3263,7 +3902,7 @@ type DeleteNodeRequest struct {
 
 func (x *DeleteNodeRequest) Reset() {
 	*x = DeleteNodeRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[56]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3275,7 +3914,7 @@ func (x *DeleteNodeRequest) String() string {
 func (*DeleteNodeRequest) ProtoMessage() {}
 
 func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[56]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3288,7 +3927,7 @@ func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNodeRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{56}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *DeleteNodeRequest) GetNodeId() string {
@@ -3320,7 +3959,7 @@ type DeleteNodeResponse struct {
 
 func (x *DeleteNodeResponse) Reset() {
 	*x = DeleteNodeResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[57]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3332,7 +3971,7 @@ func (x *DeleteNodeResponse) String() string {
 func (*DeleteNodeResponse) ProtoMessage() {}
 
 func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[57]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3345,7 +3984,7 @@ func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNodeResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{57}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{69}
 }
 
 type ListTenantsRequest struct {
@@ -3358,7 +3997,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[58]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3370,7 +4009,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[58]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3383,7 +4022,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{58}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ListTenantsRequest) GetPageSize() int32 {
@@ -3413,7 +4052,7 @@ type ListTenantsResponse struct {
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[59]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3425,7 +4064,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[59]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3438,7 +4077,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{59}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ListTenantsResponse) GetTenants() []*Tenant {
@@ -3471,7 +4110,7 @@ type GetTenantRequest struct {
 
 func (x *GetTenantRequest) Reset() {
 	*x = GetTenantRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[60]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3483,7 +4122,7 @@ func (x *GetTenantRequest) String() string {
 func (*GetTenantRequest) ProtoMessage() {}
 
 func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[60]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3496,7 +4135,7 @@ func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantRequest.ProtoReflect.Descriptor instead.
 func (*GetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{60}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *GetTenantRequest) GetTenantId() string {
@@ -3515,7 +4154,7 @@ type GetTenantResponse struct {
 
 func (x *GetTenantResponse) Reset() {
 	*x = GetTenantResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[61]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3527,7 +4166,7 @@ func (x *GetTenantResponse) String() string {
 func (*GetTenantResponse) ProtoMessage() {}
 
 func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[61]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3540,7 +4179,7 @@ func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantResponse.ProtoReflect.Descriptor instead.
 func (*GetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{61}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *GetTenantResponse) GetTenant() *Tenant {
@@ -3563,7 +4202,7 @@ type PutTenantRequest struct {
 
 func (x *PutTenantRequest) Reset() {
 	*x = PutTenantRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[62]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3575,7 +4214,7 @@ func (x *PutTenantRequest) String() string {
 func (*PutTenantRequest) ProtoMessage() {}
 
 func (x *PutTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[62]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3588,7 +4227,7 @@ func (x *PutTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutTenantRequest.ProtoReflect.Descriptor instead.
 func (*PutTenantRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{62}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *PutTenantRequest) GetTenant() *Tenant {
@@ -3614,7 +4253,7 @@ type PutTenantResponse struct {
 
 func (x *PutTenantResponse) Reset() {
 	*x = PutTenantResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[63]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3626,7 +4265,7 @@ func (x *PutTenantResponse) String() string {
 func (*PutTenantResponse) ProtoMessage() {}
 
 func (x *PutTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[63]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3639,7 +4278,7 @@ func (x *PutTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutTenantResponse.ProtoReflect.Descriptor instead.
 func (*PutTenantResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{63}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *PutTenantResponse) GetTenant() *Tenant {
@@ -3659,7 +4298,7 @@ type DeleteTenantRequest struct {
 
 func (x *DeleteTenantRequest) Reset() {
 	*x = DeleteTenantRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[64]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3671,7 +4310,7 @@ func (x *DeleteTenantRequest) String() string {
 func (*DeleteTenantRequest) ProtoMessage() {}
 
 func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[64]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3684,7 +4323,7 @@ func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTenantRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{64}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *DeleteTenantRequest) GetTenantId() string {
@@ -3709,7 +4348,7 @@ type DeleteTenantResponse struct {
 
 func (x *DeleteTenantResponse) Reset() {
 	*x = DeleteTenantResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[65]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3721,7 +4360,7 @@ func (x *DeleteTenantResponse) String() string {
 func (*DeleteTenantResponse) ProtoMessage() {}
 
 func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[65]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3734,7 +4373,7 @@ func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTenantResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{65}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{77}
 }
 
 type CreateTokenRequest struct {
@@ -3754,7 +4393,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[66]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3766,7 +4405,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[66]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3779,7 +4418,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{66}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *CreateTokenRequest) GetRole() Role {
@@ -3828,7 +4467,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[67]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3840,7 +4479,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[67]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3853,7 +4492,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{67}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *CreateTokenResponse) GetToken() *Token {
@@ -3880,7 +4519,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[68]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3892,7 +4531,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[68]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3905,7 +4544,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{68}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ListTokensRequest) GetPageSize() int32 {
@@ -3932,7 +4571,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[69]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3944,7 +4583,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[69]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3957,7 +4596,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{69}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -3983,7 +4622,7 @@ type DeleteTokenRequest struct {
 
 func (x *DeleteTokenRequest) Reset() {
 	*x = DeleteTokenRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[70]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3995,7 +4634,7 @@ func (x *DeleteTokenRequest) String() string {
 func (*DeleteTokenRequest) ProtoMessage() {}
 
 func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[70]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4008,7 +4647,7 @@ func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTokenRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{70}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *DeleteTokenRequest) GetTokenId() string {
@@ -4026,7 +4665,7 @@ type DeleteTokenResponse struct {
 
 func (x *DeleteTokenResponse) Reset() {
 	*x = DeleteTokenResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[71]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4038,7 +4677,7 @@ func (x *DeleteTokenResponse) String() string {
 func (*DeleteTokenResponse) ProtoMessage() {}
 
 func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[71]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4051,7 +4690,7 @@ func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTokenResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{71}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{83}
 }
 
 // Authority is the certificate authority of a pool.
@@ -4079,7 +4718,7 @@ type Authority struct {
 
 func (x *Authority) Reset() {
 	*x = Authority{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[72]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4091,7 +4730,7 @@ func (x *Authority) String() string {
 func (*Authority) ProtoMessage() {}
 
 func (x *Authority) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[72]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4104,7 +4743,7 @@ func (x *Authority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Authority.ProtoReflect.Descriptor instead.
 func (*Authority) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{72}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *Authority) GetCaPem() string {
@@ -4171,7 +4810,7 @@ type GetAuthorityRequest struct {
 
 func (x *GetAuthorityRequest) Reset() {
 	*x = GetAuthorityRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[73]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4183,7 +4822,7 @@ func (x *GetAuthorityRequest) String() string {
 func (*GetAuthorityRequest) ProtoMessage() {}
 
 func (x *GetAuthorityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[73]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4196,7 +4835,7 @@ func (x *GetAuthorityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAuthorityRequest.ProtoReflect.Descriptor instead.
 func (*GetAuthorityRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{73}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{85}
 }
 
 type GetAuthorityResponse struct {
@@ -4208,7 +4847,7 @@ type GetAuthorityResponse struct {
 
 func (x *GetAuthorityResponse) Reset() {
 	*x = GetAuthorityResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[74]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4220,7 +4859,7 @@ func (x *GetAuthorityResponse) String() string {
 func (*GetAuthorityResponse) ProtoMessage() {}
 
 func (x *GetAuthorityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[74]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4233,7 +4872,7 @@ func (x *GetAuthorityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAuthorityResponse.ProtoReflect.Descriptor instead.
 func (*GetAuthorityResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{74}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *GetAuthorityResponse) GetAuthority() *Authority {
@@ -4255,7 +4894,7 @@ type RotateAuthorityRequest struct {
 
 func (x *RotateAuthorityRequest) Reset() {
 	*x = RotateAuthorityRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[75]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4267,7 +4906,7 @@ func (x *RotateAuthorityRequest) String() string {
 func (*RotateAuthorityRequest) ProtoMessage() {}
 
 func (x *RotateAuthorityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[75]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4280,7 +4919,7 @@ func (x *RotateAuthorityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateAuthorityRequest.ProtoReflect.Descriptor instead.
 func (*RotateAuthorityRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{75}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *RotateAuthorityRequest) GetStep() AuthorityStep {
@@ -4306,7 +4945,7 @@ type RotateAuthorityResponse struct {
 
 func (x *RotateAuthorityResponse) Reset() {
 	*x = RotateAuthorityResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[76]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4318,7 +4957,7 @@ func (x *RotateAuthorityResponse) String() string {
 func (*RotateAuthorityResponse) ProtoMessage() {}
 
 func (x *RotateAuthorityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[76]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4331,7 +4970,7 @@ func (x *RotateAuthorityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateAuthorityResponse.ProtoReflect.Descriptor instead.
 func (*RotateAuthorityResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{76}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *RotateAuthorityResponse) GetAuthority() *Authority {
@@ -4349,7 +4988,7 @@ type WhoAmIRequest struct {
 
 func (x *WhoAmIRequest) Reset() {
 	*x = WhoAmIRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[77]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4361,7 +5000,7 @@ func (x *WhoAmIRequest) String() string {
 func (*WhoAmIRequest) ProtoMessage() {}
 
 func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[77]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4374,7 +5013,7 @@ func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIRequest.ProtoReflect.Descriptor instead.
 func (*WhoAmIRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{77}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{89}
 }
 
 type WhoAmIResponse struct {
@@ -4388,7 +5027,7 @@ type WhoAmIResponse struct {
 
 func (x *WhoAmIResponse) Reset() {
 	*x = WhoAmIResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[78]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4400,7 +5039,7 @@ func (x *WhoAmIResponse) String() string {
 func (*WhoAmIResponse) ProtoMessage() {}
 
 func (x *WhoAmIResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[78]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4413,7 +5052,7 @@ func (x *WhoAmIResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIResponse.ProtoReflect.Descriptor instead.
 func (*WhoAmIResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{78}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *WhoAmIResponse) GetActor() string {
@@ -4454,7 +5093,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[79]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4466,7 +5105,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[79]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4479,7 +5118,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{79}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ListAuditRequest) GetPageSize() int32 {
@@ -4530,7 +5169,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[80]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4542,7 +5181,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[80]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4555,7 +5194,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{80}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -4587,7 +5226,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[81]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4599,7 +5238,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[81]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4612,7 +5251,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{81}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{93}
 }
 
 type BackupResponse struct {
@@ -4624,7 +5263,7 @@ type BackupResponse struct {
 
 func (x *BackupResponse) Reset() {
 	*x = BackupResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[82]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4636,7 +5275,7 @@ func (x *BackupResponse) String() string {
 func (*BackupResponse) ProtoMessage() {}
 
 func (x *BackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[82]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4649,7 +5288,7 @@ func (x *BackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
 func (*BackupResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{82}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *BackupResponse) GetChunk() []byte {
@@ -4749,6 +5388,10 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\x10resource_version\x18\x02 \x01(\x04R\x0fresourceVersion\x12\x14\n" +
 	"\x05force\x18\x03 \x01(\bR\x05force\";\n" +
 	"\x13DeleteLeaseResponse\x12$\n" +
+	"\x05lease\x18\x01 \x01(\v2\x0e.dxpu.v1.LeaseR\x05lease\".\n" +
+	"\x11RenewLeaseRequest\x12\x19\n" +
+	"\blease_id\x18\x01 \x01(\tR\aleaseId\":\n" +
+	"\x12RenewLeaseResponse\x12$\n" +
 	"\x05lease\x18\x01 \x01(\v2\x0e.dxpu.v1.LeaseR\x05lease\"\xca\x01\n" +
 	"\x12ResizeLeaseRequest\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\tR\aleaseId\x12)\n" +
@@ -4766,7 +5409,22 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\tsatisfied\x18\x01 \x01(\bR\tsatisfied\x12 \n" +
 	"\vexplanation\x18\x02 \x03(\tR\vexplanation\x12\x17\n" +
 	"\agpu_ids\x18\x03 \x03(\tR\x06gpuIds\x12\x17\n" +
-	"\ahost_id\x18\x04 \x01(\tR\x06hostId\"a\n" +
+	"\ahost_id\x18\x04 \x01(\tR\x06hostId\"B\n" +
+	"\x0ePreviewRequest\x120\n" +
+	"\achanges\x18\x01 \x03(\v2\x16.dxpu.v1.PreviewChangeR\achanges\"\xd7\x01\n" +
+	"\rPreviewChange\x12:\n" +
+	"\n" +
+	"put_tenant\x18\x01 \x01(\v2\x19.dxpu.v1.PutTenantRequestH\x00R\tputTenant\x12@\n" +
+	"\fcreate_lease\x18\x02 \x01(\v2\x1b.dxpu.v1.CreateLeaseRequestH\x00R\vcreateLease\x12@\n" +
+	"\fresize_lease\x18\x03 \x01(\v2\x1b.dxpu.v1.ResizeLeaseRequestH\x00R\vresizeLeaseB\x06\n" +
+	"\x04call\"C\n" +
+	"\x0fPreviewResponse\x120\n" +
+	"\aresults\x18\x01 \x03(\v2\x16.dxpu.v1.PreviewResultR\aresults\"\x8c\x01\n" +
+	"\rPreviewResult\x12\x12\n" +
+	"\x04code\x18\x01 \x01(\tR\x04code\x12\x18\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\x12'\n" +
+	"\x06tenant\x18\x03 \x01(\v2\x0f.dxpu.v1.TenantR\x06tenant\x12$\n" +
+	"\x05lease\x18\x04 \x01(\v2\x0e.dxpu.v1.LeaseR\x05lease\"a\n" +
 	"\x11ReplaceGPURequest\x12\x15\n" +
 	"\x06gpu_id\x18\x01 \x01(\tR\x05gpuId\x12\x16\n" +
 	"\x06cordon\x18\x02 \x01(\bR\x06cordon\x12\x1d\n" +
@@ -4807,7 +5465,24 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\x03set\x18\x03 \x03(\v2\x0e.dxpu.v1.TaintR\x03set\x12&\n" +
 	"\x06remove\x18\x04 \x03(\v2\x0e.dxpu.v1.TaintR\x06remove\";\n" +
 	"\x11SetTaintsResponse\x12&\n" +
-	"\x06taints\x18\x01 \x03(\v2\x0e.dxpu.v1.TaintR\x06taints\"E\n" +
+	"\x06taints\x18\x01 \x03(\v2\x0e.dxpu.v1.TaintR\x06taints\"o\n" +
+	"\x16PlanMaintenanceRequest\x126\n" +
+	"\vmaintenance\x18\x01 \x01(\v2\x14.dxpu.v1.MaintenanceR\vmaintenance\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x02 \x01(\tR\trequestId\"Q\n" +
+	"\x17PlanMaintenanceResponse\x126\n" +
+	"\vmaintenance\x18\x01 \x01(\v2\x14.dxpu.v1.MaintenanceR\vmaintenance\"T\n" +
+	"\x16ListMaintenanceRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\"\x95\x01\n" +
+	"\x17ListMaintenanceResponse\x126\n" +
+	"\vmaintenance\x18\x01 \x03(\v2\x14.dxpu.v1.MaintenanceR\vmaintenance\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x1a\n" +
+	"\brevision\x18\x03 \x01(\x04R\brevision\">\n" +
+	"\x15EndMaintenanceRequest\x12%\n" +
+	"\x0emaintenance_id\x18\x01 \x01(\tR\rmaintenanceId\"\x18\n" +
+	"\x16EndMaintenanceResponse\"E\n" +
 	"\x14ReplaceMemberRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x19\n" +
 	"\bpeer_url\x18\x02 \x01(\tR\apeerUrl\"@\n" +
@@ -4949,7 +5624,7 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\x1aAUTHORITY_STEP_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14AUTHORITY_STEP_BEGIN\x10\x01\x12\x1b\n" +
 	"\x17AUTHORITY_STEP_ACTIVATE\x10\x02\x12\x19\n" +
-	"\x15AUTHORITY_STEP_RETIRE\x10\x032\xd1\x16\n" +
+	"\x15AUTHORITY_STEP_RETIRE\x10\x032\xdf\x19\n" +
 	"\vPoolService\x12A\n" +
 	"\aGetPool\x12\x17.dxpu.v1.GetPoolRequest\x1a\x18.dxpu.v1.GetPoolResponse\"\x03\x90\x02\x01\x12V\n" +
 	"\x0eGetPoolHistory\x12\x1e.dxpu.v1.GetPoolHistoryRequest\x1a\x1f.dxpu.v1.GetPoolHistoryResponse\"\x03\x90\x02\x01\x12G\n" +
@@ -4964,15 +5639,21 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\bGetLease\x12\x18.dxpu.v1.GetLeaseRequest\x1a\x19.dxpu.v1.GetLeaseResponse\"\x03\x90\x02\x01\x12H\n" +
 	"\vCreateLease\x12\x1b.dxpu.v1.CreateLeaseRequest\x1a\x1c.dxpu.v1.CreateLeaseResponse\x12H\n" +
 	"\vDeleteLease\x12\x1b.dxpu.v1.DeleteLeaseRequest\x1a\x1c.dxpu.v1.DeleteLeaseResponse\x12H\n" +
-	"\vResizeLease\x12\x1b.dxpu.v1.ResizeLeaseRequest\x1a\x1c.dxpu.v1.ResizeLeaseResponse\x12P\n" +
-	"\fExplainLease\x12\x1c.dxpu.v1.ExplainLeaseRequest\x1a\x1d.dxpu.v1.ExplainLeaseResponse\"\x03\x90\x02\x01\x12E\n" +
+	"\vResizeLease\x12\x1b.dxpu.v1.ResizeLeaseRequest\x1a\x1c.dxpu.v1.ResizeLeaseResponse\x12E\n" +
+	"\n" +
+	"RenewLease\x12\x1a.dxpu.v1.RenewLeaseRequest\x1a\x1b.dxpu.v1.RenewLeaseResponse\x12P\n" +
+	"\fExplainLease\x12\x1c.dxpu.v1.ExplainLeaseRequest\x1a\x1d.dxpu.v1.ExplainLeaseResponse\"\x03\x90\x02\x01\x12A\n" +
+	"\aPreview\x12\x17.dxpu.v1.PreviewRequest\x1a\x18.dxpu.v1.PreviewResponse\"\x03\x90\x02\x01\x12E\n" +
 	"\n" +
 	"ReplaceGPU\x12\x1a.dxpu.v1.ReplaceGPURequest\x1a\x1b.dxpu.v1.ReplaceGPUResponse\x12B\n" +
 	"\tReplugGPU\x12\x19.dxpu.v1.ReplugGPURequest\x1a\x1a.dxpu.v1.ReplugGPUResponse\x129\n" +
 	"\x06Cordon\x12\x16.dxpu.v1.CordonRequest\x1a\x17.dxpu.v1.CordonResponse\x12?\n" +
 	"\bUncordon\x12\x18.dxpu.v1.UncordonRequest\x1a\x19.dxpu.v1.UncordonResponse\x126\n" +
 	"\x05Drain\x12\x15.dxpu.v1.DrainRequest\x1a\x16.dxpu.v1.DrainResponse\x12B\n" +
-	"\tSetTaints\x12\x19.dxpu.v1.SetTaintsRequest\x1a\x1a.dxpu.v1.SetTaintsResponse\x12Q\n" +
+	"\tSetTaints\x12\x19.dxpu.v1.SetTaintsRequest\x1a\x1a.dxpu.v1.SetTaintsResponse\x12T\n" +
+	"\x0fPlanMaintenance\x12\x1f.dxpu.v1.PlanMaintenanceRequest\x1a .dxpu.v1.PlanMaintenanceResponse\x12Y\n" +
+	"\x0fListMaintenance\x12\x1f.dxpu.v1.ListMaintenanceRequest\x1a .dxpu.v1.ListMaintenanceResponse\"\x03\x90\x02\x01\x12Q\n" +
+	"\x0eEndMaintenance\x12\x1e.dxpu.v1.EndMaintenanceRequest\x1a\x1f.dxpu.v1.EndMaintenanceResponse\x12Q\n" +
 	"\x0eClearGPUErrors\x12\x1e.dxpu.v1.ClearGPUErrorsRequest\x1a\x1f.dxpu.v1.ClearGPUErrorsResponse\x12E\n" +
 	"\n" +
 	"DeleteNode\x12\x1a.dxpu.v1.DeleteNodeRequest\x1a\x1b.dxpu.v1.DeleteNodeResponse\x12M\n" +
@@ -5010,7 +5691,7 @@ func file_dxpu_v1_dxpu_proto_rawDescGZIP() []byte {
 }
 
 var file_dxpu_v1_dxpu_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_dxpu_v1_dxpu_proto_msgTypes = make([]protoimpl.MessageInfo, 85)
+var file_dxpu_v1_dxpu_proto_msgTypes = make([]protoimpl.MessageInfo, 97)
 var file_dxpu_v1_dxpu_proto_goTypes = []any{
 	(AuthorityStep)(0),              // 0: dxpu.v1.AuthorityStep
 	(*GetPoolRequest)(nil),          // 1: dxpu.v1.GetPoolRequest
@@ -5037,235 +5718,269 @@ var file_dxpu_v1_dxpu_proto_goTypes = []any{
 	(*CreateLeaseResponse)(nil),     // 22: dxpu.v1.CreateLeaseResponse
 	(*DeleteLeaseRequest)(nil),      // 23: dxpu.v1.DeleteLeaseRequest
 	(*DeleteLeaseResponse)(nil),     // 24: dxpu.v1.DeleteLeaseResponse
-	(*ResizeLeaseRequest)(nil),      // 25: dxpu.v1.ResizeLeaseRequest
-	(*ResizeLeaseResponse)(nil),     // 26: dxpu.v1.ResizeLeaseResponse
-	(*ExplainLeaseRequest)(nil),     // 27: dxpu.v1.ExplainLeaseRequest
-	(*ExplainLeaseResponse)(nil),    // 28: dxpu.v1.ExplainLeaseResponse
-	(*ReplaceGPURequest)(nil),       // 29: dxpu.v1.ReplaceGPURequest
-	(*ReplaceGPUResponse)(nil),      // 30: dxpu.v1.ReplaceGPUResponse
-	(*ReplugGPURequest)(nil),        // 31: dxpu.v1.ReplugGPURequest
-	(*ReplugGPUResponse)(nil),       // 32: dxpu.v1.ReplugGPUResponse
-	(*Target)(nil),                  // 33: dxpu.v1.Target
-	(*CordonRequest)(nil),           // 34: dxpu.v1.CordonRequest
-	(*CordonResponse)(nil),          // 35: dxpu.v1.CordonResponse
-	(*UncordonRequest)(nil),         // 36: dxpu.v1.UncordonRequest
-	(*UncordonResponse)(nil),        // 37: dxpu.v1.UncordonResponse
-	(*DrainRequest)(nil),            // 38: dxpu.v1.DrainRequest
-	(*DrainResponse)(nil),           // 39: dxpu.v1.DrainResponse
-	(*SetTaintsRequest)(nil),        // 40: dxpu.v1.SetTaintsRequest
-	(*SetTaintsResponse)(nil),       // 41: dxpu.v1.SetTaintsResponse
-	(*ReplaceMemberRequest)(nil),    // 42: dxpu.v1.ReplaceMemberRequest
-	(*ReplaceMemberResponse)(nil),   // 43: dxpu.v1.ReplaceMemberResponse
-	(*GetSignInRequest)(nil),        // 44: dxpu.v1.GetSignInRequest
-	(*GetSignInResponse)(nil),       // 45: dxpu.v1.GetSignInResponse
-	(*SignInRequest)(nil),           // 46: dxpu.v1.SignInRequest
-	(*SignInResponse)(nil),          // 47: dxpu.v1.SignInResponse
-	(*ListEventsRequest)(nil),       // 48: dxpu.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),      // 49: dxpu.v1.ListEventsResponse
-	(*EventFilter)(nil),             // 50: dxpu.v1.EventFilter
-	(*WatchEventsRequest)(nil),      // 51: dxpu.v1.WatchEventsRequest
-	(*WatchEventsResponse)(nil),     // 52: dxpu.v1.WatchEventsResponse
-	(*WatchLeasesRequest)(nil),      // 53: dxpu.v1.WatchLeasesRequest
-	(*WatchLeasesResponse)(nil),     // 54: dxpu.v1.WatchLeasesResponse
-	(*ClearGPUErrorsRequest)(nil),   // 55: dxpu.v1.ClearGPUErrorsRequest
-	(*ClearGPUErrorsResponse)(nil),  // 56: dxpu.v1.ClearGPUErrorsResponse
-	(*DeleteNodeRequest)(nil),       // 57: dxpu.v1.DeleteNodeRequest
-	(*DeleteNodeResponse)(nil),      // 58: dxpu.v1.DeleteNodeResponse
-	(*ListTenantsRequest)(nil),      // 59: dxpu.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),     // 60: dxpu.v1.ListTenantsResponse
-	(*GetTenantRequest)(nil),        // 61: dxpu.v1.GetTenantRequest
-	(*GetTenantResponse)(nil),       // 62: dxpu.v1.GetTenantResponse
-	(*PutTenantRequest)(nil),        // 63: dxpu.v1.PutTenantRequest
-	(*PutTenantResponse)(nil),       // 64: dxpu.v1.PutTenantResponse
-	(*DeleteTenantRequest)(nil),     // 65: dxpu.v1.DeleteTenantRequest
-	(*DeleteTenantResponse)(nil),    // 66: dxpu.v1.DeleteTenantResponse
-	(*CreateTokenRequest)(nil),      // 67: dxpu.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),     // 68: dxpu.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),       // 69: dxpu.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),      // 70: dxpu.v1.ListTokensResponse
-	(*DeleteTokenRequest)(nil),      // 71: dxpu.v1.DeleteTokenRequest
-	(*DeleteTokenResponse)(nil),     // 72: dxpu.v1.DeleteTokenResponse
-	(*Authority)(nil),               // 73: dxpu.v1.Authority
-	(*GetAuthorityRequest)(nil),     // 74: dxpu.v1.GetAuthorityRequest
-	(*GetAuthorityResponse)(nil),    // 75: dxpu.v1.GetAuthorityResponse
-	(*RotateAuthorityRequest)(nil),  // 76: dxpu.v1.RotateAuthorityRequest
-	(*RotateAuthorityResponse)(nil), // 77: dxpu.v1.RotateAuthorityResponse
-	(*WhoAmIRequest)(nil),           // 78: dxpu.v1.WhoAmIRequest
-	(*WhoAmIResponse)(nil),          // 79: dxpu.v1.WhoAmIResponse
-	(*ListAuditRequest)(nil),        // 80: dxpu.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),       // 81: dxpu.v1.ListAuditResponse
-	(*BackupRequest)(nil),           // 82: dxpu.v1.BackupRequest
-	(*BackupResponse)(nil),          // 83: dxpu.v1.BackupResponse
-	nil,                             // 84: dxpu.v1.ListHostsRequest.LabelsEntry
-	nil,                             // 85: dxpu.v1.ListBoxesRequest.LabelsEntry
-	(*Pool)(nil),                    // 86: dxpu.v1.Pool
-	(*PoolSample)(nil),              // 87: dxpu.v1.PoolSample
-	(*Host)(nil),                    // 88: dxpu.v1.Host
-	(BoxKind)(0),                    // 89: dxpu.v1.BoxKind
-	(*Box)(nil),                     // 90: dxpu.v1.Box
-	(GPUState)(0),                   // 91: dxpu.v1.GPUState
-	(Health)(0),                     // 92: dxpu.v1.Health
-	(*GPU)(nil),                     // 93: dxpu.v1.GPU
-	(LeaseState)(0),                 // 94: dxpu.v1.LeaseState
-	(*Lease)(nil),                   // 95: dxpu.v1.Lease
-	(*LeaseSpec)(nil),               // 96: dxpu.v1.LeaseSpec
-	(*Part)(nil),                    // 97: dxpu.v1.Part
-	(*durationpb.Duration)(nil),     // 98: google.protobuf.Duration
-	(*Binding)(nil),                 // 99: dxpu.v1.Binding
-	(*Taint)(nil),                   // 100: dxpu.v1.Taint
-	(*Token)(nil),                   // 101: dxpu.v1.Token
-	(*Event)(nil),                   // 102: dxpu.v1.Event
-	(EventType)(0),                  // 103: dxpu.v1.EventType
-	(*Tenant)(nil),                  // 104: dxpu.v1.Tenant
-	(*fieldmaskpb.FieldMask)(nil),   // 105: google.protobuf.FieldMask
-	(Role)(0),                       // 106: dxpu.v1.Role
-	(*timestamppb.Timestamp)(nil),   // 107: google.protobuf.Timestamp
-	(*AuditEntry)(nil),              // 108: dxpu.v1.AuditEntry
+	(*RenewLeaseRequest)(nil),       // 25: dxpu.v1.RenewLeaseRequest
+	(*RenewLeaseResponse)(nil),      // 26: dxpu.v1.RenewLeaseResponse
+	(*ResizeLeaseRequest)(nil),      // 27: dxpu.v1.ResizeLeaseRequest
+	(*ResizeLeaseResponse)(nil),     // 28: dxpu.v1.ResizeLeaseResponse
+	(*ExplainLeaseRequest)(nil),     // 29: dxpu.v1.ExplainLeaseRequest
+	(*ExplainLeaseResponse)(nil),    // 30: dxpu.v1.ExplainLeaseResponse
+	(*PreviewRequest)(nil),          // 31: dxpu.v1.PreviewRequest
+	(*PreviewChange)(nil),           // 32: dxpu.v1.PreviewChange
+	(*PreviewResponse)(nil),         // 33: dxpu.v1.PreviewResponse
+	(*PreviewResult)(nil),           // 34: dxpu.v1.PreviewResult
+	(*ReplaceGPURequest)(nil),       // 35: dxpu.v1.ReplaceGPURequest
+	(*ReplaceGPUResponse)(nil),      // 36: dxpu.v1.ReplaceGPUResponse
+	(*ReplugGPURequest)(nil),        // 37: dxpu.v1.ReplugGPURequest
+	(*ReplugGPUResponse)(nil),       // 38: dxpu.v1.ReplugGPUResponse
+	(*Target)(nil),                  // 39: dxpu.v1.Target
+	(*CordonRequest)(nil),           // 40: dxpu.v1.CordonRequest
+	(*CordonResponse)(nil),          // 41: dxpu.v1.CordonResponse
+	(*UncordonRequest)(nil),         // 42: dxpu.v1.UncordonRequest
+	(*UncordonResponse)(nil),        // 43: dxpu.v1.UncordonResponse
+	(*DrainRequest)(nil),            // 44: dxpu.v1.DrainRequest
+	(*DrainResponse)(nil),           // 45: dxpu.v1.DrainResponse
+	(*SetTaintsRequest)(nil),        // 46: dxpu.v1.SetTaintsRequest
+	(*SetTaintsResponse)(nil),       // 47: dxpu.v1.SetTaintsResponse
+	(*PlanMaintenanceRequest)(nil),  // 48: dxpu.v1.PlanMaintenanceRequest
+	(*PlanMaintenanceResponse)(nil), // 49: dxpu.v1.PlanMaintenanceResponse
+	(*ListMaintenanceRequest)(nil),  // 50: dxpu.v1.ListMaintenanceRequest
+	(*ListMaintenanceResponse)(nil), // 51: dxpu.v1.ListMaintenanceResponse
+	(*EndMaintenanceRequest)(nil),   // 52: dxpu.v1.EndMaintenanceRequest
+	(*EndMaintenanceResponse)(nil),  // 53: dxpu.v1.EndMaintenanceResponse
+	(*ReplaceMemberRequest)(nil),    // 54: dxpu.v1.ReplaceMemberRequest
+	(*ReplaceMemberResponse)(nil),   // 55: dxpu.v1.ReplaceMemberResponse
+	(*GetSignInRequest)(nil),        // 56: dxpu.v1.GetSignInRequest
+	(*GetSignInResponse)(nil),       // 57: dxpu.v1.GetSignInResponse
+	(*SignInRequest)(nil),           // 58: dxpu.v1.SignInRequest
+	(*SignInResponse)(nil),          // 59: dxpu.v1.SignInResponse
+	(*ListEventsRequest)(nil),       // 60: dxpu.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),      // 61: dxpu.v1.ListEventsResponse
+	(*EventFilter)(nil),             // 62: dxpu.v1.EventFilter
+	(*WatchEventsRequest)(nil),      // 63: dxpu.v1.WatchEventsRequest
+	(*WatchEventsResponse)(nil),     // 64: dxpu.v1.WatchEventsResponse
+	(*WatchLeasesRequest)(nil),      // 65: dxpu.v1.WatchLeasesRequest
+	(*WatchLeasesResponse)(nil),     // 66: dxpu.v1.WatchLeasesResponse
+	(*ClearGPUErrorsRequest)(nil),   // 67: dxpu.v1.ClearGPUErrorsRequest
+	(*ClearGPUErrorsResponse)(nil),  // 68: dxpu.v1.ClearGPUErrorsResponse
+	(*DeleteNodeRequest)(nil),       // 69: dxpu.v1.DeleteNodeRequest
+	(*DeleteNodeResponse)(nil),      // 70: dxpu.v1.DeleteNodeResponse
+	(*ListTenantsRequest)(nil),      // 71: dxpu.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),     // 72: dxpu.v1.ListTenantsResponse
+	(*GetTenantRequest)(nil),        // 73: dxpu.v1.GetTenantRequest
+	(*GetTenantResponse)(nil),       // 74: dxpu.v1.GetTenantResponse
+	(*PutTenantRequest)(nil),        // 75: dxpu.v1.PutTenantRequest
+	(*PutTenantResponse)(nil),       // 76: dxpu.v1.PutTenantResponse
+	(*DeleteTenantRequest)(nil),     // 77: dxpu.v1.DeleteTenantRequest
+	(*DeleteTenantResponse)(nil),    // 78: dxpu.v1.DeleteTenantResponse
+	(*CreateTokenRequest)(nil),      // 79: dxpu.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),     // 80: dxpu.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),       // 81: dxpu.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),      // 82: dxpu.v1.ListTokensResponse
+	(*DeleteTokenRequest)(nil),      // 83: dxpu.v1.DeleteTokenRequest
+	(*DeleteTokenResponse)(nil),     // 84: dxpu.v1.DeleteTokenResponse
+	(*Authority)(nil),               // 85: dxpu.v1.Authority
+	(*GetAuthorityRequest)(nil),     // 86: dxpu.v1.GetAuthorityRequest
+	(*GetAuthorityResponse)(nil),    // 87: dxpu.v1.GetAuthorityResponse
+	(*RotateAuthorityRequest)(nil),  // 88: dxpu.v1.RotateAuthorityRequest
+	(*RotateAuthorityResponse)(nil), // 89: dxpu.v1.RotateAuthorityResponse
+	(*WhoAmIRequest)(nil),           // 90: dxpu.v1.WhoAmIRequest
+	(*WhoAmIResponse)(nil),          // 91: dxpu.v1.WhoAmIResponse
+	(*ListAuditRequest)(nil),        // 92: dxpu.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),       // 93: dxpu.v1.ListAuditResponse
+	(*BackupRequest)(nil),           // 94: dxpu.v1.BackupRequest
+	(*BackupResponse)(nil),          // 95: dxpu.v1.BackupResponse
+	nil,                             // 96: dxpu.v1.ListHostsRequest.LabelsEntry
+	nil,                             // 97: dxpu.v1.ListBoxesRequest.LabelsEntry
+	(*Pool)(nil),                    // 98: dxpu.v1.Pool
+	(*PoolSample)(nil),              // 99: dxpu.v1.PoolSample
+	(*Host)(nil),                    // 100: dxpu.v1.Host
+	(BoxKind)(0),                    // 101: dxpu.v1.BoxKind
+	(*Box)(nil),                     // 102: dxpu.v1.Box
+	(GPUState)(0),                   // 103: dxpu.v1.GPUState
+	(Health)(0),                     // 104: dxpu.v1.Health
+	(*GPU)(nil),                     // 105: dxpu.v1.GPU
+	(LeaseState)(0),                 // 106: dxpu.v1.LeaseState
+	(*Lease)(nil),                   // 107: dxpu.v1.Lease
+	(*LeaseSpec)(nil),               // 108: dxpu.v1.LeaseSpec
+	(*Part)(nil),                    // 109: dxpu.v1.Part
+	(*durationpb.Duration)(nil),     // 110: google.protobuf.Duration
+	(*Tenant)(nil),                  // 111: dxpu.v1.Tenant
+	(*Binding)(nil),                 // 112: dxpu.v1.Binding
+	(*Taint)(nil),                   // 113: dxpu.v1.Taint
+	(*Maintenance)(nil),             // 114: dxpu.v1.Maintenance
+	(*Token)(nil),                   // 115: dxpu.v1.Token
+	(*Event)(nil),                   // 116: dxpu.v1.Event
+	(EventType)(0),                  // 117: dxpu.v1.EventType
+	(*fieldmaskpb.FieldMask)(nil),   // 118: google.protobuf.FieldMask
+	(Role)(0),                       // 119: dxpu.v1.Role
+	(*timestamppb.Timestamp)(nil),   // 120: google.protobuf.Timestamp
+	(*AuditEntry)(nil),              // 121: dxpu.v1.AuditEntry
 }
 var file_dxpu_v1_dxpu_proto_depIdxs = []int32{
-	86,  // 0: dxpu.v1.GetPoolResponse.pool:type_name -> dxpu.v1.Pool
-	87,  // 1: dxpu.v1.GetPoolHistoryResponse.samples:type_name -> dxpu.v1.PoolSample
-	84,  // 2: dxpu.v1.ListHostsRequest.labels:type_name -> dxpu.v1.ListHostsRequest.LabelsEntry
-	88,  // 3: dxpu.v1.ListHostsResponse.hosts:type_name -> dxpu.v1.Host
-	88,  // 4: dxpu.v1.GetHostResponse.host:type_name -> dxpu.v1.Host
-	85,  // 5: dxpu.v1.ListBoxesRequest.labels:type_name -> dxpu.v1.ListBoxesRequest.LabelsEntry
-	89,  // 6: dxpu.v1.ListBoxesRequest.kind:type_name -> dxpu.v1.BoxKind
-	90,  // 7: dxpu.v1.ListBoxesResponse.boxes:type_name -> dxpu.v1.Box
-	90,  // 8: dxpu.v1.GetBoxResponse.box:type_name -> dxpu.v1.Box
-	91,  // 9: dxpu.v1.ListGPUsRequest.state:type_name -> dxpu.v1.GPUState
-	92,  // 10: dxpu.v1.ListGPUsRequest.health:type_name -> dxpu.v1.Health
-	93,  // 11: dxpu.v1.ListGPUsResponse.gpus:type_name -> dxpu.v1.GPU
-	93,  // 12: dxpu.v1.GetGPUResponse.gpu:type_name -> dxpu.v1.GPU
-	94,  // 13: dxpu.v1.ListLeasesRequest.state:type_name -> dxpu.v1.LeaseState
-	95,  // 14: dxpu.v1.ListLeasesResponse.leases:type_name -> dxpu.v1.Lease
-	95,  // 15: dxpu.v1.GetLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	96,  // 16: dxpu.v1.CreateLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
-	95,  // 17: dxpu.v1.CreateLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	95,  // 18: dxpu.v1.DeleteLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	97,  // 19: dxpu.v1.ResizeLeaseRequest.part:type_name -> dxpu.v1.Part
-	98,  // 20: dxpu.v1.ResizeLeaseRequest.deadline:type_name -> google.protobuf.Duration
-	95,  // 21: dxpu.v1.ResizeLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	96,  // 22: dxpu.v1.ExplainLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
-	95,  // 23: dxpu.v1.ReplaceGPUResponse.lease:type_name -> dxpu.v1.Lease
-	99,  // 24: dxpu.v1.ReplaceGPUResponse.binding:type_name -> dxpu.v1.Binding
-	99,  // 25: dxpu.v1.ReplugGPUResponse.binding:type_name -> dxpu.v1.Binding
-	33,  // 26: dxpu.v1.CordonRequest.target:type_name -> dxpu.v1.Target
-	33,  // 27: dxpu.v1.UncordonRequest.target:type_name -> dxpu.v1.Target
-	33,  // 28: dxpu.v1.DrainRequest.target:type_name -> dxpu.v1.Target
-	98,  // 29: dxpu.v1.DrainRequest.deadline:type_name -> google.protobuf.Duration
-	33,  // 30: dxpu.v1.SetTaintsRequest.target:type_name -> dxpu.v1.Target
-	100, // 31: dxpu.v1.SetTaintsRequest.set:type_name -> dxpu.v1.Taint
-	100, // 32: dxpu.v1.SetTaintsRequest.remove:type_name -> dxpu.v1.Taint
-	100, // 33: dxpu.v1.SetTaintsResponse.taints:type_name -> dxpu.v1.Taint
-	101, // 34: dxpu.v1.SignInResponse.token:type_name -> dxpu.v1.Token
-	50,  // 35: dxpu.v1.ListEventsRequest.filter:type_name -> dxpu.v1.EventFilter
-	102, // 36: dxpu.v1.ListEventsResponse.events:type_name -> dxpu.v1.Event
-	103, // 37: dxpu.v1.EventFilter.types:type_name -> dxpu.v1.EventType
-	50,  // 38: dxpu.v1.WatchEventsRequest.filter:type_name -> dxpu.v1.EventFilter
-	102, // 39: dxpu.v1.WatchEventsResponse.event:type_name -> dxpu.v1.Event
-	95,  // 40: dxpu.v1.WatchLeasesResponse.lease:type_name -> dxpu.v1.Lease
-	93,  // 41: dxpu.v1.ClearGPUErrorsResponse.gpu:type_name -> dxpu.v1.GPU
-	104, // 42: dxpu.v1.ListTenantsResponse.tenants:type_name -> dxpu.v1.Tenant
-	104, // 43: dxpu.v1.GetTenantResponse.tenant:type_name -> dxpu.v1.Tenant
-	104, // 44: dxpu.v1.PutTenantRequest.tenant:type_name -> dxpu.v1.Tenant
-	105, // 45: dxpu.v1.PutTenantRequest.update_mask:type_name -> google.protobuf.FieldMask
-	104, // 46: dxpu.v1.PutTenantResponse.tenant:type_name -> dxpu.v1.Tenant
-	106, // 47: dxpu.v1.CreateTokenRequest.role:type_name -> dxpu.v1.Role
-	98,  // 48: dxpu.v1.CreateTokenRequest.expires_after:type_name -> google.protobuf.Duration
-	101, // 49: dxpu.v1.CreateTokenResponse.token:type_name -> dxpu.v1.Token
-	101, // 50: dxpu.v1.ListTokensResponse.tokens:type_name -> dxpu.v1.Token
-	0,   // 51: dxpu.v1.Authority.step:type_name -> dxpu.v1.AuthorityStep
-	107, // 52: dxpu.v1.Authority.step_time:type_name -> google.protobuf.Timestamp
-	73,  // 53: dxpu.v1.GetAuthorityResponse.authority:type_name -> dxpu.v1.Authority
-	0,   // 54: dxpu.v1.RotateAuthorityRequest.step:type_name -> dxpu.v1.AuthorityStep
-	73,  // 55: dxpu.v1.RotateAuthorityResponse.authority:type_name -> dxpu.v1.Authority
-	106, // 56: dxpu.v1.WhoAmIResponse.role:type_name -> dxpu.v1.Role
-	108, // 57: dxpu.v1.ListAuditResponse.entries:type_name -> dxpu.v1.AuditEntry
-	1,   // 58: dxpu.v1.PoolService.GetPool:input_type -> dxpu.v1.GetPoolRequest
-	3,   // 59: dxpu.v1.PoolService.GetPoolHistory:input_type -> dxpu.v1.GetPoolHistoryRequest
-	5,   // 60: dxpu.v1.PoolService.ListHosts:input_type -> dxpu.v1.ListHostsRequest
-	7,   // 61: dxpu.v1.PoolService.GetHost:input_type -> dxpu.v1.GetHostRequest
-	9,   // 62: dxpu.v1.PoolService.ListBoxes:input_type -> dxpu.v1.ListBoxesRequest
-	11,  // 63: dxpu.v1.PoolService.GetBox:input_type -> dxpu.v1.GetBoxRequest
-	13,  // 64: dxpu.v1.PoolService.ListGPUs:input_type -> dxpu.v1.ListGPUsRequest
-	15,  // 65: dxpu.v1.PoolService.GetGPU:input_type -> dxpu.v1.GetGPURequest
-	17,  // 66: dxpu.v1.PoolService.ListLeases:input_type -> dxpu.v1.ListLeasesRequest
-	19,  // 67: dxpu.v1.PoolService.GetLease:input_type -> dxpu.v1.GetLeaseRequest
-	21,  // 68: dxpu.v1.PoolService.CreateLease:input_type -> dxpu.v1.CreateLeaseRequest
-	23,  // 69: dxpu.v1.PoolService.DeleteLease:input_type -> dxpu.v1.DeleteLeaseRequest
-	25,  // 70: dxpu.v1.PoolService.ResizeLease:input_type -> dxpu.v1.ResizeLeaseRequest
-	27,  // 71: dxpu.v1.PoolService.ExplainLease:input_type -> dxpu.v1.ExplainLeaseRequest
-	29,  // 72: dxpu.v1.PoolService.ReplaceGPU:input_type -> dxpu.v1.ReplaceGPURequest
-	31,  // 73: dxpu.v1.PoolService.ReplugGPU:input_type -> dxpu.v1.ReplugGPURequest
-	34,  // 74: dxpu.v1.PoolService.Cordon:input_type -> dxpu.v1.CordonRequest
-	36,  // 75: dxpu.v1.PoolService.Uncordon:input_type -> dxpu.v1.UncordonRequest
-	38,  // 76: dxpu.v1.PoolService.Drain:input_type -> dxpu.v1.DrainRequest
-	40,  // 77: dxpu.v1.PoolService.SetTaints:input_type -> dxpu.v1.SetTaintsRequest
-	55,  // 78: dxpu.v1.PoolService.ClearGPUErrors:input_type -> dxpu.v1.ClearGPUErrorsRequest
-	57,  // 79: dxpu.v1.PoolService.DeleteNode:input_type -> dxpu.v1.DeleteNodeRequest
-	59,  // 80: dxpu.v1.PoolService.ListTenants:input_type -> dxpu.v1.ListTenantsRequest
-	61,  // 81: dxpu.v1.PoolService.GetTenant:input_type -> dxpu.v1.GetTenantRequest
-	63,  // 82: dxpu.v1.PoolService.PutTenant:input_type -> dxpu.v1.PutTenantRequest
-	65,  // 83: dxpu.v1.PoolService.DeleteTenant:input_type -> dxpu.v1.DeleteTenantRequest
-	67,  // 84: dxpu.v1.PoolService.CreateToken:input_type -> dxpu.v1.CreateTokenRequest
-	69,  // 85: dxpu.v1.PoolService.ListTokens:input_type -> dxpu.v1.ListTokensRequest
-	71,  // 86: dxpu.v1.PoolService.DeleteToken:input_type -> dxpu.v1.DeleteTokenRequest
-	44,  // 87: dxpu.v1.PoolService.GetSignIn:input_type -> dxpu.v1.GetSignInRequest
-	46,  // 88: dxpu.v1.PoolService.SignIn:input_type -> dxpu.v1.SignInRequest
-	78,  // 89: dxpu.v1.PoolService.WhoAmI:input_type -> dxpu.v1.WhoAmIRequest
-	74,  // 90: dxpu.v1.PoolService.GetAuthority:input_type -> dxpu.v1.GetAuthorityRequest
-	76,  // 91: dxpu.v1.PoolService.RotateAuthority:input_type -> dxpu.v1.RotateAuthorityRequest
-	80,  // 92: dxpu.v1.PoolService.ListAudit:input_type -> dxpu.v1.ListAuditRequest
-	82,  // 93: dxpu.v1.PoolService.Backup:input_type -> dxpu.v1.BackupRequest
-	42,  // 94: dxpu.v1.PoolService.ReplaceMember:input_type -> dxpu.v1.ReplaceMemberRequest
-	48,  // 95: dxpu.v1.PoolService.ListEvents:input_type -> dxpu.v1.ListEventsRequest
-	51,  // 96: dxpu.v1.PoolService.WatchEvents:input_type -> dxpu.v1.WatchEventsRequest
-	53,  // 97: dxpu.v1.PoolService.WatchLeases:input_type -> dxpu.v1.WatchLeasesRequest
-	2,   // 98: dxpu.v1.PoolService.GetPool:output_type -> dxpu.v1.GetPoolResponse
-	4,   // 99: dxpu.v1.PoolService.GetPoolHistory:output_type -> dxpu.v1.GetPoolHistoryResponse
-	6,   // 100: dxpu.v1.PoolService.ListHosts:output_type -> dxpu.v1.ListHostsResponse
-	8,   // 101: dxpu.v1.PoolService.GetHost:output_type -> dxpu.v1.GetHostResponse
-	10,  // 102: dxpu.v1.PoolService.ListBoxes:output_type -> dxpu.v1.ListBoxesResponse
-	12,  // 103: dxpu.v1.PoolService.GetBox:output_type -> dxpu.v1.GetBoxResponse
-	14,  // 104: dxpu.v1.PoolService.ListGPUs:output_type -> dxpu.v1.ListGPUsResponse
-	16,  // 105: dxpu.v1.PoolService.GetGPU:output_type -> dxpu.v1.GetGPUResponse
-	18,  // 106: dxpu.v1.PoolService.ListLeases:output_type -> dxpu.v1.ListLeasesResponse
-	20,  // 107: dxpu.v1.PoolService.GetLease:output_type -> dxpu.v1.GetLeaseResponse
-	22,  // 108: dxpu.v1.PoolService.CreateLease:output_type -> dxpu.v1.CreateLeaseResponse
-	24,  // 109: dxpu.v1.PoolService.DeleteLease:output_type -> dxpu.v1.DeleteLeaseResponse
-	26,  // 110: dxpu.v1.PoolService.ResizeLease:output_type -> dxpu.v1.ResizeLeaseResponse
-	28,  // 111: dxpu.v1.PoolService.ExplainLease:output_type -> dxpu.v1.ExplainLeaseResponse
-	30,  // 112: dxpu.v1.PoolService.ReplaceGPU:output_type -> dxpu.v1.ReplaceGPUResponse
-	32,  // 113: dxpu.v1.PoolService.ReplugGPU:output_type -> dxpu.v1.ReplugGPUResponse
-	35,  // 114: dxpu.v1.PoolService.Cordon:output_type -> dxpu.v1.CordonResponse
-	37,  // 115: dxpu.v1.PoolService.Uncordon:output_type -> dxpu.v1.UncordonResponse
-	39,  // 116: dxpu.v1.PoolService.Drain:output_type -> dxpu.v1.DrainResponse
-	41,  // 117: dxpu.v1.PoolService.SetTaints:output_type -> dxpu.v1.SetTaintsResponse
-	56,  // 118: dxpu.v1.PoolService.ClearGPUErrors:output_type -> dxpu.v1.ClearGPUErrorsResponse
-	58,  // 119: dxpu.v1.PoolService.DeleteNode:output_type -> dxpu.v1.DeleteNodeResponse
-	60,  // 120: dxpu.v1.PoolService.ListTenants:output_type -> dxpu.v1.ListTenantsResponse
-	62,  // 121: dxpu.v1.PoolService.GetTenant:output_type -> dxpu.v1.GetTenantResponse
-	64,  // 122: dxpu.v1.PoolService.PutTenant:output_type -> dxpu.v1.PutTenantResponse
-	66,  // 123: dxpu.v1.PoolService.DeleteTenant:output_type -> dxpu.v1.DeleteTenantResponse
-	68,  // 124: dxpu.v1.PoolService.CreateToken:output_type -> dxpu.v1.CreateTokenResponse
-	70,  // 125: dxpu.v1.PoolService.ListTokens:output_type -> dxpu.v1.ListTokensResponse
-	72,  // 126: dxpu.v1.PoolService.DeleteToken:output_type -> dxpu.v1.DeleteTokenResponse
-	45,  // 127: dxpu.v1.PoolService.GetSignIn:output_type -> dxpu.v1.GetSignInResponse
-	47,  // 128: dxpu.v1.PoolService.SignIn:output_type -> dxpu.v1.SignInResponse
-	79,  // 129: dxpu.v1.PoolService.WhoAmI:output_type -> dxpu.v1.WhoAmIResponse
-	75,  // 130: dxpu.v1.PoolService.GetAuthority:output_type -> dxpu.v1.GetAuthorityResponse
-	77,  // 131: dxpu.v1.PoolService.RotateAuthority:output_type -> dxpu.v1.RotateAuthorityResponse
-	81,  // 132: dxpu.v1.PoolService.ListAudit:output_type -> dxpu.v1.ListAuditResponse
-	83,  // 133: dxpu.v1.PoolService.Backup:output_type -> dxpu.v1.BackupResponse
-	43,  // 134: dxpu.v1.PoolService.ReplaceMember:output_type -> dxpu.v1.ReplaceMemberResponse
-	49,  // 135: dxpu.v1.PoolService.ListEvents:output_type -> dxpu.v1.ListEventsResponse
-	52,  // 136: dxpu.v1.PoolService.WatchEvents:output_type -> dxpu.v1.WatchEventsResponse
-	54,  // 137: dxpu.v1.PoolService.WatchLeases:output_type -> dxpu.v1.WatchLeasesResponse
-	98,  // [98:138] is the sub-list for method output_type
-	58,  // [58:98] is the sub-list for method input_type
-	58,  // [58:58] is the sub-list for extension type_name
-	58,  // [58:58] is the sub-list for extension extendee
-	0,   // [0:58] is the sub-list for field type_name
+	98,  // 0: dxpu.v1.GetPoolResponse.pool:type_name -> dxpu.v1.Pool
+	99,  // 1: dxpu.v1.GetPoolHistoryResponse.samples:type_name -> dxpu.v1.PoolSample
+	96,  // 2: dxpu.v1.ListHostsRequest.labels:type_name -> dxpu.v1.ListHostsRequest.LabelsEntry
+	100, // 3: dxpu.v1.ListHostsResponse.hosts:type_name -> dxpu.v1.Host
+	100, // 4: dxpu.v1.GetHostResponse.host:type_name -> dxpu.v1.Host
+	97,  // 5: dxpu.v1.ListBoxesRequest.labels:type_name -> dxpu.v1.ListBoxesRequest.LabelsEntry
+	101, // 6: dxpu.v1.ListBoxesRequest.kind:type_name -> dxpu.v1.BoxKind
+	102, // 7: dxpu.v1.ListBoxesResponse.boxes:type_name -> dxpu.v1.Box
+	102, // 8: dxpu.v1.GetBoxResponse.box:type_name -> dxpu.v1.Box
+	103, // 9: dxpu.v1.ListGPUsRequest.state:type_name -> dxpu.v1.GPUState
+	104, // 10: dxpu.v1.ListGPUsRequest.health:type_name -> dxpu.v1.Health
+	105, // 11: dxpu.v1.ListGPUsResponse.gpus:type_name -> dxpu.v1.GPU
+	105, // 12: dxpu.v1.GetGPUResponse.gpu:type_name -> dxpu.v1.GPU
+	106, // 13: dxpu.v1.ListLeasesRequest.state:type_name -> dxpu.v1.LeaseState
+	107, // 14: dxpu.v1.ListLeasesResponse.leases:type_name -> dxpu.v1.Lease
+	107, // 15: dxpu.v1.GetLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	108, // 16: dxpu.v1.CreateLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
+	107, // 17: dxpu.v1.CreateLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	107, // 18: dxpu.v1.DeleteLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	107, // 19: dxpu.v1.RenewLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	109, // 20: dxpu.v1.ResizeLeaseRequest.part:type_name -> dxpu.v1.Part
+	110, // 21: dxpu.v1.ResizeLeaseRequest.deadline:type_name -> google.protobuf.Duration
+	107, // 22: dxpu.v1.ResizeLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	108, // 23: dxpu.v1.ExplainLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
+	32,  // 24: dxpu.v1.PreviewRequest.changes:type_name -> dxpu.v1.PreviewChange
+	75,  // 25: dxpu.v1.PreviewChange.put_tenant:type_name -> dxpu.v1.PutTenantRequest
+	21,  // 26: dxpu.v1.PreviewChange.create_lease:type_name -> dxpu.v1.CreateLeaseRequest
+	27,  // 27: dxpu.v1.PreviewChange.resize_lease:type_name -> dxpu.v1.ResizeLeaseRequest
+	34,  // 28: dxpu.v1.PreviewResponse.results:type_name -> dxpu.v1.PreviewResult
+	111, // 29: dxpu.v1.PreviewResult.tenant:type_name -> dxpu.v1.Tenant
+	107, // 30: dxpu.v1.PreviewResult.lease:type_name -> dxpu.v1.Lease
+	107, // 31: dxpu.v1.ReplaceGPUResponse.lease:type_name -> dxpu.v1.Lease
+	112, // 32: dxpu.v1.ReplaceGPUResponse.binding:type_name -> dxpu.v1.Binding
+	112, // 33: dxpu.v1.ReplugGPUResponse.binding:type_name -> dxpu.v1.Binding
+	39,  // 34: dxpu.v1.CordonRequest.target:type_name -> dxpu.v1.Target
+	39,  // 35: dxpu.v1.UncordonRequest.target:type_name -> dxpu.v1.Target
+	39,  // 36: dxpu.v1.DrainRequest.target:type_name -> dxpu.v1.Target
+	110, // 37: dxpu.v1.DrainRequest.deadline:type_name -> google.protobuf.Duration
+	39,  // 38: dxpu.v1.SetTaintsRequest.target:type_name -> dxpu.v1.Target
+	113, // 39: dxpu.v1.SetTaintsRequest.set:type_name -> dxpu.v1.Taint
+	113, // 40: dxpu.v1.SetTaintsRequest.remove:type_name -> dxpu.v1.Taint
+	113, // 41: dxpu.v1.SetTaintsResponse.taints:type_name -> dxpu.v1.Taint
+	114, // 42: dxpu.v1.PlanMaintenanceRequest.maintenance:type_name -> dxpu.v1.Maintenance
+	114, // 43: dxpu.v1.PlanMaintenanceResponse.maintenance:type_name -> dxpu.v1.Maintenance
+	114, // 44: dxpu.v1.ListMaintenanceResponse.maintenance:type_name -> dxpu.v1.Maintenance
+	115, // 45: dxpu.v1.SignInResponse.token:type_name -> dxpu.v1.Token
+	62,  // 46: dxpu.v1.ListEventsRequest.filter:type_name -> dxpu.v1.EventFilter
+	116, // 47: dxpu.v1.ListEventsResponse.events:type_name -> dxpu.v1.Event
+	117, // 48: dxpu.v1.EventFilter.types:type_name -> dxpu.v1.EventType
+	62,  // 49: dxpu.v1.WatchEventsRequest.filter:type_name -> dxpu.v1.EventFilter
+	116, // 50: dxpu.v1.WatchEventsResponse.event:type_name -> dxpu.v1.Event
+	107, // 51: dxpu.v1.WatchLeasesResponse.lease:type_name -> dxpu.v1.Lease
+	105, // 52: dxpu.v1.ClearGPUErrorsResponse.gpu:type_name -> dxpu.v1.GPU
+	111, // 53: dxpu.v1.ListTenantsResponse.tenants:type_name -> dxpu.v1.Tenant
+	111, // 54: dxpu.v1.GetTenantResponse.tenant:type_name -> dxpu.v1.Tenant
+	111, // 55: dxpu.v1.PutTenantRequest.tenant:type_name -> dxpu.v1.Tenant
+	118, // 56: dxpu.v1.PutTenantRequest.update_mask:type_name -> google.protobuf.FieldMask
+	111, // 57: dxpu.v1.PutTenantResponse.tenant:type_name -> dxpu.v1.Tenant
+	119, // 58: dxpu.v1.CreateTokenRequest.role:type_name -> dxpu.v1.Role
+	110, // 59: dxpu.v1.CreateTokenRequest.expires_after:type_name -> google.protobuf.Duration
+	115, // 60: dxpu.v1.CreateTokenResponse.token:type_name -> dxpu.v1.Token
+	115, // 61: dxpu.v1.ListTokensResponse.tokens:type_name -> dxpu.v1.Token
+	0,   // 62: dxpu.v1.Authority.step:type_name -> dxpu.v1.AuthorityStep
+	120, // 63: dxpu.v1.Authority.step_time:type_name -> google.protobuf.Timestamp
+	85,  // 64: dxpu.v1.GetAuthorityResponse.authority:type_name -> dxpu.v1.Authority
+	0,   // 65: dxpu.v1.RotateAuthorityRequest.step:type_name -> dxpu.v1.AuthorityStep
+	85,  // 66: dxpu.v1.RotateAuthorityResponse.authority:type_name -> dxpu.v1.Authority
+	119, // 67: dxpu.v1.WhoAmIResponse.role:type_name -> dxpu.v1.Role
+	121, // 68: dxpu.v1.ListAuditResponse.entries:type_name -> dxpu.v1.AuditEntry
+	1,   // 69: dxpu.v1.PoolService.GetPool:input_type -> dxpu.v1.GetPoolRequest
+	3,   // 70: dxpu.v1.PoolService.GetPoolHistory:input_type -> dxpu.v1.GetPoolHistoryRequest
+	5,   // 71: dxpu.v1.PoolService.ListHosts:input_type -> dxpu.v1.ListHostsRequest
+	7,   // 72: dxpu.v1.PoolService.GetHost:input_type -> dxpu.v1.GetHostRequest
+	9,   // 73: dxpu.v1.PoolService.ListBoxes:input_type -> dxpu.v1.ListBoxesRequest
+	11,  // 74: dxpu.v1.PoolService.GetBox:input_type -> dxpu.v1.GetBoxRequest
+	13,  // 75: dxpu.v1.PoolService.ListGPUs:input_type -> dxpu.v1.ListGPUsRequest
+	15,  // 76: dxpu.v1.PoolService.GetGPU:input_type -> dxpu.v1.GetGPURequest
+	17,  // 77: dxpu.v1.PoolService.ListLeases:input_type -> dxpu.v1.ListLeasesRequest
+	19,  // 78: dxpu.v1.PoolService.GetLease:input_type -> dxpu.v1.GetLeaseRequest
+	21,  // 79: dxpu.v1.PoolService.CreateLease:input_type -> dxpu.v1.CreateLeaseRequest
+	23,  // 80: dxpu.v1.PoolService.DeleteLease:input_type -> dxpu.v1.DeleteLeaseRequest
+	27,  // 81: dxpu.v1.PoolService.ResizeLease:input_type -> dxpu.v1.ResizeLeaseRequest
+	25,  // 82: dxpu.v1.PoolService.RenewLease:input_type -> dxpu.v1.RenewLeaseRequest
+	29,  // 83: dxpu.v1.PoolService.ExplainLease:input_type -> dxpu.v1.ExplainLeaseRequest
+	31,  // 84: dxpu.v1.PoolService.Preview:input_type -> dxpu.v1.PreviewRequest
+	35,  // 85: dxpu.v1.PoolService.ReplaceGPU:input_type -> dxpu.v1.ReplaceGPURequest
+	37,  // 86: dxpu.v1.PoolService.ReplugGPU:input_type -> dxpu.v1.ReplugGPURequest
+	40,  // 87: dxpu.v1.PoolService.Cordon:input_type -> dxpu.v1.CordonRequest
+	42,  // 88: dxpu.v1.PoolService.Uncordon:input_type -> dxpu.v1.UncordonRequest
+	44,  // 89: dxpu.v1.PoolService.Drain:input_type -> dxpu.v1.DrainRequest
+	46,  // 90: dxpu.v1.PoolService.SetTaints:input_type -> dxpu.v1.SetTaintsRequest
+	48,  // 91: dxpu.v1.PoolService.PlanMaintenance:input_type -> dxpu.v1.PlanMaintenanceRequest
+	50,  // 92: dxpu.v1.PoolService.ListMaintenance:input_type -> dxpu.v1.ListMaintenanceRequest
+	52,  // 93: dxpu.v1.PoolService.EndMaintenance:input_type -> dxpu.v1.EndMaintenanceRequest
+	67,  // 94: dxpu.v1.PoolService.ClearGPUErrors:input_type -> dxpu.v1.ClearGPUErrorsRequest
+	69,  // 95: dxpu.v1.PoolService.DeleteNode:input_type -> dxpu.v1.DeleteNodeRequest
+	71,  // 96: dxpu.v1.PoolService.ListTenants:input_type -> dxpu.v1.ListTenantsRequest
+	73,  // 97: dxpu.v1.PoolService.GetTenant:input_type -> dxpu.v1.GetTenantRequest
+	75,  // 98: dxpu.v1.PoolService.PutTenant:input_type -> dxpu.v1.PutTenantRequest
+	77,  // 99: dxpu.v1.PoolService.DeleteTenant:input_type -> dxpu.v1.DeleteTenantRequest
+	79,  // 100: dxpu.v1.PoolService.CreateToken:input_type -> dxpu.v1.CreateTokenRequest
+	81,  // 101: dxpu.v1.PoolService.ListTokens:input_type -> dxpu.v1.ListTokensRequest
+	83,  // 102: dxpu.v1.PoolService.DeleteToken:input_type -> dxpu.v1.DeleteTokenRequest
+	56,  // 103: dxpu.v1.PoolService.GetSignIn:input_type -> dxpu.v1.GetSignInRequest
+	58,  // 104: dxpu.v1.PoolService.SignIn:input_type -> dxpu.v1.SignInRequest
+	90,  // 105: dxpu.v1.PoolService.WhoAmI:input_type -> dxpu.v1.WhoAmIRequest
+	86,  // 106: dxpu.v1.PoolService.GetAuthority:input_type -> dxpu.v1.GetAuthorityRequest
+	88,  // 107: dxpu.v1.PoolService.RotateAuthority:input_type -> dxpu.v1.RotateAuthorityRequest
+	92,  // 108: dxpu.v1.PoolService.ListAudit:input_type -> dxpu.v1.ListAuditRequest
+	94,  // 109: dxpu.v1.PoolService.Backup:input_type -> dxpu.v1.BackupRequest
+	54,  // 110: dxpu.v1.PoolService.ReplaceMember:input_type -> dxpu.v1.ReplaceMemberRequest
+	60,  // 111: dxpu.v1.PoolService.ListEvents:input_type -> dxpu.v1.ListEventsRequest
+	63,  // 112: dxpu.v1.PoolService.WatchEvents:input_type -> dxpu.v1.WatchEventsRequest
+	65,  // 113: dxpu.v1.PoolService.WatchLeases:input_type -> dxpu.v1.WatchLeasesRequest
+	2,   // 114: dxpu.v1.PoolService.GetPool:output_type -> dxpu.v1.GetPoolResponse
+	4,   // 115: dxpu.v1.PoolService.GetPoolHistory:output_type -> dxpu.v1.GetPoolHistoryResponse
+	6,   // 116: dxpu.v1.PoolService.ListHosts:output_type -> dxpu.v1.ListHostsResponse
+	8,   // 117: dxpu.v1.PoolService.GetHost:output_type -> dxpu.v1.GetHostResponse
+	10,  // 118: dxpu.v1.PoolService.ListBoxes:output_type -> dxpu.v1.ListBoxesResponse
+	12,  // 119: dxpu.v1.PoolService.GetBox:output_type -> dxpu.v1.GetBoxResponse
+	14,  // 120: dxpu.v1.PoolService.ListGPUs:output_type -> dxpu.v1.ListGPUsResponse
+	16,  // 121: dxpu.v1.PoolService.GetGPU:output_type -> dxpu.v1.GetGPUResponse
+	18,  // 122: dxpu.v1.PoolService.ListLeases:output_type -> dxpu.v1.ListLeasesResponse
+	20,  // 123: dxpu.v1.PoolService.GetLease:output_type -> dxpu.v1.GetLeaseResponse
+	22,  // 124: dxpu.v1.PoolService.CreateLease:output_type -> dxpu.v1.CreateLeaseResponse
+	24,  // 125: dxpu.v1.PoolService.DeleteLease:output_type -> dxpu.v1.DeleteLeaseResponse
+	28,  // 126: dxpu.v1.PoolService.ResizeLease:output_type -> dxpu.v1.ResizeLeaseResponse
+	26,  // 127: dxpu.v1.PoolService.RenewLease:output_type -> dxpu.v1.RenewLeaseResponse
+	30,  // 128: dxpu.v1.PoolService.ExplainLease:output_type -> dxpu.v1.ExplainLeaseResponse
+	33,  // 129: dxpu.v1.PoolService.Preview:output_type -> dxpu.v1.PreviewResponse
+	36,  // 130: dxpu.v1.PoolService.ReplaceGPU:output_type -> dxpu.v1.ReplaceGPUResponse
+	38,  // 131: dxpu.v1.PoolService.ReplugGPU:output_type -> dxpu.v1.ReplugGPUResponse
+	41,  // 132: dxpu.v1.PoolService.Cordon:output_type -> dxpu.v1.CordonResponse
+	43,  // 133: dxpu.v1.PoolService.Uncordon:output_type -> dxpu.v1.UncordonResponse
+	45,  // 134: dxpu.v1.PoolService.Drain:output_type -> dxpu.v1.DrainResponse
+	47,  // 135: dxpu.v1.PoolService.SetTaints:output_type -> dxpu.v1.SetTaintsResponse
+	49,  // 136: dxpu.v1.PoolService.PlanMaintenance:output_type -> dxpu.v1.PlanMaintenanceResponse
+	51,  // 137: dxpu.v1.PoolService.ListMaintenance:output_type -> dxpu.v1.ListMaintenanceResponse
+	53,  // 138: dxpu.v1.PoolService.EndMaintenance:output_type -> dxpu.v1.EndMaintenanceResponse
+	68,  // 139: dxpu.v1.PoolService.ClearGPUErrors:output_type -> dxpu.v1.ClearGPUErrorsResponse
+	70,  // 140: dxpu.v1.PoolService.DeleteNode:output_type -> dxpu.v1.DeleteNodeResponse
+	72,  // 141: dxpu.v1.PoolService.ListTenants:output_type -> dxpu.v1.ListTenantsResponse
+	74,  // 142: dxpu.v1.PoolService.GetTenant:output_type -> dxpu.v1.GetTenantResponse
+	76,  // 143: dxpu.v1.PoolService.PutTenant:output_type -> dxpu.v1.PutTenantResponse
+	78,  // 144: dxpu.v1.PoolService.DeleteTenant:output_type -> dxpu.v1.DeleteTenantResponse
+	80,  // 145: dxpu.v1.PoolService.CreateToken:output_type -> dxpu.v1.CreateTokenResponse
+	82,  // 146: dxpu.v1.PoolService.ListTokens:output_type -> dxpu.v1.ListTokensResponse
+	84,  // 147: dxpu.v1.PoolService.DeleteToken:output_type -> dxpu.v1.DeleteTokenResponse
+	57,  // 148: dxpu.v1.PoolService.GetSignIn:output_type -> dxpu.v1.GetSignInResponse
+	59,  // 149: dxpu.v1.PoolService.SignIn:output_type -> dxpu.v1.SignInResponse
+	91,  // 150: dxpu.v1.PoolService.WhoAmI:output_type -> dxpu.v1.WhoAmIResponse
+	87,  // 151: dxpu.v1.PoolService.GetAuthority:output_type -> dxpu.v1.GetAuthorityResponse
+	89,  // 152: dxpu.v1.PoolService.RotateAuthority:output_type -> dxpu.v1.RotateAuthorityResponse
+	93,  // 153: dxpu.v1.PoolService.ListAudit:output_type -> dxpu.v1.ListAuditResponse
+	95,  // 154: dxpu.v1.PoolService.Backup:output_type -> dxpu.v1.BackupResponse
+	55,  // 155: dxpu.v1.PoolService.ReplaceMember:output_type -> dxpu.v1.ReplaceMemberResponse
+	61,  // 156: dxpu.v1.PoolService.ListEvents:output_type -> dxpu.v1.ListEventsResponse
+	64,  // 157: dxpu.v1.PoolService.WatchEvents:output_type -> dxpu.v1.WatchEventsResponse
+	66,  // 158: dxpu.v1.PoolService.WatchLeases:output_type -> dxpu.v1.WatchLeasesResponse
+	114, // [114:159] is the sub-list for method output_type
+	69,  // [69:114] is the sub-list for method input_type
+	69,  // [69:69] is the sub-list for extension type_name
+	69,  // [69:69] is the sub-list for extension extendee
+	0,   // [0:69] is the sub-list for field type_name
 }
 
 func init() { file_dxpu_v1_dxpu_proto_init() }
@@ -5274,11 +5989,16 @@ func file_dxpu_v1_dxpu_proto_init() {
 		return
 	}
 	file_dxpu_v1_types_proto_init()
-	file_dxpu_v1_dxpu_proto_msgTypes[26].OneofWrappers = []any{
+	file_dxpu_v1_dxpu_proto_msgTypes[28].OneofWrappers = []any{
 		(*ExplainLeaseRequest_LeaseId)(nil),
 		(*ExplainLeaseRequest_Spec)(nil),
 	}
-	file_dxpu_v1_dxpu_proto_msgTypes[32].OneofWrappers = []any{
+	file_dxpu_v1_dxpu_proto_msgTypes[31].OneofWrappers = []any{
+		(*PreviewChange_PutTenant)(nil),
+		(*PreviewChange_CreateLease)(nil),
+		(*PreviewChange_ResizeLease)(nil),
+	}
+	file_dxpu_v1_dxpu_proto_msgTypes[38].OneofWrappers = []any{
 		(*Target_GpuId)(nil),
 		(*Target_BoxId)(nil),
 		(*Target_HostId)(nil),
@@ -5289,7 +6009,7 @@ func file_dxpu_v1_dxpu_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dxpu_v1_dxpu_proto_rawDesc), len(file_dxpu_v1_dxpu_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   85,
+			NumMessages:   97,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -22,6 +22,70 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// MigrationState is how far a node is with a live migration.
+type MigrationState int32
+
+const (
+	MigrationState_MIGRATION_STATE_UNSPECIFIED MigrationState = 0
+	// Its links are being opened.
+	MigrationState_MIGRATION_STATE_CONNECTING MigrationState = 1
+	// The source copies memory. Hosts and the target: the links are up.
+	MigrationState_MIGRATION_STATE_COPYING MigrationState = 2
+	// The source: little is left, or it has made all of its rounds.
+	MigrationState_MIGRATION_STATE_READY MigrationState = 3
+	// Hosts: the successor works.
+	MigrationState_MIGRATION_STATE_DONE MigrationState = 4
+	// It has failed: the source works.
+	MigrationState_MIGRATION_STATE_FAILED MigrationState = 5
+)
+
+// Enum value maps for MigrationState.
+var (
+	MigrationState_name = map[int32]string{
+		0: "MIGRATION_STATE_UNSPECIFIED",
+		1: "MIGRATION_STATE_CONNECTING",
+		2: "MIGRATION_STATE_COPYING",
+		3: "MIGRATION_STATE_READY",
+		4: "MIGRATION_STATE_DONE",
+		5: "MIGRATION_STATE_FAILED",
+	}
+	MigrationState_value = map[string]int32{
+		"MIGRATION_STATE_UNSPECIFIED": 0,
+		"MIGRATION_STATE_CONNECTING":  1,
+		"MIGRATION_STATE_COPYING":     2,
+		"MIGRATION_STATE_READY":       3,
+		"MIGRATION_STATE_DONE":        4,
+		"MIGRATION_STATE_FAILED":      5,
+	}
+)
+
+func (x MigrationState) Enum() *MigrationState {
+	p := new(MigrationState)
+	*p = x
+	return p
+}
+
+func (x MigrationState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (MigrationState) Descriptor() protoreflect.EnumDescriptor {
+	return file_dxpu_v1_node_proto_enumTypes[0].Descriptor()
+}
+
+func (MigrationState) Type() protoreflect.EnumType {
+	return &file_dxpu_v1_node_proto_enumTypes[0]
+}
+
+func (x MigrationState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use MigrationState.Descriptor instead.
+func (MigrationState) EnumDescriptor() ([]byte, []int) {
+	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{0}
+}
+
 type RenewRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	NodeId string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
@@ -559,7 +623,15 @@ type DesiredBinding struct {
 	// The part of the GPU, if the box slot is that of a part. The same binding may come
 	// again with another part: the box changes the limits of the running part. It takes
 	// memory away only where the guest does not use it.
-	Part          *Part `protobuf:"bytes,16,opt,name=part,proto3" json:"part,omitempty"`
+	Part *Part `protobuf:"bytes,16,opt,name=part,proto3" json:"part,omitempty"`
+	// Hosts: the binding that is to follow this one in a live migration. The host opens
+	// its link beside that of this binding.
+	Successor *DesiredBinding `protobuf:"bytes,17,opt,name=successor,proto3" json:"successor,omitempty"`
+	// Hosts: the host may switch to the successor, once. It reports the successor as the
+	// slot's binding, or the switch as failed.
+	Switch bool `protobuf:"varint,18,opt,name=switch,proto3" json:"switch,omitempty"`
+	// Boxes: the device's state is to be sent to another box, or to be received from one.
+	Transfer      *Transfer `protobuf:"bytes,19,opt,name=transfer,proto3" json:"transfer,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -706,6 +778,181 @@ func (x *DesiredBinding) GetPart() *Part {
 	return nil
 }
 
+func (x *DesiredBinding) GetSuccessor() *DesiredBinding {
+	if x != nil {
+		return x.Successor
+	}
+	return nil
+}
+
+func (x *DesiredBinding) GetSwitch() bool {
+	if x != nil {
+		return x.Switch
+	}
+	return false
+}
+
+func (x *DesiredBinding) GetTransfer() *Transfer {
+	if x != nil {
+		return x.Transfer
+	}
+	return nil
+}
+
+// Transfer is one side of the link by which the state of a device moves between boxes.
+type Transfer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The link: slot, peer, secret, cipher, epoch and MTU count. Its binding_id is that of
+	// the successor.
+	Link *DesiredBinding `protobuf:"bytes,1,opt,name=link,proto3" json:"link,omitempty"`
+	// Set at the box of the successor.
+	Receive       bool `protobuf:"varint,2,opt,name=receive,proto3" json:"receive,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Transfer) Reset() {
+	*x = Transfer{}
+	mi := &file_dxpu_v1_node_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Transfer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Transfer) ProtoMessage() {}
+
+func (x *Transfer) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_node_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Transfer.ProtoReflect.Descriptor instead.
+func (*Transfer) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Transfer) GetLink() *DesiredBinding {
+	if x != nil {
+		return x.Link
+	}
+	return nil
+}
+
+func (x *Transfer) GetReceive() bool {
+	if x != nil {
+		return x.Receive
+	}
+	return false
+}
+
+// Migration is what a node reports of a live migration.
+type Migration struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// That of the successor.
+	BindingId string         `protobuf:"bytes,1,opt,name=binding_id,json=bindingId,proto3" json:"binding_id,omitempty"`
+	State     MigrationState `protobuf:"varint,2,opt,name=state,proto3,enum=dxpu.v1.MigrationState" json:"state,omitempty"`
+	// Why it has failed.
+	Detail string `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`
+	// The source: bytes sent so far, bytes that have changed and were not sent, and
+	// rounds of copying.
+	BytesSent uint64 `protobuf:"varint,4,opt,name=bytes_sent,json=bytesSent,proto3" json:"bytes_sent,omitempty"`
+	BytesLeft uint64 `protobuf:"varint,5,opt,name=bytes_left,json=bytesLeft,proto3" json:"bytes_left,omitempty"`
+	Rounds    uint32 `protobuf:"varint,6,opt,name=rounds,proto3" json:"rounds,omitempty"`
+	// Hosts: how long the device stood still.
+	Pause         *durationpb.Duration `protobuf:"bytes,7,opt,name=pause,proto3" json:"pause,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Migration) Reset() {
+	*x = Migration{}
+	mi := &file_dxpu_v1_node_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Migration) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Migration) ProtoMessage() {}
+
+func (x *Migration) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_node_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Migration.ProtoReflect.Descriptor instead.
+func (*Migration) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Migration) GetBindingId() string {
+	if x != nil {
+		return x.BindingId
+	}
+	return ""
+}
+
+func (x *Migration) GetState() MigrationState {
+	if x != nil {
+		return x.State
+	}
+	return MigrationState_MIGRATION_STATE_UNSPECIFIED
+}
+
+func (x *Migration) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+func (x *Migration) GetBytesSent() uint64 {
+	if x != nil {
+		return x.BytesSent
+	}
+	return 0
+}
+
+func (x *Migration) GetBytesLeft() uint64 {
+	if x != nil {
+		return x.BytesLeft
+	}
+	return 0
+}
+
+func (x *Migration) GetRounds() uint32 {
+	if x != nil {
+		return x.Rounds
+	}
+	return 0
+}
+
+func (x *Migration) GetPause() *durationpb.Duration {
+	if x != nil {
+		return x.Pause
+	}
+	return nil
+}
+
 // Peer is the other side of a binding.
 type Peer struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
@@ -720,7 +967,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_dxpu_v1_node_proto_msgTypes[8]
+	mi := &file_dxpu_v1_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -732,7 +979,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_node_proto_msgTypes[8]
+	mi := &file_dxpu_v1_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -745,7 +992,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{8}
+	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Peer) GetNodeId() string {
@@ -785,7 +1032,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_dxpu_v1_node_proto_msgTypes[9]
+	mi := &file_dxpu_v1_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -797,7 +1044,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_node_proto_msgTypes[9]
+	mi := &file_dxpu_v1_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -810,7 +1057,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{9}
+	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ReportRequest) GetState() *ObservedState {
@@ -835,7 +1082,7 @@ type ReportResponse struct {
 
 func (x *ReportResponse) Reset() {
 	*x = ReportResponse{}
-	mi := &file_dxpu_v1_node_proto_msgTypes[10]
+	mi := &file_dxpu_v1_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -847,7 +1094,7 @@ func (x *ReportResponse) String() string {
 func (*ReportResponse) ProtoMessage() {}
 
 func (x *ReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_node_proto_msgTypes[10]
+	mi := &file_dxpu_v1_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -860,7 +1107,7 @@ func (x *ReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
 func (*ReportResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{10}
+	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ReportResponse) GetDesiredRevision() uint64 {
@@ -912,7 +1159,7 @@ type ObservedState struct {
 
 func (x *ObservedState) Reset() {
 	*x = ObservedState{}
-	mi := &file_dxpu_v1_node_proto_msgTypes[11]
+	mi := &file_dxpu_v1_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -924,7 +1171,7 @@ func (x *ObservedState) String() string {
 func (*ObservedState) ProtoMessage() {}
 
 func (x *ObservedState) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_node_proto_msgTypes[11]
+	mi := &file_dxpu_v1_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -937,7 +1184,7 @@ func (x *ObservedState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedState.ProtoReflect.Descriptor instead.
 func (*ObservedState) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{11}
+	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ObservedState) GetNodeId() string {
@@ -1040,14 +1287,19 @@ type ObservedSlot struct {
 	// Boxes: the slot of the GPU of which this slot is a part, such as a virtual function
 	// of it. The box reports one slot for each part that can be bound, bound or not.
 	// Unset: the slot has a whole device.
-	PartOf        *uint32 `protobuf:"varint,10,opt,name=part_of,json=partOf,proto3,oneof" json:"part_of,omitempty"`
+	PartOf *uint32 `protobuf:"varint,10,opt,name=part_of,json=partOf,proto3,oneof" json:"part_of,omitempty"`
+	// Boxes: the state of the device can move to another GPU. Hosts: the slot can take
+	// part in a live migration.
+	Movable bool `protobuf:"varint,11,opt,name=movable,proto3" json:"movable,omitempty"`
+	// Boxes: why it cannot move.
+	Immovable     string `protobuf:"bytes,12,opt,name=immovable,proto3" json:"immovable,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ObservedSlot) Reset() {
 	*x = ObservedSlot{}
-	mi := &file_dxpu_v1_node_proto_msgTypes[12]
+	mi := &file_dxpu_v1_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1059,7 +1311,7 @@ func (x *ObservedSlot) String() string {
 func (*ObservedSlot) ProtoMessage() {}
 
 func (x *ObservedSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_node_proto_msgTypes[12]
+	mi := &file_dxpu_v1_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1072,7 +1324,7 @@ func (x *ObservedSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedSlot.ProtoReflect.Descriptor instead.
 func (*ObservedSlot) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{12}
+	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ObservedSlot) GetSlot() uint32 {
@@ -1145,6 +1397,20 @@ func (x *ObservedSlot) GetPartOf() uint32 {
 	return 0
 }
 
+func (x *ObservedSlot) GetMovable() bool {
+	if x != nil {
+		return x.Movable
+	}
+	return false
+}
+
+func (x *ObservedSlot) GetImmovable() string {
+	if x != nil {
+		return x.Immovable
+	}
+	return ""
+}
+
 // ObservedBinding is one side of a binding, as reported by the node.
 type ObservedBinding struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -1168,14 +1434,16 @@ type ObservedBinding struct {
 	// that has not been started; detail names it. The manager waits, too.
 	Waiting bool `protobuf:"varint,12,opt,name=waiting,proto3" json:"waiting,omitempty"`
 	// Boxes: the limits of the part that are in force.
-	Part          *Part `protobuf:"bytes,13,opt,name=part,proto3" json:"part,omitempty"`
+	Part *Part `protobuf:"bytes,13,opt,name=part,proto3" json:"part,omitempty"`
+	// The live migration of the binding, or to it.
+	Migration     *Migration `protobuf:"bytes,14,opt,name=migration,proto3" json:"migration,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ObservedBinding) Reset() {
 	*x = ObservedBinding{}
-	mi := &file_dxpu_v1_node_proto_msgTypes[13]
+	mi := &file_dxpu_v1_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1187,7 +1455,7 @@ func (x *ObservedBinding) String() string {
 func (*ObservedBinding) ProtoMessage() {}
 
 func (x *ObservedBinding) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_node_proto_msgTypes[13]
+	mi := &file_dxpu_v1_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1200,7 +1468,7 @@ func (x *ObservedBinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedBinding.ProtoReflect.Descriptor instead.
 func (*ObservedBinding) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{13}
+	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ObservedBinding) GetBindingId() string {
@@ -1294,6 +1562,13 @@ func (x *ObservedBinding) GetPart() *Part {
 	return nil
 }
 
+func (x *ObservedBinding) GetMigration() *Migration {
+	if x != nil {
+		return x.Migration
+	}
+	return nil
+}
+
 // Removal is how a device was removed from a guest.
 type Removal struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -1308,7 +1583,7 @@ type Removal struct {
 
 func (x *Removal) Reset() {
 	*x = Removal{}
-	mi := &file_dxpu_v1_node_proto_msgTypes[14]
+	mi := &file_dxpu_v1_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1320,7 +1595,7 @@ func (x *Removal) String() string {
 func (*Removal) ProtoMessage() {}
 
 func (x *Removal) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_node_proto_msgTypes[14]
+	mi := &file_dxpu_v1_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1333,7 +1608,7 @@ func (x *Removal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Removal.ProtoReflect.Descriptor instead.
 func (*Removal) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{14}
+	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Removal) GetBindingId() string {
@@ -1404,7 +1679,7 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	"\x06resets\x18\x06 \x03(\v2\x15.dxpu.v1.DesiredResetR\x06resets\">\n" +
 	"\fDesiredReset\x12\x12\n" +
 	"\x04slot\x18\x01 \x01(\rR\x04slot\x12\x1a\n" +
-	"\bsequence\x18\x02 \x01(\x04R\bsequence\"\x8d\x04\n" +
+	"\bsequence\x18\x02 \x01(\x04R\bsequence\"\x8b\x05\n" +
 	"\x0eDesiredBinding\x12\x1d\n" +
 	"\n" +
 	"binding_id\x18\x01 \x01(\tR\tbindingId\x12\x14\n" +
@@ -1423,7 +1698,24 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	"\x05state\x18\r \x01(\x0e2\x15.dxpu.v1.BindingStateR\x05state\x12 \n" +
 	"\vtraceparent\x18\x0e \x01(\tR\vtraceparent\x12\x18\n" +
 	"\areplugs\x18\x0f \x01(\rR\areplugs\x12!\n" +
-	"\x04part\x18\x10 \x01(\v2\r.dxpu.v1.PartR\x04part\"\x88\x01\n" +
+	"\x04part\x18\x10 \x01(\v2\r.dxpu.v1.PartR\x04part\x125\n" +
+	"\tsuccessor\x18\x11 \x01(\v2\x17.dxpu.v1.DesiredBindingR\tsuccessor\x12\x16\n" +
+	"\x06switch\x18\x12 \x01(\bR\x06switch\x12-\n" +
+	"\btransfer\x18\x13 \x01(\v2\x11.dxpu.v1.TransferR\btransfer\"Q\n" +
+	"\bTransfer\x12+\n" +
+	"\x04link\x18\x01 \x01(\v2\x17.dxpu.v1.DesiredBindingR\x04link\x12\x18\n" +
+	"\areceive\x18\x02 \x01(\bR\areceive\"\xf8\x01\n" +
+	"\tMigration\x12\x1d\n" +
+	"\n" +
+	"binding_id\x18\x01 \x01(\tR\tbindingId\x12-\n" +
+	"\x05state\x18\x02 \x01(\x0e2\x17.dxpu.v1.MigrationStateR\x05state\x12\x16\n" +
+	"\x06detail\x18\x03 \x01(\tR\x06detail\x12\x1d\n" +
+	"\n" +
+	"bytes_sent\x18\x04 \x01(\x04R\tbytesSent\x12\x1d\n" +
+	"\n" +
+	"bytes_left\x18\x05 \x01(\x04R\tbytesLeft\x12\x16\n" +
+	"\x06rounds\x18\x06 \x01(\rR\x06rounds\x12/\n" +
+	"\x05pause\x18\a \x01(\v2\x19.google.protobuf.DurationR\x05pause\"\x88\x01\n" +
 	"\x04Peer\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1f\n" +
 	"\vnode_number\x18\x02 \x01(\rR\n" +
@@ -1453,7 +1745,7 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	"proxy_gpus\x18\v \x01(\rR\tproxyGpus\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x90\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc8\x03\n" +
 	"\fObservedSlot\x12\x12\n" +
 	"\x04slot\x18\x01 \x01(\rR\x04slot\x12'\n" +
 	"\x06device\x18\x02 \x01(\v2\x0f.dxpu.v1.DeviceR\x06device\x12'\n" +
@@ -1465,9 +1757,11 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	"\x0ereset_sequence\x18\b \x01(\x04R\rresetSequence\x12*\n" +
 	"\aremoval\x18\t \x01(\v2\x10.dxpu.v1.RemovalR\aremoval\x12\x1c\n" +
 	"\apart_of\x18\n" +
-	" \x01(\rH\x00R\x06partOf\x88\x01\x01B\n" +
+	" \x01(\rH\x00R\x06partOf\x88\x01\x01\x12\x18\n" +
+	"\amovable\x18\v \x01(\bR\amovable\x12\x1c\n" +
+	"\timmovable\x18\f \x01(\tR\timmovableB\n" +
 	"\n" +
-	"\b_part_of\"\xc4\x03\n" +
+	"\b_part_of\"\xf6\x03\n" +
 	"\x0fObservedBinding\x12\x1d\n" +
 	"\n" +
 	"binding_id\x18\x01 \x01(\tR\tbindingId\x12\x14\n" +
@@ -1483,12 +1777,20 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	" \x01(\rR\areplugs\x12'\n" +
 	"\x06reason\x18\v \x01(\x0e2\x0f.dxpu.v1.ReasonR\x06reason\x12\x18\n" +
 	"\awaiting\x18\f \x01(\bR\awaiting\x12!\n" +
-	"\x04part\x18\r \x01(\v2\r.dxpu.v1.PartR\x04part\"X\n" +
+	"\x04part\x18\r \x01(\v2\r.dxpu.v1.PartR\x04part\x120\n" +
+	"\tmigration\x18\x0e \x01(\v2\x12.dxpu.v1.MigrationR\tmigration\"X\n" +
 	"\aRemoval\x12\x1d\n" +
 	"\n" +
 	"binding_id\x18\x01 \x01(\tR\tbindingId\x12\x16\n" +
 	"\x06forced\x18\x02 \x01(\bR\x06forced\x12\x16\n" +
-	"\x06detail\x18\x03 \x01(\tR\x06detail2\x82\x02\n" +
+	"\x06detail\x18\x03 \x01(\tR\x06detail*\xbf\x01\n" +
+	"\x0eMigrationState\x12\x1f\n" +
+	"\x1bMIGRATION_STATE_UNSPECIFIED\x10\x00\x12\x1e\n" +
+	"\x1aMIGRATION_STATE_CONNECTING\x10\x01\x12\x1b\n" +
+	"\x17MIGRATION_STATE_COPYING\x10\x02\x12\x19\n" +
+	"\x15MIGRATION_STATE_READY\x10\x03\x12\x18\n" +
+	"\x14MIGRATION_STATE_DONE\x10\x04\x12\x1a\n" +
+	"\x16MIGRATION_STATE_FAILED\x10\x052\x82\x02\n" +
 	"\vNodeService\x129\n" +
 	"\x06Enroll\x12\x16.dxpu.v1.EnrollRequest\x1a\x17.dxpu.v1.EnrollResponse\x12E\n" +
 	"\fWatchDesired\x12\x1c.dxpu.v1.WatchDesiredRequest\x1a\x15.dxpu.v1.DesiredState0\x01\x129\n" +
@@ -1507,83 +1809,93 @@ func file_dxpu_v1_node_proto_rawDescGZIP() []byte {
 	return file_dxpu_v1_node_proto_rawDescData
 }
 
-var file_dxpu_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_dxpu_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_dxpu_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_dxpu_v1_node_proto_goTypes = []any{
-	(*RenewRequest)(nil),        // 0: dxpu.v1.RenewRequest
-	(*RenewResponse)(nil),       // 1: dxpu.v1.RenewResponse
-	(*EnrollRequest)(nil),       // 2: dxpu.v1.EnrollRequest
-	(*EnrollResponse)(nil),      // 3: dxpu.v1.EnrollResponse
-	(*WatchDesiredRequest)(nil), // 4: dxpu.v1.WatchDesiredRequest
-	(*DesiredState)(nil),        // 5: dxpu.v1.DesiredState
-	(*DesiredReset)(nil),        // 6: dxpu.v1.DesiredReset
-	(*DesiredBinding)(nil),      // 7: dxpu.v1.DesiredBinding
-	(*Peer)(nil),                // 8: dxpu.v1.Peer
-	(*ReportRequest)(nil),       // 9: dxpu.v1.ReportRequest
-	(*ReportResponse)(nil),      // 10: dxpu.v1.ReportResponse
-	(*ObservedState)(nil),       // 11: dxpu.v1.ObservedState
-	(*ObservedSlot)(nil),        // 12: dxpu.v1.ObservedSlot
-	(*ObservedBinding)(nil),     // 13: dxpu.v1.ObservedBinding
-	(*Removal)(nil),             // 14: dxpu.v1.Removal
-	nil,                         // 15: dxpu.v1.ObservedState.LabelsEntry
-	(NodeKind)(0),               // 16: dxpu.v1.NodeKind
-	(*durationpb.Duration)(nil), // 17: google.protobuf.Duration
-	(Cipher)(0),                 // 18: dxpu.v1.Cipher
-	(*Device)(nil),              // 19: dxpu.v1.Device
-	(BindingState)(0),           // 20: dxpu.v1.BindingState
-	(*Part)(nil),                // 21: dxpu.v1.Part
-	(*PathAddress)(nil),         // 22: dxpu.v1.PathAddress
-	(BoxKind)(0),                // 23: dxpu.v1.BoxKind
-	(Health)(0),                 // 24: dxpu.v1.Health
-	(*DeviceError)(nil),         // 25: dxpu.v1.DeviceError
-	(*Counters)(nil),            // 26: dxpu.v1.Counters
-	(*Step)(nil),                // 27: dxpu.v1.Step
-	(*PathStatus)(nil),          // 28: dxpu.v1.PathStatus
-	(Use)(0),                    // 29: dxpu.v1.Use
-	(Reason)(0),                 // 30: dxpu.v1.Reason
+	(MigrationState)(0),         // 0: dxpu.v1.MigrationState
+	(*RenewRequest)(nil),        // 1: dxpu.v1.RenewRequest
+	(*RenewResponse)(nil),       // 2: dxpu.v1.RenewResponse
+	(*EnrollRequest)(nil),       // 3: dxpu.v1.EnrollRequest
+	(*EnrollResponse)(nil),      // 4: dxpu.v1.EnrollResponse
+	(*WatchDesiredRequest)(nil), // 5: dxpu.v1.WatchDesiredRequest
+	(*DesiredState)(nil),        // 6: dxpu.v1.DesiredState
+	(*DesiredReset)(nil),        // 7: dxpu.v1.DesiredReset
+	(*DesiredBinding)(nil),      // 8: dxpu.v1.DesiredBinding
+	(*Transfer)(nil),            // 9: dxpu.v1.Transfer
+	(*Migration)(nil),           // 10: dxpu.v1.Migration
+	(*Peer)(nil),                // 11: dxpu.v1.Peer
+	(*ReportRequest)(nil),       // 12: dxpu.v1.ReportRequest
+	(*ReportResponse)(nil),      // 13: dxpu.v1.ReportResponse
+	(*ObservedState)(nil),       // 14: dxpu.v1.ObservedState
+	(*ObservedSlot)(nil),        // 15: dxpu.v1.ObservedSlot
+	(*ObservedBinding)(nil),     // 16: dxpu.v1.ObservedBinding
+	(*Removal)(nil),             // 17: dxpu.v1.Removal
+	nil,                         // 18: dxpu.v1.ObservedState.LabelsEntry
+	(NodeKind)(0),               // 19: dxpu.v1.NodeKind
+	(*durationpb.Duration)(nil), // 20: google.protobuf.Duration
+	(Cipher)(0),                 // 21: dxpu.v1.Cipher
+	(*Device)(nil),              // 22: dxpu.v1.Device
+	(BindingState)(0),           // 23: dxpu.v1.BindingState
+	(*Part)(nil),                // 24: dxpu.v1.Part
+	(*PathAddress)(nil),         // 25: dxpu.v1.PathAddress
+	(BoxKind)(0),                // 26: dxpu.v1.BoxKind
+	(Health)(0),                 // 27: dxpu.v1.Health
+	(*DeviceError)(nil),         // 28: dxpu.v1.DeviceError
+	(*Counters)(nil),            // 29: dxpu.v1.Counters
+	(*Step)(nil),                // 30: dxpu.v1.Step
+	(*PathStatus)(nil),          // 31: dxpu.v1.PathStatus
+	(Use)(0),                    // 32: dxpu.v1.Use
+	(Reason)(0),                 // 33: dxpu.v1.Reason
 }
 var file_dxpu_v1_node_proto_depIdxs = []int32{
-	16, // 0: dxpu.v1.EnrollRequest.kind:type_name -> dxpu.v1.NodeKind
-	17, // 1: dxpu.v1.EnrollResponse.heartbeat_interval:type_name -> google.protobuf.Duration
-	7,  // 2: dxpu.v1.DesiredState.bindings:type_name -> dxpu.v1.DesiredBinding
-	6,  // 3: dxpu.v1.DesiredState.resets:type_name -> dxpu.v1.DesiredReset
-	8,  // 4: dxpu.v1.DesiredBinding.peer:type_name -> dxpu.v1.Peer
-	18, // 5: dxpu.v1.DesiredBinding.cipher:type_name -> dxpu.v1.Cipher
-	19, // 6: dxpu.v1.DesiredBinding.device:type_name -> dxpu.v1.Device
-	17, // 7: dxpu.v1.DesiredBinding.unplug_timeout:type_name -> google.protobuf.Duration
-	20, // 8: dxpu.v1.DesiredBinding.state:type_name -> dxpu.v1.BindingState
-	21, // 9: dxpu.v1.DesiredBinding.part:type_name -> dxpu.v1.Part
-	22, // 10: dxpu.v1.Peer.addresses:type_name -> dxpu.v1.PathAddress
-	11, // 11: dxpu.v1.ReportRequest.state:type_name -> dxpu.v1.ObservedState
-	17, // 12: dxpu.v1.ReportResponse.heartbeat_interval:type_name -> google.protobuf.Duration
-	15, // 13: dxpu.v1.ObservedState.labels:type_name -> dxpu.v1.ObservedState.LabelsEntry
-	22, // 14: dxpu.v1.ObservedState.addresses:type_name -> dxpu.v1.PathAddress
-	23, // 15: dxpu.v1.ObservedState.box_kind:type_name -> dxpu.v1.BoxKind
-	12, // 16: dxpu.v1.ObservedState.slots:type_name -> dxpu.v1.ObservedSlot
-	19, // 17: dxpu.v1.ObservedSlot.device:type_name -> dxpu.v1.Device
-	24, // 18: dxpu.v1.ObservedSlot.health:type_name -> dxpu.v1.Health
-	13, // 19: dxpu.v1.ObservedSlot.binding:type_name -> dxpu.v1.ObservedBinding
-	25, // 20: dxpu.v1.ObservedSlot.errors:type_name -> dxpu.v1.DeviceError
-	14, // 21: dxpu.v1.ObservedSlot.removal:type_name -> dxpu.v1.Removal
-	20, // 22: dxpu.v1.ObservedBinding.state:type_name -> dxpu.v1.BindingState
-	26, // 23: dxpu.v1.ObservedBinding.counters:type_name -> dxpu.v1.Counters
-	27, // 24: dxpu.v1.ObservedBinding.steps:type_name -> dxpu.v1.Step
-	28, // 25: dxpu.v1.ObservedBinding.paths:type_name -> dxpu.v1.PathStatus
-	29, // 26: dxpu.v1.ObservedBinding.use:type_name -> dxpu.v1.Use
-	30, // 27: dxpu.v1.ObservedBinding.reason:type_name -> dxpu.v1.Reason
-	21, // 28: dxpu.v1.ObservedBinding.part:type_name -> dxpu.v1.Part
-	2,  // 29: dxpu.v1.NodeService.Enroll:input_type -> dxpu.v1.EnrollRequest
-	4,  // 30: dxpu.v1.NodeService.WatchDesired:input_type -> dxpu.v1.WatchDesiredRequest
-	9,  // 31: dxpu.v1.NodeService.Report:input_type -> dxpu.v1.ReportRequest
-	0,  // 32: dxpu.v1.NodeService.Renew:input_type -> dxpu.v1.RenewRequest
-	3,  // 33: dxpu.v1.NodeService.Enroll:output_type -> dxpu.v1.EnrollResponse
-	5,  // 34: dxpu.v1.NodeService.WatchDesired:output_type -> dxpu.v1.DesiredState
-	10, // 35: dxpu.v1.NodeService.Report:output_type -> dxpu.v1.ReportResponse
-	1,  // 36: dxpu.v1.NodeService.Renew:output_type -> dxpu.v1.RenewResponse
-	33, // [33:37] is the sub-list for method output_type
-	29, // [29:33] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	19, // 0: dxpu.v1.EnrollRequest.kind:type_name -> dxpu.v1.NodeKind
+	20, // 1: dxpu.v1.EnrollResponse.heartbeat_interval:type_name -> google.protobuf.Duration
+	8,  // 2: dxpu.v1.DesiredState.bindings:type_name -> dxpu.v1.DesiredBinding
+	7,  // 3: dxpu.v1.DesiredState.resets:type_name -> dxpu.v1.DesiredReset
+	11, // 4: dxpu.v1.DesiredBinding.peer:type_name -> dxpu.v1.Peer
+	21, // 5: dxpu.v1.DesiredBinding.cipher:type_name -> dxpu.v1.Cipher
+	22, // 6: dxpu.v1.DesiredBinding.device:type_name -> dxpu.v1.Device
+	20, // 7: dxpu.v1.DesiredBinding.unplug_timeout:type_name -> google.protobuf.Duration
+	23, // 8: dxpu.v1.DesiredBinding.state:type_name -> dxpu.v1.BindingState
+	24, // 9: dxpu.v1.DesiredBinding.part:type_name -> dxpu.v1.Part
+	8,  // 10: dxpu.v1.DesiredBinding.successor:type_name -> dxpu.v1.DesiredBinding
+	9,  // 11: dxpu.v1.DesiredBinding.transfer:type_name -> dxpu.v1.Transfer
+	8,  // 12: dxpu.v1.Transfer.link:type_name -> dxpu.v1.DesiredBinding
+	0,  // 13: dxpu.v1.Migration.state:type_name -> dxpu.v1.MigrationState
+	20, // 14: dxpu.v1.Migration.pause:type_name -> google.protobuf.Duration
+	25, // 15: dxpu.v1.Peer.addresses:type_name -> dxpu.v1.PathAddress
+	14, // 16: dxpu.v1.ReportRequest.state:type_name -> dxpu.v1.ObservedState
+	20, // 17: dxpu.v1.ReportResponse.heartbeat_interval:type_name -> google.protobuf.Duration
+	18, // 18: dxpu.v1.ObservedState.labels:type_name -> dxpu.v1.ObservedState.LabelsEntry
+	25, // 19: dxpu.v1.ObservedState.addresses:type_name -> dxpu.v1.PathAddress
+	26, // 20: dxpu.v1.ObservedState.box_kind:type_name -> dxpu.v1.BoxKind
+	15, // 21: dxpu.v1.ObservedState.slots:type_name -> dxpu.v1.ObservedSlot
+	22, // 22: dxpu.v1.ObservedSlot.device:type_name -> dxpu.v1.Device
+	27, // 23: dxpu.v1.ObservedSlot.health:type_name -> dxpu.v1.Health
+	16, // 24: dxpu.v1.ObservedSlot.binding:type_name -> dxpu.v1.ObservedBinding
+	28, // 25: dxpu.v1.ObservedSlot.errors:type_name -> dxpu.v1.DeviceError
+	17, // 26: dxpu.v1.ObservedSlot.removal:type_name -> dxpu.v1.Removal
+	23, // 27: dxpu.v1.ObservedBinding.state:type_name -> dxpu.v1.BindingState
+	29, // 28: dxpu.v1.ObservedBinding.counters:type_name -> dxpu.v1.Counters
+	30, // 29: dxpu.v1.ObservedBinding.steps:type_name -> dxpu.v1.Step
+	31, // 30: dxpu.v1.ObservedBinding.paths:type_name -> dxpu.v1.PathStatus
+	32, // 31: dxpu.v1.ObservedBinding.use:type_name -> dxpu.v1.Use
+	33, // 32: dxpu.v1.ObservedBinding.reason:type_name -> dxpu.v1.Reason
+	24, // 33: dxpu.v1.ObservedBinding.part:type_name -> dxpu.v1.Part
+	10, // 34: dxpu.v1.ObservedBinding.migration:type_name -> dxpu.v1.Migration
+	3,  // 35: dxpu.v1.NodeService.Enroll:input_type -> dxpu.v1.EnrollRequest
+	5,  // 36: dxpu.v1.NodeService.WatchDesired:input_type -> dxpu.v1.WatchDesiredRequest
+	12, // 37: dxpu.v1.NodeService.Report:input_type -> dxpu.v1.ReportRequest
+	1,  // 38: dxpu.v1.NodeService.Renew:input_type -> dxpu.v1.RenewRequest
+	4,  // 39: dxpu.v1.NodeService.Enroll:output_type -> dxpu.v1.EnrollResponse
+	6,  // 40: dxpu.v1.NodeService.WatchDesired:output_type -> dxpu.v1.DesiredState
+	13, // 41: dxpu.v1.NodeService.Report:output_type -> dxpu.v1.ReportResponse
+	2,  // 42: dxpu.v1.NodeService.Renew:output_type -> dxpu.v1.RenewResponse
+	39, // [39:43] is the sub-list for method output_type
+	35, // [35:39] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_dxpu_v1_node_proto_init() }
@@ -1592,19 +1904,20 @@ func file_dxpu_v1_node_proto_init() {
 		return
 	}
 	file_dxpu_v1_types_proto_init()
-	file_dxpu_v1_node_proto_msgTypes[12].OneofWrappers = []any{}
+	file_dxpu_v1_node_proto_msgTypes[14].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dxpu_v1_node_proto_rawDesc), len(file_dxpu_v1_node_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   16,
+			NumEnums:      1,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_dxpu_v1_node_proto_goTypes,
 		DependencyIndexes: file_dxpu_v1_node_proto_depIdxs,
+		EnumInfos:         file_dxpu_v1_node_proto_enumTypes,
 		MessageInfos:      file_dxpu_v1_node_proto_msgTypes,
 	}.Build()
 	File_dxpu_v1_node_proto = out.File

@@ -968,6 +968,14 @@ const (
 	EventType_EVENT_TYPE_TAINTED EventType = 38
 	// A manager whose disk is lost is to be replaced.
 	EventType_EVENT_TYPE_MANAGER_REPLACED EventType = 39
+	// Maintenance was planned; message says of what and when.
+	EventType_EVENT_TYPE_MAINTENANCE_PLANNED EventType = 45
+	// The bindings move away from nodes, because their maintenance begins soon.
+	EventType_EVENT_TYPE_MAINTENANCE_DRAINING EventType = 46
+	// The planned time of maintenance has begun.
+	EventType_EVENT_TYPE_MAINTENANCE_BEGUN EventType = 47
+	// Maintenance is over, or was cancelled: the nodes take new bindings again.
+	EventType_EVENT_TYPE_MAINTENANCE_OVER EventType = 48
 )
 
 // Enum value maps for EventType.
@@ -1013,6 +1021,10 @@ var (
 		37: "EVENT_TYPE_GPU_DUPLICATE",
 		38: "EVENT_TYPE_TAINTED",
 		39: "EVENT_TYPE_MANAGER_REPLACED",
+		45: "EVENT_TYPE_MAINTENANCE_PLANNED",
+		46: "EVENT_TYPE_MAINTENANCE_DRAINING",
+		47: "EVENT_TYPE_MAINTENANCE_BEGUN",
+		48: "EVENT_TYPE_MAINTENANCE_OVER",
 	}
 	EventType_value = map[string]int32{
 		"EVENT_TYPE_UNSPECIFIED":            0,
@@ -1055,6 +1067,10 @@ var (
 		"EVENT_TYPE_GPU_DUPLICATE":          37,
 		"EVENT_TYPE_TAINTED":                38,
 		"EVENT_TYPE_MANAGER_REPLACED":       39,
+		"EVENT_TYPE_MAINTENANCE_PLANNED":    45,
+		"EVENT_TYPE_MAINTENANCE_DRAINING":   46,
+		"EVENT_TYPE_MAINTENANCE_BEGUN":      47,
+		"EVENT_TYPE_MAINTENANCE_OVER":       48,
 	}
 )
 
@@ -1138,6 +1154,62 @@ func (CallEffect) EnumDescriptor() ([]byte, []int) {
 	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{15}
 }
 
+// MaintenanceState is how far maintenance is.
+type MaintenanceState int32
+
+const (
+	MaintenanceState_MAINTENANCE_STATE_UNSPECIFIED MaintenanceState = 0
+	// The nodes take leases that end before it begins.
+	MaintenanceState_MAINTENANCE_STATE_PLANNED MaintenanceState = 1
+	// The nodes take no leases, and bindings move away.
+	MaintenanceState_MAINTENANCE_STATE_DRAINING MaintenanceState = 2
+	// Its time has come.
+	MaintenanceState_MAINTENANCE_STATE_RUNNING MaintenanceState = 3
+)
+
+// Enum value maps for MaintenanceState.
+var (
+	MaintenanceState_name = map[int32]string{
+		0: "MAINTENANCE_STATE_UNSPECIFIED",
+		1: "MAINTENANCE_STATE_PLANNED",
+		2: "MAINTENANCE_STATE_DRAINING",
+		3: "MAINTENANCE_STATE_RUNNING",
+	}
+	MaintenanceState_value = map[string]int32{
+		"MAINTENANCE_STATE_UNSPECIFIED": 0,
+		"MAINTENANCE_STATE_PLANNED":     1,
+		"MAINTENANCE_STATE_DRAINING":    2,
+		"MAINTENANCE_STATE_RUNNING":     3,
+	}
+)
+
+func (x MaintenanceState) Enum() *MaintenanceState {
+	p := new(MaintenanceState)
+	*p = x
+	return p
+}
+
+func (x MaintenanceState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (MaintenanceState) Descriptor() protoreflect.EnumDescriptor {
+	return file_dxpu_v1_types_proto_enumTypes[16].Descriptor()
+}
+
+func (MaintenanceState) Type() protoreflect.EnumType {
+	return &file_dxpu_v1_types_proto_enumTypes[16]
+}
+
+func (x MaintenanceState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use MaintenanceState.Descriptor instead.
+func (MaintenanceState) EnumDescriptor() ([]byte, []int) {
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{16}
+}
+
 // TaintEffect is what a taint does to the leases that do not tolerate it.
 type TaintEffect int32
 
@@ -1174,11 +1246,11 @@ func (x TaintEffect) String() string {
 }
 
 func (TaintEffect) Descriptor() protoreflect.EnumDescriptor {
-	return file_dxpu_v1_types_proto_enumTypes[16].Descriptor()
+	return file_dxpu_v1_types_proto_enumTypes[17].Descriptor()
 }
 
 func (TaintEffect) Type() protoreflect.EnumType {
-	return &file_dxpu_v1_types_proto_enumTypes[16]
+	return &file_dxpu_v1_types_proto_enumTypes[17]
 }
 
 func (x TaintEffect) Number() protoreflect.EnumNumber {
@@ -1187,7 +1259,7 @@ func (x TaintEffect) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TaintEffect.Descriptor instead.
 func (TaintEffect) EnumDescriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{16}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{17}
 }
 
 // Part is a part of a GPU.
@@ -1868,10 +1940,13 @@ type NodeInfo struct {
 	// been stable for a while.
 	Unstable bool `protobuf:"varint,15,opt,name=unstable,proto3" json:"unstable,omitempty"`
 	// The node was drained, and is still cordoned.
-	Drained       bool     `protobuf:"varint,16,opt,name=drained,proto3" json:"drained,omitempty"`
-	Taints        []*Taint `protobuf:"bytes,17,rep,name=taints,proto3" json:"taints,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Drained bool     `protobuf:"varint,16,opt,name=drained,proto3" json:"drained,omitempty"`
+	Taints  []*Taint `protobuf:"bytes,17,rep,name=taints,proto3" json:"taints,omitempty"`
+	// The maintenance of the node that is going on, or else the next one. Empty: none.
+	MaintenanceId    string           `protobuf:"bytes,18,opt,name=maintenance_id,json=maintenanceId,proto3" json:"maintenance_id,omitempty"`
+	MaintenanceState MaintenanceState `protobuf:"varint,19,opt,name=maintenance_state,json=maintenanceState,proto3,enum=dxpu.v1.MaintenanceState" json:"maintenance_state,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *NodeInfo) Reset() {
@@ -2023,6 +2098,220 @@ func (x *NodeInfo) GetTaints() []*Taint {
 	return nil
 }
 
+func (x *NodeInfo) GetMaintenanceId() string {
+	if x != nil {
+		return x.MaintenanceId
+	}
+	return ""
+}
+
+func (x *NodeInfo) GetMaintenanceState() MaintenanceState {
+	if x != nil {
+		return x.MaintenanceState
+	}
+	return MaintenanceState_MAINTENANCE_STATE_UNSPECIFIED
+}
+
+// Maintenance is work on nodes that is planned for some time. Until it begins, the nodes
+// take only leases that end before. Then they take none, and their bindings move away as
+// in a drain. When it is over the nodes take leases again by themselves.
+type Maintenance struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Assigned by the manager, as in "m-3".
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// The nodes: a box, a host, or all boxes and hosts of a rack.
+	//
+	// Types that are valid to be assigned to Target:
+	//
+	//	*Maintenance_BoxId
+	//	*Maintenance_HostId
+	//	*Maintenance_Rack
+	Target isMaintenance_Target `protobuf_oneof:"target"`
+	// When the nodes must be empty. Unset: now.
+	StartTime *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
+	EndTime   *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=end_time,json=endTime,proto3" json:"end_time,omitempty"`
+	// How long before start_time the bindings begin to move away. Unset: they begin at
+	// start_time.
+	DrainBefore *durationpb.Duration `protobuf:"bytes,7,opt,name=drain_before,json=drainBefore,proto3" json:"drain_before,omitempty"`
+	// Bindings that cannot move stay beyond start_time. Otherwise they end then, as at the
+	// deadline of a drain.
+	KeepLeases bool `protobuf:"varint,8,opt,name=keep_leases,json=keepLeases,proto3" json:"keep_leases,omitempty"`
+	// A note for other operators.
+	Reason string `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Set by the manager, as all below.
+	State      MaintenanceState       `protobuf:"varint,10,opt,name=state,proto3,enum=dxpu.v1.MaintenanceState" json:"state,omitempty"`
+	Creator    string                 `protobuf:"bytes,11,opt,name=creator,proto3" json:"creator,omitempty"`
+	CreateTime *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
+	RequestId  string                 `protobuf:"bytes,13,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// The leases that have bindings at the nodes, at most 100.
+	LeaseIds      []string `protobuf:"bytes,14,rep,name=lease_ids,json=leaseIds,proto3" json:"lease_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Maintenance) Reset() {
+	*x = Maintenance{}
+	mi := &file_dxpu_v1_types_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Maintenance) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Maintenance) ProtoMessage() {}
+
+func (x *Maintenance) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_types_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Maintenance.ProtoReflect.Descriptor instead.
+func (*Maintenance) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Maintenance) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Maintenance) GetTarget() isMaintenance_Target {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *Maintenance) GetBoxId() string {
+	if x != nil {
+		if x, ok := x.Target.(*Maintenance_BoxId); ok {
+			return x.BoxId
+		}
+	}
+	return ""
+}
+
+func (x *Maintenance) GetHostId() string {
+	if x != nil {
+		if x, ok := x.Target.(*Maintenance_HostId); ok {
+			return x.HostId
+		}
+	}
+	return ""
+}
+
+func (x *Maintenance) GetRack() string {
+	if x != nil {
+		if x, ok := x.Target.(*Maintenance_Rack); ok {
+			return x.Rack
+		}
+	}
+	return ""
+}
+
+func (x *Maintenance) GetStartTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartTime
+	}
+	return nil
+}
+
+func (x *Maintenance) GetEndTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.EndTime
+	}
+	return nil
+}
+
+func (x *Maintenance) GetDrainBefore() *durationpb.Duration {
+	if x != nil {
+		return x.DrainBefore
+	}
+	return nil
+}
+
+func (x *Maintenance) GetKeepLeases() bool {
+	if x != nil {
+		return x.KeepLeases
+	}
+	return false
+}
+
+func (x *Maintenance) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Maintenance) GetState() MaintenanceState {
+	if x != nil {
+		return x.State
+	}
+	return MaintenanceState_MAINTENANCE_STATE_UNSPECIFIED
+}
+
+func (x *Maintenance) GetCreator() string {
+	if x != nil {
+		return x.Creator
+	}
+	return ""
+}
+
+func (x *Maintenance) GetCreateTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreateTime
+	}
+	return nil
+}
+
+func (x *Maintenance) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *Maintenance) GetLeaseIds() []string {
+	if x != nil {
+		return x.LeaseIds
+	}
+	return nil
+}
+
+type isMaintenance_Target interface {
+	isMaintenance_Target()
+}
+
+type Maintenance_BoxId struct {
+	BoxId string `protobuf:"bytes,2,opt,name=box_id,json=boxId,proto3,oneof"`
+}
+
+type Maintenance_HostId struct {
+	HostId string `protobuf:"bytes,3,opt,name=host_id,json=hostId,proto3,oneof"`
+}
+
+type Maintenance_Rack struct {
+	Rack string `protobuf:"bytes,4,opt,name=rack,proto3,oneof"`
+}
+
+func (*Maintenance_BoxId) isMaintenance_Target() {}
+
+func (*Maintenance_HostId) isMaintenance_Target() {}
+
+func (*Maintenance_Rack) isMaintenance_Target() {}
+
 // Taint keeps leases that do not tolerate it away from a GPU, a box or a host. The GPUs
 // of a box have the taints of the box too. A target has one taint for each key and effect.
 type Taint struct {
@@ -2038,7 +2327,7 @@ type Taint struct {
 
 func (x *Taint) Reset() {
 	*x = Taint{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[9]
+	mi := &file_dxpu_v1_types_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2050,7 +2339,7 @@ func (x *Taint) String() string {
 func (*Taint) ProtoMessage() {}
 
 func (x *Taint) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[9]
+	mi := &file_dxpu_v1_types_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2063,7 +2352,7 @@ func (x *Taint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Taint.ProtoReflect.Descriptor instead.
 func (*Taint) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{9}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Taint) GetKey() string {
@@ -2103,7 +2392,7 @@ type Toleration struct {
 
 func (x *Toleration) Reset() {
 	*x = Toleration{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[10]
+	mi := &file_dxpu_v1_types_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2115,7 +2404,7 @@ func (x *Toleration) String() string {
 func (*Toleration) ProtoMessage() {}
 
 func (x *Toleration) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[10]
+	mi := &file_dxpu_v1_types_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2128,7 +2417,7 @@ func (x *Toleration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Toleration.ProtoReflect.Descriptor instead.
 func (*Toleration) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{10}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Toleration) GetKey() string {
@@ -2171,7 +2460,7 @@ type Host struct {
 
 func (x *Host) Reset() {
 	*x = Host{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[11]
+	mi := &file_dxpu_v1_types_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2183,7 +2472,7 @@ func (x *Host) String() string {
 func (*Host) ProtoMessage() {}
 
 func (x *Host) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[11]
+	mi := &file_dxpu_v1_types_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2196,7 +2485,7 @@ func (x *Host) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Host.ProtoReflect.Descriptor instead.
 func (*Host) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{11}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Host) GetNode() *NodeInfo {
@@ -2244,7 +2533,7 @@ type HostSlot struct {
 
 func (x *HostSlot) Reset() {
 	*x = HostSlot{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[12]
+	mi := &file_dxpu_v1_types_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2256,7 +2545,7 @@ func (x *HostSlot) String() string {
 func (*HostSlot) ProtoMessage() {}
 
 func (x *HostSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[12]
+	mi := &file_dxpu_v1_types_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2269,7 +2558,7 @@ func (x *HostSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostSlot.ProtoReflect.Descriptor instead.
 func (*HostSlot) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{12}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *HostSlot) GetSlot() uint32 {
@@ -2361,7 +2650,7 @@ type Box struct {
 
 func (x *Box) Reset() {
 	*x = Box{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[13]
+	mi := &file_dxpu_v1_types_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2373,7 +2662,7 @@ func (x *Box) String() string {
 func (*Box) ProtoMessage() {}
 
 func (x *Box) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[13]
+	mi := &file_dxpu_v1_types_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2386,7 +2675,7 @@ func (x *Box) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Box.ProtoReflect.Descriptor instead.
 func (*Box) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{13}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Box) GetNode() *NodeInfo {
@@ -2485,7 +2774,7 @@ type GPU struct {
 
 func (x *GPU) Reset() {
 	*x = GPU{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[14]
+	mi := &file_dxpu_v1_types_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2497,7 +2786,7 @@ func (x *GPU) String() string {
 func (*GPU) ProtoMessage() {}
 
 func (x *GPU) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[14]
+	mi := &file_dxpu_v1_types_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2510,7 +2799,7 @@ func (x *GPU) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPU.ProtoReflect.Descriptor instead.
 func (*GPU) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{14}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GPU) GetId() string {
@@ -2742,7 +3031,7 @@ type GPUPart struct {
 
 func (x *GPUPart) Reset() {
 	*x = GPUPart{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[15]
+	mi := &file_dxpu_v1_types_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2754,7 +3043,7 @@ func (x *GPUPart) String() string {
 func (*GPUPart) ProtoMessage() {}
 
 func (x *GPUPart) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[15]
+	mi := &file_dxpu_v1_types_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2767,7 +3056,7 @@ func (x *GPUPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPUPart.ProtoReflect.Descriptor instead.
 func (*GPUPart) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{15}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GPUPart) GetId() string {
@@ -2878,14 +3167,17 @@ type LeaseSpec struct {
 	// in gpu_ids is a part of that GPU.
 	Part *Part `protobuf:"bytes,20,opt,name=part,proto3" json:"part,omitempty"`
 	// Which parts may be on one GPU. Only with part.
-	PartRules     *PartRules `protobuf:"bytes,22,opt,name=part_rules,json=partRules,proto3" json:"part_rules,omitempty"`
+	PartRules *PartRules `protobuf:"bytes,22,opt,name=part_rules,json=partRules,proto3" json:"part_rules,omitempty"`
+	// The lease ends when it was not renewed (RenewLease) for this time, 10 seconds to a day,
+	// in the queue too. Unset: it needs no renewal.
+	Ttl           *durationpb.Duration `protobuf:"bytes,24,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LeaseSpec) Reset() {
 	*x = LeaseSpec{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[16]
+	mi := &file_dxpu_v1_types_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2897,7 +3189,7 @@ func (x *LeaseSpec) String() string {
 func (*LeaseSpec) ProtoMessage() {}
 
 func (x *LeaseSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[16]
+	mi := &file_dxpu_v1_types_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2910,7 +3202,7 @@ func (x *LeaseSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseSpec.ProtoReflect.Descriptor instead.
 func (*LeaseSpec) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{16}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *LeaseSpec) GetCount() uint32 {
@@ -3067,6 +3359,13 @@ func (x *LeaseSpec) GetPartRules() *PartRules {
 	return nil
 }
 
+func (x *LeaseSpec) GetTtl() *durationpb.Duration {
+	if x != nil {
+		return x.Ttl
+	}
+	return nil
+}
+
 // PartRules says which parts of a tenant may be on one GPU, by labels of the tenant's
 // choice; each at most 63 bytes. Empty: no rule.
 type PartRules struct {
@@ -3087,7 +3386,7 @@ type PartRules struct {
 
 func (x *PartRules) Reset() {
 	*x = PartRules{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[17]
+	mi := &file_dxpu_v1_types_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3099,7 +3398,7 @@ func (x *PartRules) String() string {
 func (*PartRules) ProtoMessage() {}
 
 func (x *PartRules) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[17]
+	mi := &file_dxpu_v1_types_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3112,7 +3411,7 @@ func (x *PartRules) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartRules.ProtoReflect.Descriptor instead.
 func (*PartRules) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{17}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *PartRules) GetAffinity() string {
@@ -3160,7 +3459,7 @@ type Gang struct {
 
 func (x *Gang) Reset() {
 	*x = Gang{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[18]
+	mi := &file_dxpu_v1_types_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3172,7 +3471,7 @@ func (x *Gang) String() string {
 func (*Gang) ProtoMessage() {}
 
 func (x *Gang) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[18]
+	mi := &file_dxpu_v1_types_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3185,7 +3484,7 @@ func (x *Gang) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gang.ProtoReflect.Descriptor instead.
 func (*Gang) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{18}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Gang) GetName() string {
@@ -3224,14 +3523,17 @@ type Lease struct {
 	// PENDING: the position in the queue, from 1.
 	QueuePosition uint32 `protobuf:"varint,13,opt,name=queue_position,json=queuePosition,proto3" json:"queue_position,omitempty"`
 	// The actor that created the lease: a token's or a node's ID.
-	Creator       string `protobuf:"bytes,14,opt,name=creator,proto3" json:"creator,omitempty"`
+	Creator string `protobuf:"bytes,14,opt,name=creator,proto3" json:"creator,omitempty"`
+	// When the lease ends unless it is renewed. Another manager that begins to lead gives
+	// it the whole time again. Unset: it needs no renewal.
+	RenewBefore   *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=renew_before,json=renewBefore,proto3" json:"renew_before,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[19]
+	mi := &file_dxpu_v1_types_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3243,7 +3545,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[19]
+	mi := &file_dxpu_v1_types_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3256,7 +3558,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{19}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Lease) GetId() string {
@@ -3357,6 +3659,13 @@ func (x *Lease) GetCreator() string {
 	return ""
 }
 
+func (x *Lease) GetRenewBefore() *timestamppb.Timestamp {
+	if x != nil {
+		return x.RenewBefore
+	}
+	return nil
+}
+
 // Binding joins a host slot and a box slot. It does not contain the keys.
 type Binding struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3398,7 +3707,7 @@ type Binding struct {
 
 func (x *Binding) Reset() {
 	*x = Binding{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[20]
+	mi := &file_dxpu_v1_types_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3410,7 +3719,7 @@ func (x *Binding) String() string {
 func (*Binding) ProtoMessage() {}
 
 func (x *Binding) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[20]
+	mi := &file_dxpu_v1_types_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3423,7 +3732,7 @@ func (x *Binding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Binding.ProtoReflect.Descriptor instead.
 func (*Binding) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{20}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Binding) GetId() string {
@@ -3606,7 +3915,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[21]
+	mi := &file_dxpu_v1_types_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3618,7 +3927,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[21]
+	mi := &file_dxpu_v1_types_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3631,7 +3940,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{21}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Pool) GetClusterId() string {
@@ -3808,7 +4117,7 @@ type ManagerInfo struct {
 
 func (x *ManagerInfo) Reset() {
 	*x = ManagerInfo{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[22]
+	mi := &file_dxpu_v1_types_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3820,7 +4129,7 @@ func (x *ManagerInfo) String() string {
 func (*ManagerInfo) ProtoMessage() {}
 
 func (x *ManagerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[22]
+	mi := &file_dxpu_v1_types_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3833,7 +4142,7 @@ func (x *ManagerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerInfo.ProtoReflect.Descriptor instead.
 func (*ManagerInfo) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{22}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ManagerInfo) GetId() string {
@@ -3881,7 +4190,7 @@ type SpareStatus struct {
 
 func (x *SpareStatus) Reset() {
 	*x = SpareStatus{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[23]
+	mi := &file_dxpu_v1_types_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3893,7 +4202,7 @@ func (x *SpareStatus) String() string {
 func (*SpareStatus) ProtoMessage() {}
 
 func (x *SpareStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[23]
+	mi := &file_dxpu_v1_types_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3906,7 +4215,7 @@ func (x *SpareStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpareStatus.ProtoReflect.Descriptor instead.
 func (*SpareStatus) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{23}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SpareStatus) GetModel() string {
@@ -3981,7 +4290,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[24]
+	mi := &file_dxpu_v1_types_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3993,7 +4302,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[24]
+	mi := &file_dxpu_v1_types_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4006,7 +4315,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{24}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Quota) GetMaxGpus() uint32 {
@@ -4077,7 +4386,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[25]
+	mi := &file_dxpu_v1_types_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4089,7 +4398,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[25]
+	mi := &file_dxpu_v1_types_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4102,7 +4411,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{25}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Tenant) GetId() string {
@@ -4207,7 +4516,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[26]
+	mi := &file_dxpu_v1_types_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4219,7 +4528,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[26]
+	mi := &file_dxpu_v1_types_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4232,7 +4541,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{26}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Token) GetId() string {
@@ -4310,7 +4619,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[27]
+	mi := &file_dxpu_v1_types_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4322,7 +4631,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[27]
+	mi := &file_dxpu_v1_types_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4335,7 +4644,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{27}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *AuditEntry) GetRevision() uint64 {
@@ -4447,7 +4756,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[28]
+	mi := &file_dxpu_v1_types_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4459,7 +4768,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[28]
+	mi := &file_dxpu_v1_types_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4472,7 +4781,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{28}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Event) GetRevision() uint64 {
@@ -4621,7 +4930,7 @@ type Incident struct {
 
 func (x *Incident) Reset() {
 	*x = Incident{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[29]
+	mi := &file_dxpu_v1_types_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4633,7 +4942,7 @@ func (x *Incident) String() string {
 func (*Incident) ProtoMessage() {}
 
 func (x *Incident) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[29]
+	mi := &file_dxpu_v1_types_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4646,7 +4955,7 @@ func (x *Incident) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Incident.ProtoReflect.Descriptor instead.
 func (*Incident) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{29}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Incident) GetSubject() string {
@@ -4719,7 +5028,7 @@ type PoolSample struct {
 
 func (x *PoolSample) Reset() {
 	*x = PoolSample{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[30]
+	mi := &file_dxpu_v1_types_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4731,7 +5040,7 @@ func (x *PoolSample) String() string {
 func (*PoolSample) ProtoMessage() {}
 
 func (x *PoolSample) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[30]
+	mi := &file_dxpu_v1_types_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4744,7 +5053,7 @@ func (x *PoolSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolSample.ProtoReflect.Descriptor instead.
 func (*PoolSample) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{30}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *PoolSample) GetTime() *timestamppb.Timestamp {
@@ -4875,7 +5184,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x125\n" +
 	"\bduration\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bduration\x12\x17\n" +
-	"\anode_id\x18\x04 \x01(\tR\x06nodeId\"\x8f\x05\n" +
+	"\anode_id\x18\x04 \x01(\tR\x06nodeId\"\xfe\x05\n" +
 	"\bNodeInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\rR\x06number\x12\x12\n" +
@@ -4894,10 +5203,33 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\bdraining\x18\x0e \x01(\bR\bdraining\x12\x1a\n" +
 	"\bunstable\x18\x0f \x01(\bR\bunstable\x12\x18\n" +
 	"\adrained\x18\x10 \x01(\bR\adrained\x12&\n" +
-	"\x06taints\x18\x11 \x03(\v2\x0e.dxpu.v1.TaintR\x06taints\x1a9\n" +
+	"\x06taints\x18\x11 \x03(\v2\x0e.dxpu.v1.TaintR\x06taints\x12%\n" +
+	"\x0emaintenance_id\x18\x12 \x01(\tR\rmaintenanceId\x12F\n" +
+	"\x11maintenance_state\x18\x13 \x01(\x0e2\x19.dxpu.v1.MaintenanceStateR\x10maintenanceState\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"]\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x9e\x04\n" +
+	"\vMaintenance\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
+	"\x06box_id\x18\x02 \x01(\tH\x00R\x05boxId\x12\x19\n" +
+	"\ahost_id\x18\x03 \x01(\tH\x00R\x06hostId\x12\x14\n" +
+	"\x04rack\x18\x04 \x01(\tH\x00R\x04rack\x129\n" +
+	"\n" +
+	"start_time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tstartTime\x125\n" +
+	"\bend_time\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\aendTime\x12<\n" +
+	"\fdrain_before\x18\a \x01(\v2\x19.google.protobuf.DurationR\vdrainBefore\x12\x1f\n" +
+	"\vkeep_leases\x18\b \x01(\bR\n" +
+	"keepLeases\x12\x16\n" +
+	"\x06reason\x18\t \x01(\tR\x06reason\x12/\n" +
+	"\x05state\x18\n" +
+	" \x01(\x0e2\x19.dxpu.v1.MaintenanceStateR\x05state\x12\x18\n" +
+	"\acreator\x18\v \x01(\tR\acreator\x12;\n" +
+	"\vcreate_time\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"createTime\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\r \x01(\tR\trequestId\x12\x1b\n" +
+	"\tlease_ids\x18\x0e \x03(\tR\bleaseIdsB\b\n" +
+	"\x06target\"]\n" +
 	"\x05Taint\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x12,\n" +
@@ -4977,7 +5309,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\blease_id\x18\x05 \x01(\tR\aleaseId\x12\x16\n" +
 	"\x06tenant\x18\x06 \x01(\tR\x06tenant\x12\x17\n" +
 	"\ahost_id\x18\a \x01(\tR\x06hostId\x12\x18\n" +
-	"\aserving\x18\b \x01(\bR\aserving\"\xcd\b\n" +
+	"\aserving\x18\b \x01(\bR\aserving\"\xfa\b\n" +
 	"\tLeaseSpec\x12\x14\n" +
 	"\x05count\x18\x01 \x01(\rR\x05count\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12(\n" +
@@ -5005,7 +5337,8 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\vtolerations\x18\x15 \x03(\v2\x13.dxpu.v1.TolerationR\vtolerations\x12!\n" +
 	"\x04part\x18\x14 \x01(\v2\r.dxpu.v1.PartR\x04part\x121\n" +
 	"\n" +
-	"part_rules\x18\x16 \x01(\v2\x12.dxpu.v1.PartRulesR\tpartRules\x1a=\n" +
+	"part_rules\x18\x16 \x01(\v2\x12.dxpu.v1.PartRulesR\tpartRules\x12+\n" +
+	"\x03ttl\x18\x18 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x1a=\n" +
 	"\x0fHostLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
@@ -5022,7 +5355,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\bworkload\x18\x04 \x01(\tR\bworkload\".\n" +
 	"\x04Gang\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
-	"\x04size\x18\x02 \x01(\rR\x04size\"\xcd\x04\n" +
+	"\x04size\x18\x02 \x01(\rR\x04size\"\x8c\x05\n" +
 	"\x05Lease\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1d\n" +
 	"\n" +
@@ -5042,7 +5375,8 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\bend_time\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\aendTime\x12)\n" +
 	"\x10resource_version\x18\f \x01(\x04R\x0fresourceVersion\x12%\n" +
 	"\x0equeue_position\x18\r \x01(\rR\rqueuePosition\x12\x18\n" +
-	"\acreator\x18\x0e \x01(\tR\acreator\"\xf6\x04\n" +
+	"\acreator\x18\x0e \x01(\tR\acreator\x12=\n" +
+	"\frenew_before\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\vrenewBefore\"\xf6\x04\n" +
 	"\aBinding\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x19\n" +
@@ -5304,7 +5638,8 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x06Cipher\x12\x16\n" +
 	"\x12CIPHER_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12CIPHER_AES_256_GCM\x10\x01\x12\x0f\n" +
-	"\vCIPHER_NONE\x10\x02*\x87\t\n" +
+	"\vCIPHER_NONE\x10\x02*\x93\n" +
+	"\n" +
 	"\tEventType\x12\x1a\n" +
 	"\x16EVENT_TYPE_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18EVENT_TYPE_NODE_ENROLLED\x10\x01\x12\x1d\n" +
@@ -5346,12 +5681,21 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x16EVENT_TYPE_GPU_PLUGGED\x10$\x12\x1c\n" +
 	"\x18EVENT_TYPE_GPU_DUPLICATE\x10%\x12\x16\n" +
 	"\x12EVENT_TYPE_TAINTED\x10&\x12\x1f\n" +
-	"\x1bEVENT_TYPE_MANAGER_REPLACED\x10'*X\n" +
+	"\x1bEVENT_TYPE_MANAGER_REPLACED\x10'\x12\"\n" +
+	"\x1eEVENT_TYPE_MAINTENANCE_PLANNED\x10-\x12#\n" +
+	"\x1fEVENT_TYPE_MAINTENANCE_DRAINING\x10.\x12 \n" +
+	"\x1cEVENT_TYPE_MAINTENANCE_BEGUN\x10/\x12\x1f\n" +
+	"\x1bEVENT_TYPE_MAINTENANCE_OVER\x100*X\n" +
 	"\n" +
 	"CallEffect\x12\x1b\n" +
 	"\x17CALL_EFFECT_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10CALL_EFFECT_NONE\x10\x01\x12\x17\n" +
-	"\x13CALL_EFFECT_UNKNOWN\x10\x02*f\n" +
+	"\x13CALL_EFFECT_UNKNOWN\x10\x02*\x93\x01\n" +
+	"\x10MaintenanceState\x12!\n" +
+	"\x1dMAINTENANCE_STATE_UNSPECIFIED\x10\x00\x12\x1d\n" +
+	"\x19MAINTENANCE_STATE_PLANNED\x10\x01\x12\x1e\n" +
+	"\x1aMAINTENANCE_STATE_DRAINING\x10\x02\x12\x1d\n" +
+	"\x19MAINTENANCE_STATE_RUNNING\x10\x03*f\n" +
 	"\vTaintEffect\x12\x1c\n" +
 	"\x18TAINT_EFFECT_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18TAINT_EFFECT_NO_SCHEDULE\x10\x01\x12\x1b\n" +
@@ -5369,8 +5713,8 @@ func file_dxpu_v1_types_proto_rawDescGZIP() []byte {
 	return file_dxpu_v1_types_proto_rawDescData
 }
 
-var file_dxpu_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 17)
-var file_dxpu_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_dxpu_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 18)
+var file_dxpu_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_dxpu_v1_types_proto_goTypes = []any{
 	(NodeKind)(0),                 // 0: dxpu.v1.NodeKind
 	(BoxKind)(0),                  // 1: dxpu.v1.BoxKind
@@ -5388,45 +5732,47 @@ var file_dxpu_v1_types_proto_goTypes = []any{
 	(Cipher)(0),                   // 13: dxpu.v1.Cipher
 	(EventType)(0),                // 14: dxpu.v1.EventType
 	(CallEffect)(0),               // 15: dxpu.v1.CallEffect
-	(TaintEffect)(0),              // 16: dxpu.v1.TaintEffect
-	(*Part)(nil),                  // 17: dxpu.v1.Part
-	(*CallOutcome)(nil),           // 18: dxpu.v1.CallOutcome
-	(*PathAddress)(nil),           // 19: dxpu.v1.PathAddress
-	(*Device)(nil),                // 20: dxpu.v1.Device
-	(*Counters)(nil),              // 21: dxpu.v1.Counters
-	(*DeviceError)(nil),           // 22: dxpu.v1.DeviceError
-	(*PathStatus)(nil),            // 23: dxpu.v1.PathStatus
-	(*Step)(nil),                  // 24: dxpu.v1.Step
-	(*NodeInfo)(nil),              // 25: dxpu.v1.NodeInfo
-	(*Taint)(nil),                 // 26: dxpu.v1.Taint
-	(*Toleration)(nil),            // 27: dxpu.v1.Toleration
-	(*Host)(nil),                  // 28: dxpu.v1.Host
-	(*HostSlot)(nil),              // 29: dxpu.v1.HostSlot
-	(*Box)(nil),                   // 30: dxpu.v1.Box
-	(*GPU)(nil),                   // 31: dxpu.v1.GPU
-	(*GPUPart)(nil),               // 32: dxpu.v1.GPUPart
-	(*LeaseSpec)(nil),             // 33: dxpu.v1.LeaseSpec
-	(*PartRules)(nil),             // 34: dxpu.v1.PartRules
-	(*Gang)(nil),                  // 35: dxpu.v1.Gang
-	(*Lease)(nil),                 // 36: dxpu.v1.Lease
-	(*Binding)(nil),               // 37: dxpu.v1.Binding
-	(*Pool)(nil),                  // 38: dxpu.v1.Pool
-	(*ManagerInfo)(nil),           // 39: dxpu.v1.ManagerInfo
-	(*SpareStatus)(nil),           // 40: dxpu.v1.SpareStatus
-	(*Quota)(nil),                 // 41: dxpu.v1.Quota
-	(*Tenant)(nil),                // 42: dxpu.v1.Tenant
-	(*Token)(nil),                 // 43: dxpu.v1.Token
-	(*AuditEntry)(nil),            // 44: dxpu.v1.AuditEntry
-	(*Event)(nil),                 // 45: dxpu.v1.Event
-	(*Incident)(nil),              // 46: dxpu.v1.Incident
-	(*PoolSample)(nil),            // 47: dxpu.v1.PoolSample
-	nil,                           // 48: dxpu.v1.NodeInfo.LabelsEntry
-	nil,                           // 49: dxpu.v1.LeaseSpec.HostLabelsEntry
-	nil,                           // 50: dxpu.v1.LeaseSpec.LabelsEntry
-	nil,                           // 51: dxpu.v1.LeaseSpec.BoxLabelsEntry
-	nil,                           // 52: dxpu.v1.Quota.MaxGpusByModelEntry
-	(*timestamppb.Timestamp)(nil), // 53: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 54: google.protobuf.Duration
+	(MaintenanceState)(0),         // 16: dxpu.v1.MaintenanceState
+	(TaintEffect)(0),              // 17: dxpu.v1.TaintEffect
+	(*Part)(nil),                  // 18: dxpu.v1.Part
+	(*CallOutcome)(nil),           // 19: dxpu.v1.CallOutcome
+	(*PathAddress)(nil),           // 20: dxpu.v1.PathAddress
+	(*Device)(nil),                // 21: dxpu.v1.Device
+	(*Counters)(nil),              // 22: dxpu.v1.Counters
+	(*DeviceError)(nil),           // 23: dxpu.v1.DeviceError
+	(*PathStatus)(nil),            // 24: dxpu.v1.PathStatus
+	(*Step)(nil),                  // 25: dxpu.v1.Step
+	(*NodeInfo)(nil),              // 26: dxpu.v1.NodeInfo
+	(*Maintenance)(nil),           // 27: dxpu.v1.Maintenance
+	(*Taint)(nil),                 // 28: dxpu.v1.Taint
+	(*Toleration)(nil),            // 29: dxpu.v1.Toleration
+	(*Host)(nil),                  // 30: dxpu.v1.Host
+	(*HostSlot)(nil),              // 31: dxpu.v1.HostSlot
+	(*Box)(nil),                   // 32: dxpu.v1.Box
+	(*GPU)(nil),                   // 33: dxpu.v1.GPU
+	(*GPUPart)(nil),               // 34: dxpu.v1.GPUPart
+	(*LeaseSpec)(nil),             // 35: dxpu.v1.LeaseSpec
+	(*PartRules)(nil),             // 36: dxpu.v1.PartRules
+	(*Gang)(nil),                  // 37: dxpu.v1.Gang
+	(*Lease)(nil),                 // 38: dxpu.v1.Lease
+	(*Binding)(nil),               // 39: dxpu.v1.Binding
+	(*Pool)(nil),                  // 40: dxpu.v1.Pool
+	(*ManagerInfo)(nil),           // 41: dxpu.v1.ManagerInfo
+	(*SpareStatus)(nil),           // 42: dxpu.v1.SpareStatus
+	(*Quota)(nil),                 // 43: dxpu.v1.Quota
+	(*Tenant)(nil),                // 44: dxpu.v1.Tenant
+	(*Token)(nil),                 // 45: dxpu.v1.Token
+	(*AuditEntry)(nil),            // 46: dxpu.v1.AuditEntry
+	(*Event)(nil),                 // 47: dxpu.v1.Event
+	(*Incident)(nil),              // 48: dxpu.v1.Incident
+	(*PoolSample)(nil),            // 49: dxpu.v1.PoolSample
+	nil,                           // 50: dxpu.v1.NodeInfo.LabelsEntry
+	nil,                           // 51: dxpu.v1.LeaseSpec.HostLabelsEntry
+	nil,                           // 52: dxpu.v1.LeaseSpec.LabelsEntry
+	nil,                           // 53: dxpu.v1.LeaseSpec.BoxLabelsEntry
+	nil,                           // 54: dxpu.v1.Quota.MaxGpusByModelEntry
+	(*timestamppb.Timestamp)(nil), // 55: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 56: google.protobuf.Duration
 }
 var file_dxpu_v1_types_proto_depIdxs = []int32{
 	11, // 0: dxpu.v1.Part.class:type_name -> dxpu.v1.PartClass
@@ -5434,87 +5780,95 @@ var file_dxpu_v1_types_proto_depIdxs = []int32{
 	15, // 2: dxpu.v1.CallOutcome.effect:type_name -> dxpu.v1.CallEffect
 	12, // 3: dxpu.v1.Device.share_modes:type_name -> dxpu.v1.ShareMode
 	8,  // 4: dxpu.v1.DeviceError.action:type_name -> dxpu.v1.ErrorAction
-	53, // 5: dxpu.v1.DeviceError.last_time:type_name -> google.protobuf.Timestamp
+	55, // 5: dxpu.v1.DeviceError.last_time:type_name -> google.protobuf.Timestamp
 	2,  // 6: dxpu.v1.PathStatus.health:type_name -> dxpu.v1.Health
-	53, // 7: dxpu.v1.Step.time:type_name -> google.protobuf.Timestamp
-	54, // 8: dxpu.v1.Step.duration:type_name -> google.protobuf.Duration
-	48, // 9: dxpu.v1.NodeInfo.labels:type_name -> dxpu.v1.NodeInfo.LabelsEntry
-	19, // 10: dxpu.v1.NodeInfo.addresses:type_name -> dxpu.v1.PathAddress
-	53, // 11: dxpu.v1.NodeInfo.last_report_time:type_name -> google.protobuf.Timestamp
-	26, // 12: dxpu.v1.NodeInfo.taints:type_name -> dxpu.v1.Taint
-	16, // 13: dxpu.v1.Taint.effect:type_name -> dxpu.v1.TaintEffect
-	16, // 14: dxpu.v1.Toleration.effect:type_name -> dxpu.v1.TaintEffect
-	25, // 15: dxpu.v1.Host.node:type_name -> dxpu.v1.NodeInfo
-	29, // 16: dxpu.v1.Host.slots:type_name -> dxpu.v1.HostSlot
-	4,  // 17: dxpu.v1.HostSlot.observed_state:type_name -> dxpu.v1.BindingState
-	21, // 18: dxpu.v1.HostSlot.counters:type_name -> dxpu.v1.Counters
-	23, // 19: dxpu.v1.HostSlot.paths:type_name -> dxpu.v1.PathStatus
-	9,  // 20: dxpu.v1.HostSlot.use:type_name -> dxpu.v1.Use
-	25, // 21: dxpu.v1.Box.node:type_name -> dxpu.v1.NodeInfo
-	1,  // 22: dxpu.v1.Box.kind:type_name -> dxpu.v1.BoxKind
-	31, // 23: dxpu.v1.Box.gpus:type_name -> dxpu.v1.GPU
-	20, // 24: dxpu.v1.GPU.device:type_name -> dxpu.v1.Device
-	1,  // 25: dxpu.v1.GPU.box_kind:type_name -> dxpu.v1.BoxKind
-	2,  // 26: dxpu.v1.GPU.health:type_name -> dxpu.v1.Health
-	3,  // 27: dxpu.v1.GPU.state:type_name -> dxpu.v1.GPUState
-	4,  // 28: dxpu.v1.GPU.observed_state:type_name -> dxpu.v1.BindingState
-	21, // 29: dxpu.v1.GPU.counters:type_name -> dxpu.v1.Counters
-	22, // 30: dxpu.v1.GPU.errors:type_name -> dxpu.v1.DeviceError
-	53, // 31: dxpu.v1.GPU.quarantined_until:type_name -> google.protobuf.Timestamp
-	9,  // 32: dxpu.v1.GPU.use:type_name -> dxpu.v1.Use
-	46, // 33: dxpu.v1.GPU.history:type_name -> dxpu.v1.Incident
-	26, // 34: dxpu.v1.GPU.taints:type_name -> dxpu.v1.Taint
-	32, // 35: dxpu.v1.GPU.parts:type_name -> dxpu.v1.GPUPart
-	17, // 36: dxpu.v1.GPUPart.part:type_name -> dxpu.v1.Part
-	1,  // 37: dxpu.v1.LeaseSpec.box_kind:type_name -> dxpu.v1.BoxKind
-	10, // 38: dxpu.v1.LeaseSpec.nvlink:type_name -> dxpu.v1.Preference
-	10, // 39: dxpu.v1.LeaseSpec.same_box:type_name -> dxpu.v1.Preference
-	49, // 40: dxpu.v1.LeaseSpec.host_labels:type_name -> dxpu.v1.LeaseSpec.HostLabelsEntry
-	54, // 41: dxpu.v1.LeaseSpec.expires_after:type_name -> google.protobuf.Duration
-	54, // 42: dxpu.v1.LeaseSpec.wait_timeout:type_name -> google.protobuf.Duration
-	50, // 43: dxpu.v1.LeaseSpec.labels:type_name -> dxpu.v1.LeaseSpec.LabelsEntry
-	51, // 44: dxpu.v1.LeaseSpec.box_labels:type_name -> dxpu.v1.LeaseSpec.BoxLabelsEntry
-	35, // 45: dxpu.v1.LeaseSpec.gang:type_name -> dxpu.v1.Gang
-	27, // 46: dxpu.v1.LeaseSpec.tolerations:type_name -> dxpu.v1.Toleration
-	17, // 47: dxpu.v1.LeaseSpec.part:type_name -> dxpu.v1.Part
-	34, // 48: dxpu.v1.LeaseSpec.part_rules:type_name -> dxpu.v1.PartRules
-	33, // 49: dxpu.v1.Lease.spec:type_name -> dxpu.v1.LeaseSpec
-	6,  // 50: dxpu.v1.Lease.state:type_name -> dxpu.v1.LeaseState
-	37, // 51: dxpu.v1.Lease.bindings:type_name -> dxpu.v1.Binding
-	53, // 52: dxpu.v1.Lease.create_time:type_name -> google.protobuf.Timestamp
-	53, // 53: dxpu.v1.Lease.active_time:type_name -> google.protobuf.Timestamp
-	53, // 54: dxpu.v1.Lease.expire_time:type_name -> google.protobuf.Timestamp
-	53, // 55: dxpu.v1.Lease.end_time:type_name -> google.protobuf.Timestamp
-	4,  // 56: dxpu.v1.Binding.state:type_name -> dxpu.v1.BindingState
-	5,  // 57: dxpu.v1.Binding.reason:type_name -> dxpu.v1.Reason
-	24, // 58: dxpu.v1.Binding.timeline:type_name -> dxpu.v1.Step
-	17, // 59: dxpu.v1.Binding.part:type_name -> dxpu.v1.Part
-	39, // 60: dxpu.v1.Pool.managers:type_name -> dxpu.v1.ManagerInfo
-	40, // 61: dxpu.v1.Pool.spares:type_name -> dxpu.v1.SpareStatus
-	52, // 62: dxpu.v1.Quota.max_gpus_by_model:type_name -> dxpu.v1.Quota.MaxGpusByModelEntry
-	41, // 63: dxpu.v1.Tenant.quota:type_name -> dxpu.v1.Quota
-	53, // 64: dxpu.v1.Tenant.create_time:type_name -> google.protobuf.Timestamp
-	7,  // 65: dxpu.v1.Token.role:type_name -> dxpu.v1.Role
-	53, // 66: dxpu.v1.Token.create_time:type_name -> google.protobuf.Timestamp
-	53, // 67: dxpu.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
-	53, // 68: dxpu.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	7,  // 69: dxpu.v1.AuditEntry.role:type_name -> dxpu.v1.Role
-	53, // 70: dxpu.v1.Event.time:type_name -> google.protobuf.Timestamp
-	14, // 71: dxpu.v1.Event.type:type_name -> dxpu.v1.EventType
-	4,  // 72: dxpu.v1.Event.binding_state:type_name -> dxpu.v1.BindingState
-	6,  // 73: dxpu.v1.Event.lease_state:type_name -> dxpu.v1.LeaseState
-	5,  // 74: dxpu.v1.Event.reason:type_name -> dxpu.v1.Reason
-	54, // 75: dxpu.v1.Event.duration:type_name -> google.protobuf.Duration
-	8,  // 76: dxpu.v1.Event.error_action:type_name -> dxpu.v1.ErrorAction
-	14, // 77: dxpu.v1.Incident.type:type_name -> dxpu.v1.EventType
-	53, // 78: dxpu.v1.Incident.first_time:type_name -> google.protobuf.Timestamp
-	53, // 79: dxpu.v1.Incident.last_time:type_name -> google.protobuf.Timestamp
-	53, // 80: dxpu.v1.PoolSample.time:type_name -> google.protobuf.Timestamp
-	81, // [81:81] is the sub-list for method output_type
-	81, // [81:81] is the sub-list for method input_type
-	81, // [81:81] is the sub-list for extension type_name
-	81, // [81:81] is the sub-list for extension extendee
-	0,  // [0:81] is the sub-list for field type_name
+	55, // 7: dxpu.v1.Step.time:type_name -> google.protobuf.Timestamp
+	56, // 8: dxpu.v1.Step.duration:type_name -> google.protobuf.Duration
+	50, // 9: dxpu.v1.NodeInfo.labels:type_name -> dxpu.v1.NodeInfo.LabelsEntry
+	20, // 10: dxpu.v1.NodeInfo.addresses:type_name -> dxpu.v1.PathAddress
+	55, // 11: dxpu.v1.NodeInfo.last_report_time:type_name -> google.protobuf.Timestamp
+	28, // 12: dxpu.v1.NodeInfo.taints:type_name -> dxpu.v1.Taint
+	16, // 13: dxpu.v1.NodeInfo.maintenance_state:type_name -> dxpu.v1.MaintenanceState
+	55, // 14: dxpu.v1.Maintenance.start_time:type_name -> google.protobuf.Timestamp
+	55, // 15: dxpu.v1.Maintenance.end_time:type_name -> google.protobuf.Timestamp
+	56, // 16: dxpu.v1.Maintenance.drain_before:type_name -> google.protobuf.Duration
+	16, // 17: dxpu.v1.Maintenance.state:type_name -> dxpu.v1.MaintenanceState
+	55, // 18: dxpu.v1.Maintenance.create_time:type_name -> google.protobuf.Timestamp
+	17, // 19: dxpu.v1.Taint.effect:type_name -> dxpu.v1.TaintEffect
+	17, // 20: dxpu.v1.Toleration.effect:type_name -> dxpu.v1.TaintEffect
+	26, // 21: dxpu.v1.Host.node:type_name -> dxpu.v1.NodeInfo
+	31, // 22: dxpu.v1.Host.slots:type_name -> dxpu.v1.HostSlot
+	4,  // 23: dxpu.v1.HostSlot.observed_state:type_name -> dxpu.v1.BindingState
+	22, // 24: dxpu.v1.HostSlot.counters:type_name -> dxpu.v1.Counters
+	24, // 25: dxpu.v1.HostSlot.paths:type_name -> dxpu.v1.PathStatus
+	9,  // 26: dxpu.v1.HostSlot.use:type_name -> dxpu.v1.Use
+	26, // 27: dxpu.v1.Box.node:type_name -> dxpu.v1.NodeInfo
+	1,  // 28: dxpu.v1.Box.kind:type_name -> dxpu.v1.BoxKind
+	33, // 29: dxpu.v1.Box.gpus:type_name -> dxpu.v1.GPU
+	21, // 30: dxpu.v1.GPU.device:type_name -> dxpu.v1.Device
+	1,  // 31: dxpu.v1.GPU.box_kind:type_name -> dxpu.v1.BoxKind
+	2,  // 32: dxpu.v1.GPU.health:type_name -> dxpu.v1.Health
+	3,  // 33: dxpu.v1.GPU.state:type_name -> dxpu.v1.GPUState
+	4,  // 34: dxpu.v1.GPU.observed_state:type_name -> dxpu.v1.BindingState
+	22, // 35: dxpu.v1.GPU.counters:type_name -> dxpu.v1.Counters
+	23, // 36: dxpu.v1.GPU.errors:type_name -> dxpu.v1.DeviceError
+	55, // 37: dxpu.v1.GPU.quarantined_until:type_name -> google.protobuf.Timestamp
+	9,  // 38: dxpu.v1.GPU.use:type_name -> dxpu.v1.Use
+	48, // 39: dxpu.v1.GPU.history:type_name -> dxpu.v1.Incident
+	28, // 40: dxpu.v1.GPU.taints:type_name -> dxpu.v1.Taint
+	34, // 41: dxpu.v1.GPU.parts:type_name -> dxpu.v1.GPUPart
+	18, // 42: dxpu.v1.GPUPart.part:type_name -> dxpu.v1.Part
+	1,  // 43: dxpu.v1.LeaseSpec.box_kind:type_name -> dxpu.v1.BoxKind
+	10, // 44: dxpu.v1.LeaseSpec.nvlink:type_name -> dxpu.v1.Preference
+	10, // 45: dxpu.v1.LeaseSpec.same_box:type_name -> dxpu.v1.Preference
+	51, // 46: dxpu.v1.LeaseSpec.host_labels:type_name -> dxpu.v1.LeaseSpec.HostLabelsEntry
+	56, // 47: dxpu.v1.LeaseSpec.expires_after:type_name -> google.protobuf.Duration
+	56, // 48: dxpu.v1.LeaseSpec.wait_timeout:type_name -> google.protobuf.Duration
+	52, // 49: dxpu.v1.LeaseSpec.labels:type_name -> dxpu.v1.LeaseSpec.LabelsEntry
+	53, // 50: dxpu.v1.LeaseSpec.box_labels:type_name -> dxpu.v1.LeaseSpec.BoxLabelsEntry
+	37, // 51: dxpu.v1.LeaseSpec.gang:type_name -> dxpu.v1.Gang
+	29, // 52: dxpu.v1.LeaseSpec.tolerations:type_name -> dxpu.v1.Toleration
+	18, // 53: dxpu.v1.LeaseSpec.part:type_name -> dxpu.v1.Part
+	36, // 54: dxpu.v1.LeaseSpec.part_rules:type_name -> dxpu.v1.PartRules
+	56, // 55: dxpu.v1.LeaseSpec.ttl:type_name -> google.protobuf.Duration
+	35, // 56: dxpu.v1.Lease.spec:type_name -> dxpu.v1.LeaseSpec
+	6,  // 57: dxpu.v1.Lease.state:type_name -> dxpu.v1.LeaseState
+	39, // 58: dxpu.v1.Lease.bindings:type_name -> dxpu.v1.Binding
+	55, // 59: dxpu.v1.Lease.create_time:type_name -> google.protobuf.Timestamp
+	55, // 60: dxpu.v1.Lease.active_time:type_name -> google.protobuf.Timestamp
+	55, // 61: dxpu.v1.Lease.expire_time:type_name -> google.protobuf.Timestamp
+	55, // 62: dxpu.v1.Lease.end_time:type_name -> google.protobuf.Timestamp
+	55, // 63: dxpu.v1.Lease.renew_before:type_name -> google.protobuf.Timestamp
+	4,  // 64: dxpu.v1.Binding.state:type_name -> dxpu.v1.BindingState
+	5,  // 65: dxpu.v1.Binding.reason:type_name -> dxpu.v1.Reason
+	25, // 66: dxpu.v1.Binding.timeline:type_name -> dxpu.v1.Step
+	18, // 67: dxpu.v1.Binding.part:type_name -> dxpu.v1.Part
+	41, // 68: dxpu.v1.Pool.managers:type_name -> dxpu.v1.ManagerInfo
+	42, // 69: dxpu.v1.Pool.spares:type_name -> dxpu.v1.SpareStatus
+	54, // 70: dxpu.v1.Quota.max_gpus_by_model:type_name -> dxpu.v1.Quota.MaxGpusByModelEntry
+	43, // 71: dxpu.v1.Tenant.quota:type_name -> dxpu.v1.Quota
+	55, // 72: dxpu.v1.Tenant.create_time:type_name -> google.protobuf.Timestamp
+	7,  // 73: dxpu.v1.Token.role:type_name -> dxpu.v1.Role
+	55, // 74: dxpu.v1.Token.create_time:type_name -> google.protobuf.Timestamp
+	55, // 75: dxpu.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
+	55, // 76: dxpu.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	7,  // 77: dxpu.v1.AuditEntry.role:type_name -> dxpu.v1.Role
+	55, // 78: dxpu.v1.Event.time:type_name -> google.protobuf.Timestamp
+	14, // 79: dxpu.v1.Event.type:type_name -> dxpu.v1.EventType
+	4,  // 80: dxpu.v1.Event.binding_state:type_name -> dxpu.v1.BindingState
+	6,  // 81: dxpu.v1.Event.lease_state:type_name -> dxpu.v1.LeaseState
+	5,  // 82: dxpu.v1.Event.reason:type_name -> dxpu.v1.Reason
+	56, // 83: dxpu.v1.Event.duration:type_name -> google.protobuf.Duration
+	8,  // 84: dxpu.v1.Event.error_action:type_name -> dxpu.v1.ErrorAction
+	14, // 85: dxpu.v1.Incident.type:type_name -> dxpu.v1.EventType
+	55, // 86: dxpu.v1.Incident.first_time:type_name -> google.protobuf.Timestamp
+	55, // 87: dxpu.v1.Incident.last_time:type_name -> google.protobuf.Timestamp
+	55, // 88: dxpu.v1.PoolSample.time:type_name -> google.protobuf.Timestamp
+	89, // [89:89] is the sub-list for method output_type
+	89, // [89:89] is the sub-list for method input_type
+	89, // [89:89] is the sub-list for extension type_name
+	89, // [89:89] is the sub-list for extension extendee
+	0,  // [0:89] is the sub-list for field type_name
 }
 
 func init() { file_dxpu_v1_types_proto_init() }
@@ -5522,14 +5876,19 @@ func file_dxpu_v1_types_proto_init() {
 	if File_dxpu_v1_types_proto != nil {
 		return
 	}
-	file_dxpu_v1_types_proto_msgTypes[24].OneofWrappers = []any{}
+	file_dxpu_v1_types_proto_msgTypes[9].OneofWrappers = []any{
+		(*Maintenance_BoxId)(nil),
+		(*Maintenance_HostId)(nil),
+		(*Maintenance_Rack)(nil),
+	}
+	file_dxpu_v1_types_proto_msgTypes[25].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dxpu_v1_types_proto_rawDesc), len(file_dxpu_v1_types_proto_rawDesc)),
-			NumEnums:      17,
-			NumMessages:   36,
+			NumEnums:      18,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

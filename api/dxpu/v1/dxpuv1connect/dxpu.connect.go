@@ -92,9 +92,13 @@ const (
 	PoolServiceDeleteLeaseProcedure = "/dxpu.v1.PoolService/DeleteLease"
 	// PoolServiceResizeLeaseProcedure is the fully-qualified name of the PoolService's ResizeLease RPC.
 	PoolServiceResizeLeaseProcedure = "/dxpu.v1.PoolService/ResizeLease"
+	// PoolServiceRenewLeaseProcedure is the fully-qualified name of the PoolService's RenewLease RPC.
+	PoolServiceRenewLeaseProcedure = "/dxpu.v1.PoolService/RenewLease"
 	// PoolServiceExplainLeaseProcedure is the fully-qualified name of the PoolService's ExplainLease
 	// RPC.
 	PoolServiceExplainLeaseProcedure = "/dxpu.v1.PoolService/ExplainLease"
+	// PoolServicePreviewProcedure is the fully-qualified name of the PoolService's Preview RPC.
+	PoolServicePreviewProcedure = "/dxpu.v1.PoolService/Preview"
 	// PoolServiceReplaceGPUProcedure is the fully-qualified name of the PoolService's ReplaceGPU RPC.
 	PoolServiceReplaceGPUProcedure = "/dxpu.v1.PoolService/ReplaceGPU"
 	// PoolServiceReplugGPUProcedure is the fully-qualified name of the PoolService's ReplugGPU RPC.
@@ -107,6 +111,15 @@ const (
 	PoolServiceDrainProcedure = "/dxpu.v1.PoolService/Drain"
 	// PoolServiceSetTaintsProcedure is the fully-qualified name of the PoolService's SetTaints RPC.
 	PoolServiceSetTaintsProcedure = "/dxpu.v1.PoolService/SetTaints"
+	// PoolServicePlanMaintenanceProcedure is the fully-qualified name of the PoolService's
+	// PlanMaintenance RPC.
+	PoolServicePlanMaintenanceProcedure = "/dxpu.v1.PoolService/PlanMaintenance"
+	// PoolServiceListMaintenanceProcedure is the fully-qualified name of the PoolService's
+	// ListMaintenance RPC.
+	PoolServiceListMaintenanceProcedure = "/dxpu.v1.PoolService/ListMaintenance"
+	// PoolServiceEndMaintenanceProcedure is the fully-qualified name of the PoolService's
+	// EndMaintenance RPC.
+	PoolServiceEndMaintenanceProcedure = "/dxpu.v1.PoolService/EndMaintenance"
 	// PoolServiceClearGPUErrorsProcedure is the fully-qualified name of the PoolService's
 	// ClearGPUErrors RPC.
 	PoolServiceClearGPUErrorsProcedure = "/dxpu.v1.PoolService/ClearGPUErrors"
@@ -177,9 +190,15 @@ type PoolServiceClient interface {
 	DeleteLease(context.Context, *connect.Request[v1.DeleteLeaseRequest]) (*connect.Response[v1.DeleteLeaseResponse], error)
 	// ResizeLease adds or removes GPUs of a lease that is ACTIVE.
 	ResizeLease(context.Context, *connect.Request[v1.ResizeLeaseRequest]) (*connect.Response[v1.ResizeLeaseResponse], error)
+	// RenewLease keeps a lease with a ttl for that time from now. FAILED_PRECONDITION if it
+	// has ended.
+	RenewLease(context.Context, *connect.Request[v1.RenewLeaseRequest]) (*connect.Response[v1.RenewLeaseResponse], error)
 	// ExplainLease explains in words where a lease was placed, or why it waits. With
 	// a spec instead of an ID it explains what CreateLease would do.
 	ExplainLease(context.Context, *connect.Request[v1.ExplainLeaseRequest]) (*connect.Response[v1.ExplainLeaseResponse], error)
+	// Preview returns what changes would do, one after the other, and changes nothing: each
+	// finds what those before it would have changed.
+	Preview(context.Context, *connect.Request[v1.PreviewRequest]) (*connect.Response[v1.PreviewResponse], error)
 	// ReplaceGPU moves a leased GPU's binding to another GPU, as after a failure.
 	// The contents of the device's memory are lost.
 	ReplaceGPU(context.Context, *connect.Request[v1.ReplaceGPURequest]) (*connect.Response[v1.ReplaceGPUResponse], error)
@@ -193,6 +212,11 @@ type PoolServiceClient interface {
 	Drain(context.Context, *connect.Request[v1.DrainRequest]) (*connect.Response[v1.DrainResponse], error)
 	// SetTaints adds and removes taints of a GPU, box or host.
 	SetTaints(context.Context, *connect.Request[v1.SetTaintsRequest]) (*connect.Response[v1.SetTaintsResponse], error)
+	// PlanMaintenance keeps a box, a host or a rack free for some time.
+	PlanMaintenance(context.Context, *connect.Request[v1.PlanMaintenanceRequest]) (*connect.Response[v1.PlanMaintenanceResponse], error)
+	ListMaintenance(context.Context, *connect.Request[v1.ListMaintenanceRequest]) (*connect.Response[v1.ListMaintenanceResponse], error)
+	// EndMaintenance ends maintenance before its time, or cancels it.
+	EndMaintenance(context.Context, *connect.Request[v1.EndMaintenanceRequest]) (*connect.Response[v1.EndMaintenanceResponse], error)
 	// ClearGPUErrors clears a GPU's errors and returns it to service.
 	ClearGPUErrors(context.Context, *connect.Request[v1.ClearGPUErrorsRequest]) (*connect.Response[v1.ClearGPUErrorsResponse], error)
 	// DeleteNode removes a node: its credential and certificate are revoked, and its
@@ -340,10 +364,23 @@ func NewPoolServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(poolServiceMethods.ByName("ResizeLease")),
 			connect.WithClientOptions(opts...),
 		),
+		renewLease: connect.NewClient[v1.RenewLeaseRequest, v1.RenewLeaseResponse](
+			httpClient,
+			baseURL+PoolServiceRenewLeaseProcedure,
+			connect.WithSchema(poolServiceMethods.ByName("RenewLease")),
+			connect.WithClientOptions(opts...),
+		),
 		explainLease: connect.NewClient[v1.ExplainLeaseRequest, v1.ExplainLeaseResponse](
 			httpClient,
 			baseURL+PoolServiceExplainLeaseProcedure,
 			connect.WithSchema(poolServiceMethods.ByName("ExplainLease")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
+		preview: connect.NewClient[v1.PreviewRequest, v1.PreviewResponse](
+			httpClient,
+			baseURL+PoolServicePreviewProcedure,
+			connect.WithSchema(poolServiceMethods.ByName("Preview")),
 			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
@@ -381,6 +418,25 @@ func NewPoolServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			httpClient,
 			baseURL+PoolServiceSetTaintsProcedure,
 			connect.WithSchema(poolServiceMethods.ByName("SetTaints")),
+			connect.WithClientOptions(opts...),
+		),
+		planMaintenance: connect.NewClient[v1.PlanMaintenanceRequest, v1.PlanMaintenanceResponse](
+			httpClient,
+			baseURL+PoolServicePlanMaintenanceProcedure,
+			connect.WithSchema(poolServiceMethods.ByName("PlanMaintenance")),
+			connect.WithClientOptions(opts...),
+		),
+		listMaintenance: connect.NewClient[v1.ListMaintenanceRequest, v1.ListMaintenanceResponse](
+			httpClient,
+			baseURL+PoolServiceListMaintenanceProcedure,
+			connect.WithSchema(poolServiceMethods.ByName("ListMaintenance")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
+		endMaintenance: connect.NewClient[v1.EndMaintenanceRequest, v1.EndMaintenanceResponse](
+			httpClient,
+			baseURL+PoolServiceEndMaintenanceProcedure,
+			connect.WithSchema(poolServiceMethods.ByName("EndMaintenance")),
 			connect.WithClientOptions(opts...),
 		),
 		clearGPUErrors: connect.NewClient[v1.ClearGPUErrorsRequest, v1.ClearGPUErrorsResponse](
@@ -529,13 +585,18 @@ type poolServiceClient struct {
 	createLease     *connect.Client[v1.CreateLeaseRequest, v1.CreateLeaseResponse]
 	deleteLease     *connect.Client[v1.DeleteLeaseRequest, v1.DeleteLeaseResponse]
 	resizeLease     *connect.Client[v1.ResizeLeaseRequest, v1.ResizeLeaseResponse]
+	renewLease      *connect.Client[v1.RenewLeaseRequest, v1.RenewLeaseResponse]
 	explainLease    *connect.Client[v1.ExplainLeaseRequest, v1.ExplainLeaseResponse]
+	preview         *connect.Client[v1.PreviewRequest, v1.PreviewResponse]
 	replaceGPU      *connect.Client[v1.ReplaceGPURequest, v1.ReplaceGPUResponse]
 	replugGPU       *connect.Client[v1.ReplugGPURequest, v1.ReplugGPUResponse]
 	cordon          *connect.Client[v1.CordonRequest, v1.CordonResponse]
 	uncordon        *connect.Client[v1.UncordonRequest, v1.UncordonResponse]
 	drain           *connect.Client[v1.DrainRequest, v1.DrainResponse]
 	setTaints       *connect.Client[v1.SetTaintsRequest, v1.SetTaintsResponse]
+	planMaintenance *connect.Client[v1.PlanMaintenanceRequest, v1.PlanMaintenanceResponse]
+	listMaintenance *connect.Client[v1.ListMaintenanceRequest, v1.ListMaintenanceResponse]
+	endMaintenance  *connect.Client[v1.EndMaintenanceRequest, v1.EndMaintenanceResponse]
 	clearGPUErrors  *connect.Client[v1.ClearGPUErrorsRequest, v1.ClearGPUErrorsResponse]
 	deleteNode      *connect.Client[v1.DeleteNodeRequest, v1.DeleteNodeResponse]
 	listTenants     *connect.Client[v1.ListTenantsRequest, v1.ListTenantsResponse]
@@ -623,9 +684,19 @@ func (c *poolServiceClient) ResizeLease(ctx context.Context, req *connect.Reques
 	return c.resizeLease.CallUnary(ctx, req)
 }
 
+// RenewLease calls dxpu.v1.PoolService.RenewLease.
+func (c *poolServiceClient) RenewLease(ctx context.Context, req *connect.Request[v1.RenewLeaseRequest]) (*connect.Response[v1.RenewLeaseResponse], error) {
+	return c.renewLease.CallUnary(ctx, req)
+}
+
 // ExplainLease calls dxpu.v1.PoolService.ExplainLease.
 func (c *poolServiceClient) ExplainLease(ctx context.Context, req *connect.Request[v1.ExplainLeaseRequest]) (*connect.Response[v1.ExplainLeaseResponse], error) {
 	return c.explainLease.CallUnary(ctx, req)
+}
+
+// Preview calls dxpu.v1.PoolService.Preview.
+func (c *poolServiceClient) Preview(ctx context.Context, req *connect.Request[v1.PreviewRequest]) (*connect.Response[v1.PreviewResponse], error) {
+	return c.preview.CallUnary(ctx, req)
 }
 
 // ReplaceGPU calls dxpu.v1.PoolService.ReplaceGPU.
@@ -656,6 +727,21 @@ func (c *poolServiceClient) Drain(ctx context.Context, req *connect.Request[v1.D
 // SetTaints calls dxpu.v1.PoolService.SetTaints.
 func (c *poolServiceClient) SetTaints(ctx context.Context, req *connect.Request[v1.SetTaintsRequest]) (*connect.Response[v1.SetTaintsResponse], error) {
 	return c.setTaints.CallUnary(ctx, req)
+}
+
+// PlanMaintenance calls dxpu.v1.PoolService.PlanMaintenance.
+func (c *poolServiceClient) PlanMaintenance(ctx context.Context, req *connect.Request[v1.PlanMaintenanceRequest]) (*connect.Response[v1.PlanMaintenanceResponse], error) {
+	return c.planMaintenance.CallUnary(ctx, req)
+}
+
+// ListMaintenance calls dxpu.v1.PoolService.ListMaintenance.
+func (c *poolServiceClient) ListMaintenance(ctx context.Context, req *connect.Request[v1.ListMaintenanceRequest]) (*connect.Response[v1.ListMaintenanceResponse], error) {
+	return c.listMaintenance.CallUnary(ctx, req)
+}
+
+// EndMaintenance calls dxpu.v1.PoolService.EndMaintenance.
+func (c *poolServiceClient) EndMaintenance(ctx context.Context, req *connect.Request[v1.EndMaintenanceRequest]) (*connect.Response[v1.EndMaintenanceResponse], error) {
+	return c.endMaintenance.CallUnary(ctx, req)
 }
 
 // ClearGPUErrors calls dxpu.v1.PoolService.ClearGPUErrors.
@@ -781,9 +867,15 @@ type PoolServiceHandler interface {
 	DeleteLease(context.Context, *connect.Request[v1.DeleteLeaseRequest]) (*connect.Response[v1.DeleteLeaseResponse], error)
 	// ResizeLease adds or removes GPUs of a lease that is ACTIVE.
 	ResizeLease(context.Context, *connect.Request[v1.ResizeLeaseRequest]) (*connect.Response[v1.ResizeLeaseResponse], error)
+	// RenewLease keeps a lease with a ttl for that time from now. FAILED_PRECONDITION if it
+	// has ended.
+	RenewLease(context.Context, *connect.Request[v1.RenewLeaseRequest]) (*connect.Response[v1.RenewLeaseResponse], error)
 	// ExplainLease explains in words where a lease was placed, or why it waits. With
 	// a spec instead of an ID it explains what CreateLease would do.
 	ExplainLease(context.Context, *connect.Request[v1.ExplainLeaseRequest]) (*connect.Response[v1.ExplainLeaseResponse], error)
+	// Preview returns what changes would do, one after the other, and changes nothing: each
+	// finds what those before it would have changed.
+	Preview(context.Context, *connect.Request[v1.PreviewRequest]) (*connect.Response[v1.PreviewResponse], error)
 	// ReplaceGPU moves a leased GPU's binding to another GPU, as after a failure.
 	// The contents of the device's memory are lost.
 	ReplaceGPU(context.Context, *connect.Request[v1.ReplaceGPURequest]) (*connect.Response[v1.ReplaceGPUResponse], error)
@@ -797,6 +889,11 @@ type PoolServiceHandler interface {
 	Drain(context.Context, *connect.Request[v1.DrainRequest]) (*connect.Response[v1.DrainResponse], error)
 	// SetTaints adds and removes taints of a GPU, box or host.
 	SetTaints(context.Context, *connect.Request[v1.SetTaintsRequest]) (*connect.Response[v1.SetTaintsResponse], error)
+	// PlanMaintenance keeps a box, a host or a rack free for some time.
+	PlanMaintenance(context.Context, *connect.Request[v1.PlanMaintenanceRequest]) (*connect.Response[v1.PlanMaintenanceResponse], error)
+	ListMaintenance(context.Context, *connect.Request[v1.ListMaintenanceRequest]) (*connect.Response[v1.ListMaintenanceResponse], error)
+	// EndMaintenance ends maintenance before its time, or cancels it.
+	EndMaintenance(context.Context, *connect.Request[v1.EndMaintenanceRequest]) (*connect.Response[v1.EndMaintenanceResponse], error)
 	// ClearGPUErrors clears a GPU's errors and returns it to service.
 	ClearGPUErrors(context.Context, *connect.Request[v1.ClearGPUErrorsRequest]) (*connect.Response[v1.ClearGPUErrorsResponse], error)
 	// DeleteNode removes a node: its credential and certificate are revoked, and its
@@ -940,10 +1037,23 @@ func NewPoolServiceHandler(svc PoolServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(poolServiceMethods.ByName("ResizeLease")),
 		connect.WithHandlerOptions(opts...),
 	)
+	poolServiceRenewLeaseHandler := connect.NewUnaryHandler(
+		PoolServiceRenewLeaseProcedure,
+		svc.RenewLease,
+		connect.WithSchema(poolServiceMethods.ByName("RenewLease")),
+		connect.WithHandlerOptions(opts...),
+	)
 	poolServiceExplainLeaseHandler := connect.NewUnaryHandler(
 		PoolServiceExplainLeaseProcedure,
 		svc.ExplainLease,
 		connect.WithSchema(poolServiceMethods.ByName("ExplainLease")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
+	poolServicePreviewHandler := connect.NewUnaryHandler(
+		PoolServicePreviewProcedure,
+		svc.Preview,
+		connect.WithSchema(poolServiceMethods.ByName("Preview")),
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
@@ -981,6 +1091,25 @@ func NewPoolServiceHandler(svc PoolServiceHandler, opts ...connect.HandlerOption
 		PoolServiceSetTaintsProcedure,
 		svc.SetTaints,
 		connect.WithSchema(poolServiceMethods.ByName("SetTaints")),
+		connect.WithHandlerOptions(opts...),
+	)
+	poolServicePlanMaintenanceHandler := connect.NewUnaryHandler(
+		PoolServicePlanMaintenanceProcedure,
+		svc.PlanMaintenance,
+		connect.WithSchema(poolServiceMethods.ByName("PlanMaintenance")),
+		connect.WithHandlerOptions(opts...),
+	)
+	poolServiceListMaintenanceHandler := connect.NewUnaryHandler(
+		PoolServiceListMaintenanceProcedure,
+		svc.ListMaintenance,
+		connect.WithSchema(poolServiceMethods.ByName("ListMaintenance")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
+	poolServiceEndMaintenanceHandler := connect.NewUnaryHandler(
+		PoolServiceEndMaintenanceProcedure,
+		svc.EndMaintenance,
+		connect.WithSchema(poolServiceMethods.ByName("EndMaintenance")),
 		connect.WithHandlerOptions(opts...),
 	)
 	poolServiceClearGPUErrorsHandler := connect.NewUnaryHandler(
@@ -1139,8 +1268,12 @@ func NewPoolServiceHandler(svc PoolServiceHandler, opts ...connect.HandlerOption
 			poolServiceDeleteLeaseHandler.ServeHTTP(w, r)
 		case PoolServiceResizeLeaseProcedure:
 			poolServiceResizeLeaseHandler.ServeHTTP(w, r)
+		case PoolServiceRenewLeaseProcedure:
+			poolServiceRenewLeaseHandler.ServeHTTP(w, r)
 		case PoolServiceExplainLeaseProcedure:
 			poolServiceExplainLeaseHandler.ServeHTTP(w, r)
+		case PoolServicePreviewProcedure:
+			poolServicePreviewHandler.ServeHTTP(w, r)
 		case PoolServiceReplaceGPUProcedure:
 			poolServiceReplaceGPUHandler.ServeHTTP(w, r)
 		case PoolServiceReplugGPUProcedure:
@@ -1153,6 +1286,12 @@ func NewPoolServiceHandler(svc PoolServiceHandler, opts ...connect.HandlerOption
 			poolServiceDrainHandler.ServeHTTP(w, r)
 		case PoolServiceSetTaintsProcedure:
 			poolServiceSetTaintsHandler.ServeHTTP(w, r)
+		case PoolServicePlanMaintenanceProcedure:
+			poolServicePlanMaintenanceHandler.ServeHTTP(w, r)
+		case PoolServiceListMaintenanceProcedure:
+			poolServiceListMaintenanceHandler.ServeHTTP(w, r)
+		case PoolServiceEndMaintenanceProcedure:
+			poolServiceEndMaintenanceHandler.ServeHTTP(w, r)
 		case PoolServiceClearGPUErrorsProcedure:
 			poolServiceClearGPUErrorsHandler.ServeHTTP(w, r)
 		case PoolServiceDeleteNodeProcedure:
@@ -1254,8 +1393,16 @@ func (UnimplementedPoolServiceHandler) ResizeLease(context.Context, *connect.Req
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.ResizeLease is not implemented"))
 }
 
+func (UnimplementedPoolServiceHandler) RenewLease(context.Context, *connect.Request[v1.RenewLeaseRequest]) (*connect.Response[v1.RenewLeaseResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.RenewLease is not implemented"))
+}
+
 func (UnimplementedPoolServiceHandler) ExplainLease(context.Context, *connect.Request[v1.ExplainLeaseRequest]) (*connect.Response[v1.ExplainLeaseResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.ExplainLease is not implemented"))
+}
+
+func (UnimplementedPoolServiceHandler) Preview(context.Context, *connect.Request[v1.PreviewRequest]) (*connect.Response[v1.PreviewResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.Preview is not implemented"))
 }
 
 func (UnimplementedPoolServiceHandler) ReplaceGPU(context.Context, *connect.Request[v1.ReplaceGPURequest]) (*connect.Response[v1.ReplaceGPUResponse], error) {
@@ -1280,6 +1427,18 @@ func (UnimplementedPoolServiceHandler) Drain(context.Context, *connect.Request[v
 
 func (UnimplementedPoolServiceHandler) SetTaints(context.Context, *connect.Request[v1.SetTaintsRequest]) (*connect.Response[v1.SetTaintsResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.SetTaints is not implemented"))
+}
+
+func (UnimplementedPoolServiceHandler) PlanMaintenance(context.Context, *connect.Request[v1.PlanMaintenanceRequest]) (*connect.Response[v1.PlanMaintenanceResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.PlanMaintenance is not implemented"))
+}
+
+func (UnimplementedPoolServiceHandler) ListMaintenance(context.Context, *connect.Request[v1.ListMaintenanceRequest]) (*connect.Response[v1.ListMaintenanceResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.ListMaintenance is not implemented"))
+}
+
+func (UnimplementedPoolServiceHandler) EndMaintenance(context.Context, *connect.Request[v1.EndMaintenanceRequest]) (*connect.Response[v1.EndMaintenanceResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.EndMaintenance is not implemented"))
 }
 
 func (UnimplementedPoolServiceHandler) ClearGPUErrors(context.Context, *connect.Request[v1.ClearGPUErrorsRequest]) (*connect.Response[v1.ClearGPUErrorsResponse], error) {
