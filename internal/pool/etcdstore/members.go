@@ -179,12 +179,22 @@ func (s *Store) whyStopped() error {
 	select {
 	case err, ok := <-s.server.Err():
 		if ok && err != nil && strings.Contains(err.Error(), "permanently removed") {
-			return fmt.Errorf("etcdstore: another member has replaced this one: %s", rejoin)
+			return errReplaced{}
 		}
 	default:
 	}
 	return errors.New("etcdstore: the embedded server has stopped")
 }
+
+// errReplaced ends a manager whose member is not part of the cluster any more.
+type errReplaced struct{}
+
+func (errReplaced) Error() string {
+	return "etcdstore: another member has replaced this one: " + rejoin
+}
+
+// Permanent tells the manager that trying again is of no use.
+func (errReplaced) Permanent() bool { return true }
 
 // rejoin is the remedy for a member that is not part of the cluster.
 const rejoin = `run "dxpu manager replace-member NAME" against the other managers, and start this one with an empty data directory and --etcd-join`
@@ -198,7 +208,8 @@ const (
 
 // checkJoin refuses to join in the place of a member that the cluster has not forgotten.
 // etcd would take the empty directory for that member's own, and so lose the writes that
-// it had acknowledged: two members of three could then disagree with the third.
+// it had acknowledged: two members of three could then disagree with the third. A member may
+// be behind the others, so a majority of the cluster must say the same.
 func (s *Store) checkJoin(cfg *embed.Config) error {
 	if !s.opts.Join || wal.Exist(filepath.Join(cfg.Dir, "member", "wal")) {
 		return nil
@@ -209,8 +220,10 @@ func (s *Store) checkJoin(cfg *embed.Config) error {
 	}
 	web := &http.Client{Timeout: joinTimeout, Transport: &http.Transport{TLSClientConfig: tls, DisableKeepAlives: true}}
 	var unreachable error
+	agree, all := 0, 0
 	for member := range strings.SplitSeq(s.opts.InitialCluster, ",") {
 		name, at, _ := strings.Cut(member, "=")
+		all++
 		if name == cfg.Name {
 			continue
 		}
@@ -227,9 +240,15 @@ func (s *Store) checkJoin(cfg *embed.Config) error {
 		case members[i].Name != "":
 			return fmt.Errorf("--etcd-join: the cluster has not replaced member %s, whose data is not here: %s", cfg.Name, rejoin)
 		}
-		return nil
+		agree++
 	}
-	return fmt.Errorf("--etcd-join: no other member answers: %w", unreachable)
+	switch {
+	case agree >= all/2+1:
+		return nil
+	case agree == 0:
+		return fmt.Errorf("--etcd-join: no other member answers: %w", unreachable)
+	}
+	return fmt.Errorf("--etcd-join: only %d of %d members say that the cluster expects this one, which is no majority; try again when the others answer: %w", agree, all, unreachable)
 }
 
 // peerMember is a member in the list that etcd shows to its peers. One that has never

@@ -179,6 +179,11 @@ func targetOf(msg proto.Message) string {
 		return r.GetTenantId()
 	case *dxpuv1.PutTenantRequest:
 		return r.GetTenant().GetId()
+	case *dxpuv1.PlanMaintenanceRequest:
+		m := r.GetMaintenance()
+		return m.GetBoxId() + m.GetHostId() + m.GetRack()
+	case interface{ GetMaintenanceId() string }:
+		return r.GetMaintenanceId()
 	case *dxpuv1.EnrollRequest:
 		return r.GetName()
 	case interface{ GetState() *dxpuv1.ObservedState }:

@@ -147,7 +147,7 @@ func (t *tx) checkOwn(who auth.Identity, msg any) error {
 			return nil // the handler refuses it
 		}
 		return checkOwnNode(who, r.State.NodeId)
-	case *dxpuv1.GetLeaseRequest, *dxpuv1.DeleteLeaseRequest, *dxpuv1.ResizeLeaseRequest:
+	case *dxpuv1.GetLeaseRequest, *dxpuv1.DeleteLeaseRequest, *dxpuv1.ResizeLeaseRequest, *dxpuv1.RenewLeaseRequest:
 		return t.checkOwnLease(who, r.(interface{ GetLeaseId() string }).GetLeaseId())
 	case *dxpuv1.ReplugGPURequest:
 		return t.checkOwnGPU(who, r.GpuId)
@@ -161,6 +161,13 @@ func (t *tx) checkOwn(who auth.Identity, msg any) error {
 			return t.checkOwnLease(who, id)
 		}
 		return checkOwnSpec(who, r.GetSpec())
+	case *dxpuv1.PreviewRequest:
+		for _, c := range r.Changes {
+			if err := t.checkOwn(who, callOfChange(c)); err != nil {
+				return err
+			}
+		}
+		return nil
 	case *dxpuv1.GetTenantRequest:
 		if r.TenantId != who.Tenant {
 			return notFound("tenant", r.TenantId)

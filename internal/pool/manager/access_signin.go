@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -21,6 +22,23 @@ import (
 
 // signInLife is the default lifetime of a token for a person: a working day.
 const signInLife = 12 * time.Hour
+
+// maxSignedIn bounds the tokens of a person, so that one person cannot use up those of the pool. An
+// older one is not deleted for a new one: its ID token could then be used again.
+const maxSignedIn = 64
+
+// signInRequest begins the request_id of tokens of persons.
+const signInRequest = "oidc/"
+
+// signedIn returns how many tokens a person has.
+func (t *tx) signedIn(person string) (n int) {
+	for _, r := range t.tokens.rows {
+		if r.Creator == person && strings.HasPrefix(r.RequestID, signInRequest) {
+			n++
+		}
+	}
+	return n
+}
 
 func errNoSignIn() error {
 	return errorf(connect.CodeFailedPrecondition, "the pool has no single sign-on (dxpu manager --oidc-issuer): use a token")
@@ -59,7 +77,7 @@ func (s *poolService) SignIn(ctx context.Context, req *connect.Request[dxpuv1.Si
 	}
 	r := &dxpuv1.CreateTokenRequest{
 		Role: person.Role, Tenant: person.Tenant, ExpiresAfter: durationpb.New(cmp.Or(s.m.cfg.SignInLife, signInLife)),
-		Description: truncateText("signed in as " + person.Name), RequestId: "oidc/" + hex.EncodeToString(person.TokenHash[:]),
+		Description: truncateText("signed in as " + person.Name), RequestId: signInRequest + hex.EncodeToString(person.TokenHash[:]),
 	}
 	return updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.SignInResponse) (err error) {
 		if t.tokenByRequest(r.RequestId) != nil {
@@ -67,6 +85,9 @@ func (s *poolService) SignIn(ctx context.Context, req *connect.Request[dxpuv1.Si
 		}
 		if r.Tenant != "" && r.Tenant != defaultTenant && t.tenants.get(r.Tenant) == nil {
 			return denied("%s belongs to tenant %s, which the pool does not have: ask an admin", truncateText(person.Name), r.Tenant)
+		}
+		if n := t.signedIn(truncateText(person.Name)); n >= maxSignedIn {
+			return errorf(connect.CodeResourceExhausted, "%s is signed in %d times, which is the limit: wait until one ends, or ask an admin to delete some (dxpu token list)", truncateText(person.Name), n)
 		}
 		res.Token, res.Secret, err = t.createToken(r, truncateText(person.Name))
 		return err

@@ -2,6 +2,7 @@ package manager
 
 import (
 	"context"
+	"fmt"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -69,6 +70,19 @@ func TestSignIn(t *testing.T) {
 	}
 	if _, _, err := signIn(map[string]any{"aud": "another"}); connect.CodeOf(err) != connect.CodeUnauthenticated {
 		t.Errorf("for another client: %v", err)
+	}
+	for i := range maxSignedIn - 1 { // one is signed in
+		w.pass(10 * time.Second) // calls without a credential are bounded
+		if _, _, err := signIn(map[string]any{"jti": fmt.Sprint("more", i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.pass(time.Minute)
+	if _, _, err := signIn(map[string]any{"jti": "last"}); connect.CodeOf(err) != connect.CodeResourceExhausted || !strings.Contains(err.Error(), "is signed in 64 times") {
+		t.Errorf("one token too many: %v", err)
+	}
+	if _, _, err := signIn(map[string]any{"jti": "other", "email": "grace@example.org"}); err != nil {
+		t.Errorf("another person: %v", err)
 	}
 	w.pass(time.Hour)
 	if _, err := poolClient(t, w.m.Handler(), res.Secret).WhoAmI(t.Context(), connect.NewRequest(&dxpuv1.WhoAmIRequest{})); connect.CodeOf(err) != connect.CodeUnauthenticated {

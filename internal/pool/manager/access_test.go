@@ -41,13 +41,18 @@ var accessCalls = map[string]accessCall{
 	"PoolService/CreateLease":     {request: `{"spec":{"count":1,"hostId":"$HOST","tenant":"$TENANT","wait":true}}`},
 	"PoolService/DeleteLease":     {request: `{"leaseId":"$LEASE"}`},
 	"PoolService/ResizeLease":     {request: `{"leaseId":"$LEASE","count":2}`},
+	"PoolService/RenewLease":      {request: `{"leaseId":"$LEASE"}`, code: "failed_precondition"}, // it has no time to live
 	"PoolService/ExplainLease":    {request: `{"leaseId":"$LEASE"}`},
+	"PoolService/Preview":         {request: `{"changes":[{"resizeLease":{"leaseId":"$LEASE","count":2}}]}`},
 	"PoolService/ReplaceGPU":      {request: `{"gpuId":"$GPU"}`},
 	"PoolService/ReplugGPU":       {request: `{"gpuId":"$GPU"}`, code: "failed_precondition"}, // its guest has it
 	"PoolService/Cordon":          {request: `{"target":{"hostId":"$HOST"}}`},
 	"PoolService/Uncordon":        {request: `{"target":{"hostId":"$HOST"}}`},
 	"PoolService/Drain":           {request: `{"target":{"hostId":"$HOST"}}`},
 	"PoolService/SetTaints":       {request: `{"target":{"hostId":"$HOST"},"set":[{"key":"team","effect":"TAINT_EFFECT_NO_SCHEDULE"}]}`},
+	"PoolService/PlanMaintenance": {request: `{"maintenance":{"hostId":"$HOST","endTime":"2030-01-01T00:00:00Z"}}`, code: "invalid_argument"}, // too far ahead
+	"PoolService/ListMaintenance": {request: `{}`},
+	"PoolService/EndMaintenance":  {request: `{"maintenanceId":"m-1"}`, code: "not_found"},
 	"PoolService/ClearGPUErrors":  {request: `{"gpuId":"$GPU"}`},
 	"PoolService/DeleteNode":      {request: `{"nodeId":"$HOST","force":true}`},
 	"PoolService/ListTenants":     {request: `{}`},

@@ -166,6 +166,7 @@ func TestRecordsFitTheStore(t *testing.T) {
 		"token/t-1":            &tokenRecord{ID: "t-1", Description: text(maxText), Creator: text(maxText), SecretHash: make([]byte, 32)},
 		"audit/1":              &auditRecord{Procedure: text(maxText), Target: text(maxText), Message: text(2 * maxText), Request: text(maxAuditRequest), Actor: text(maxText), Peer: text(maxText)},
 		"secret/deleted-nodes": tombstones,
+		"plan/m-1":             &planRecord{ID: "m-1", RequestID: text(128), Box: text(maxText), Reason: text(maxText), Creator: text(maxText)},
 	}
 	// Leases that have ended are packed only if sizeBound allows it.
 	for _, r := range []*endedRecord{{Lease: lease}, {Lease: lease, Bindings: []*bindingRecord{binding, binding}}, {Lease: &leaseRecord{Spec: raw}, Bindings: []*bindingRecord{{}}}} {

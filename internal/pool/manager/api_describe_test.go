@@ -130,7 +130,8 @@ func TestReflection(t *testing.T) {
 	_, _ = stream.Close()
 }
 
-// A call may be a GET if and only if it changes nothing.
+// A call may be a GET if and only if it changes nothing. RenewLease changes the lease, but
+// the audit log does not note it: a program renews every few seconds.
 func TestReadsMayBeGET(t *testing.T) {
 	reads := 0
 	methods := dxpuv1.File_dxpu_v1_dxpu_proto.Services().ByName("PoolService").Methods()
@@ -139,6 +140,9 @@ func TestReadsMayBeGET(t *testing.T) {
 		o, _ := m.Options().(*descriptorpb.MethodOptions)
 		safe := o.GetIdempotencyLevel() == descriptorpb.MethodOptions_NO_SIDE_EFFECTS
 		rule, ok := auth.Lookup("/dxpu.v1.PoolService/" + string(m.Name()))
+		if m.Name() == "RenewLease" && !safe && !rule.Changes {
+			continue
+		}
 		if !ok || safe != (!rule.Changes && !m.IsStreamingServer()) {
 			t.Errorf("%s: no side effects %v, but changes the pool %v", m.Name(), safe, rule.Changes)
 		}

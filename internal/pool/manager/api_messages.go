@@ -41,6 +41,9 @@ func (t *tx) nodeInfo(n *nodeRecord) *dxpuv1.NodeInfo {
 		info.Cordoned, info.CordonReason, info.Draining, info.Drained = true, n.Cordon.Reason, n.Cordon.draining(), n.Cordon.drained()
 	}
 	info.Taints = taintMessages(n.Taints)
+	if p := t.planOf(n); p != nil {
+		info.MaintenanceId, info.MaintenanceState = p.ID, p.Phase
+	}
 	info.Unstable = n.Stability != nil && n.Stability.Unstable
 	if l := t.live[n.ID]; l != nil {
 		info.LastReportTime = timestamp(l.last)
@@ -124,7 +127,7 @@ func (t *tx) gpuMessage(n *nodeRecord, s *slotRecord) *dxpuv1.GPU {
 		g.State = dxpuv1.GPUState_GPU_STATE_BOUND
 	case b != nil:
 		g.State = dxpuv1.GPUState_GPU_STATE_RELEASING
-	case g.Cordoned || g.Health != dxpuv1.Health_HEALTH_OK:
+	case g.Cordoned || t.planOf(n).closed() || g.Health != dxpuv1.Health_HEALTH_OK:
 		g.State = dxpuv1.GPUState_GPU_STATE_UNAVAILABLE
 	}
 	if b != nil {
@@ -166,6 +169,9 @@ func (t *tx) leaseMessage(l *leaseRecord) *dxpuv1.Lease {
 		out.QueuePosition = t.queuePosition(l.ID)
 	}
 	out.ExpireTime = timestamp(l.expires())
+	if !l.ended() {
+		out.RenewBefore = timestamp(t.renewBy(l))
+	}
 	for _, id := range t.bindingsOf(l.ID) {
 		out.Bindings = append(out.Bindings, bindingMessage(t.bindings.get(id)))
 	}

@@ -179,7 +179,7 @@ func (t *tx) decideGang(leases []*leaseRecord, model string) placement.GangDecis
 	r := t.reservedFrom(leases[0].ID, leases[0].spec, requestedSize(leases))
 	t.reindex()
 	for i, l := range leases {
-		m := placement.Member{GPUs: requestOf(l.spec), Host: hostRequestOf(l.spec)}
+		m := placement.Member{GPUs: t.requestOf(l.spec, t.endsBy(l.spec)), Host: t.hostRequestOf(l.spec, t.endsBy(l.spec))}
 		if r != nil {
 			m.GPUs.Exclude, m.Host.Exclude = r.gpus, r.slots
 		}

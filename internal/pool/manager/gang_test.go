@@ -237,3 +237,29 @@ func TestGangIsStored(t *testing.T) {
 		return nil
 	})
 }
+
+// TestGangPreemptsNoMoreThanItUses has a gang for which few choices of victims are tried,
+// and cheap victims that do not help it.
+func TestGangPreemptsNoMoreThanItUses(t *testing.T) {
+	useless, useful := boxNode("b1", 60), boxNode("b2", 40)
+	useless.labels, useful.labels = map[string]string{"fast": "no"}, map[string]string{"fast": "yes"}
+	w := newWorld(t, Config{}, hostNode("h1", 140), useless, useful)
+	for range 60 {
+		w.create(&dxpuv1.LeaseSpec{Count: 1, Priority: -2, Preemptible: true, BoxLabels: useless.labels})
+	}
+	w.settle()
+	for range 40 {
+		w.create(&dxpuv1.LeaseSpec{Count: 1, Priority: -1, Preemptible: true, BoxLabels: useful.labels})
+	}
+	w.settle()
+	const size = 32
+	for range size {
+		s := gangSpec("g", size, 1)
+		s.BoxLabels = useful.labels
+		w.create(s)
+	}
+	w.settle()
+	if n := strings.Count(w.events(), " is preempted: "); n != size {
+		t.Errorf("%d leases were preempted, %d are needed", n, size)
+	}
+}

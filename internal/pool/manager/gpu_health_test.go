@@ -146,7 +146,7 @@ func TestQuarantine(t *testing.T) {
 		return g.QuarantinedUntil != nil
 	}
 	for _, length := range []time.Duration{time.Minute, 2 * time.Minute, 4 * time.Minute} {
-		w.nodes["b1"].addError(0, 64)
+		w.nodes["b1"].addError(0, 79)
 		w.settle()
 		wait(length - 10*time.Second)
 		if !out() {
@@ -160,7 +160,7 @@ func TestQuarantine(t *testing.T) {
 	if got := w.nodes["b1"].resetCount; got != 3 {
 		t.Errorf("%d resets, want 3", got)
 	}
-	w.nodes["b1"].addError(0, 64)
+	w.nodes["b1"].addError(0, 79)
 	w.settle()
 	wait(7 * time.Minute)
 	w.nodes["b1"].addError(0, 48) // starts the quarantine again

@@ -87,6 +87,10 @@ func (m *Manager) Run(ctx context.Context) error {
 		if m.cluster != nil {
 			var err error
 			if lost, err = m.cluster.Campaign(ctx); err != nil {
+				var final interface{ Permanent() bool }
+				if errors.As(err, &final) && final.Permanent() {
+					return err
+				}
 				if ctx.Err() == nil && err.Error() != said {
 					said = err.Error()
 					m.log.Warn("could not become the leader", "err", err)

@@ -26,28 +26,32 @@ type poolService struct {
 }
 
 func (s *poolService) CreateLease(ctx context.Context, req *connect.Request[dxpuv1.CreateLeaseRequest]) (*connect.Response[dxpuv1.CreateLeaseResponse], error) {
-	spec := proto.CloneOf(req.Msg.Spec)
+	return updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.CreateLeaseResponse) error { return t.createLeaseOnce(req.Msg, res) })
+}
+
+// createLeaseOnce creates the lease of a request, or returns the one that an earlier
+// attempt has created.
+func (t *tx) createLeaseOnce(r *dxpuv1.CreateLeaseRequest, res *dxpuv1.CreateLeaseResponse) error {
+	spec := proto.CloneOf(r.Spec)
 	if err := checkSpec(spec); err != nil {
-		return nil, err
-	}
-	return updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.CreateLeaseResponse) error {
-		old, err := t.leaseByRequest(req.Msg.RequestId, spec.Tenant)
-		if err != nil {
-			return err
-		}
-		if old != nil {
-			if !proto.Equal(old.asked(), spec) {
-				return errorf(connect.CodeAlreadyExists, "request_id: %q was used for another spec by lease %s; use a new one", old.RequestID, old.ID)
-			}
-			res.Lease = t.leaseMessage(old)
-			return nil
-		}
-		l, err := t.createLease(req.Msg.RequestId, spec)
-		if err == nil {
-			res.Lease = t.leaseMessage(t.leases.get(l.ID))
-		}
 		return err
-	})
+	}
+	old, err := t.leaseByRequest(r.RequestId, spec.Tenant)
+	if err != nil {
+		return err
+	}
+	if old != nil {
+		if !proto.Equal(old.asked(), spec) {
+			return errorf(connect.CodeAlreadyExists, "request_id: %q was used for another spec by lease %s; use a new one", old.RequestID, old.ID)
+		}
+		res.Lease = t.leaseMessage(old)
+		return nil
+	}
+	l, err := t.createLease(r.RequestId, spec)
+	if err == nil {
+		res.Lease = t.leaseMessage(t.leases.get(l.ID))
+	}
+	return err
 }
 
 func (t *tx) createLease(request string, spec *dxpuv1.LeaseSpec) (*leaseRecord, error) {
@@ -75,6 +79,9 @@ func (t *tx) createLease(request string, spec *dxpuv1.LeaseSpec) (*leaseRecord, 
 		l.Creator = t.call.caller.Actor
 	}
 	t.leases.put(l.ID, l)
+	if spec.Ttl != nil {
+		t.renew(l.ID)
+	}
 	t.setTarget(l.ID)
 	t.event(leaseEvent(l, dxpuv1.EventType_EVENT_TYPE_LEASE_CREATED), "tenant %s requested %d GPUs: lease %s", spec.Tenant, spec.Count, l.ID)
 	t.completeGang(l)
@@ -231,7 +238,7 @@ func checkSpec(s *dxpuv1.LeaseSpec) error {
 	if !tenantPattern.MatchString(s.Tenant) {
 		return invalid("spec.tenant: %q is not 1 to 63 of a-z, 0-9, '.', '_' and '-'", s.Tenant)
 	}
-	if err := cmp.Or(checkPart(s), checkGPUs(s), checkGang(s), checkTolerations(s), checkDuration("spec.expires_after", s.ExpiresAfter)); err != nil {
+	if err := cmp.Or(checkPart(s), checkGPUs(s), checkGang(s), checkTTL(s), checkTolerations(s), checkDuration("spec.expires_after", s.ExpiresAfter)); err != nil {
 		return err
 	}
 	return checkDuration("spec.wait_timeout", s.WaitTimeout)

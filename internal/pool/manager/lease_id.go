@@ -18,8 +18,14 @@ func (t *tx) leaseID() string {
 	if t.meta.NextLease == 0 { // earlier versions took revisions for numbers
 		t.meta.NextLease = revision.Changes(t.meta.Revision) + 1
 	}
-	id := "l-" + strconv.FormatUint(t.meta.NextLease, 10)
+	id := t.numbered("l-", t.meta.NextLease)
 	t.meta.NextLease++
+	return id
+}
+
+// numbered returns an ID with a number and, after a restore, the incarnation of the pool.
+func (t *tx) numbered(prefix string, n uint64) string {
+	id := prefix + strconv.FormatUint(n, 10)
 	if t.meta.FirstRevision != 0 { // the pool was restored
 		id += "-" + strconv.FormatUint(t.meta.Incarnation, 36)
 	}

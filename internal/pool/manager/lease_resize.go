@@ -19,42 +19,41 @@ import (
 // that already has the count regardless of the version, so that a call whose
 // answer was lost can be repeated.
 func (s *poolService) ResizeLease(ctx context.Context, req *connect.Request[dxpuv1.ResizeLeaseRequest]) (*connect.Response[dxpuv1.ResizeLeaseResponse], error) {
-	r := req.Msg
+	return updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.ResizeLeaseResponse) error { return t.resizeLease(req.Msg, res) })
+}
+
+// resizeLease carries out a request to resize a lease.
+func (t *tx) resizeLease(r *dxpuv1.ResizeLeaseRequest, res *dxpuv1.ResizeLeaseResponse) error {
+	if err := checkResize(r); err != nil {
+		return err
+	}
+	l, err := t.lease(r.LeaseId)
+	switch {
+	case err != nil:
+		return err
+	case l == nil:
+		return notFound("lease", r.LeaseId)
+	case r.Part != nil:
+		err = t.resizePart(l, r)
+	case l.spec.Count != r.Count || l.ended():
+		err = t.resize(l, r)
+	}
+	if err == nil {
+		res.Lease = t.leaseMessage(t.leases.get(l.ID))
+	}
+	return err
+}
+
+func checkResize(r *dxpuv1.ResizeLeaseRequest) error {
 	switch {
 	case r.Part != nil && r.Count != 0:
-		return nil, invalid("count: a part is resized by part; leave count out")
+		return invalid("count: a part is resized by part; leave count out")
 	case r.Part == nil && r.Deadline != nil:
-		return nil, invalid("deadline: only for part: whole GPUs are unplugged at once")
+		return invalid("deadline: only for part: whole GPUs are unplugged at once")
+	case r.Part == nil && (r.Count < 1 || r.Count > maxGPUs):
+		return invalid("count: %d is not 1 to %d; delete the lease to give all of its GPUs back", r.Count, maxGPUs)
 	}
-	if err := checkDuration("deadline", r.Deadline); err != nil {
-		return nil, err
-	}
-	if r.Part == nil && (r.Count < 1 || r.Count > maxGPUs) {
-		return nil, invalid("count: %d is not 1 to %d; delete the lease to give all of its GPUs back", r.Count, maxGPUs)
-	}
-	return updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.ResizeLeaseResponse) error {
-		l, err := t.lease(r.LeaseId)
-		if err != nil {
-			return err
-		}
-		if l == nil {
-			return notFound("lease", r.LeaseId)
-		}
-		if r.Part != nil {
-			if err := t.resizePart(l, r); err != nil {
-				return err
-			}
-			res.Lease = t.leaseMessage(t.leases.get(l.ID))
-			return nil
-		}
-		if l.spec.Count != r.Count || l.ended() {
-			if err := t.resize(l, r); err != nil {
-				return err
-			}
-		}
-		res.Lease = t.leaseMessage(t.leases.get(l.ID))
-		return nil
-	})
+	return checkDuration("deadline", r.Deadline)
 }
 
 func (t *tx) resize(l *leaseRecord, r *dxpuv1.ResizeLeaseRequest) error {
@@ -88,7 +87,7 @@ func (t *tx) grow(l *leaseRecord, count uint32) error {
 	}
 	req := t.replacement(l, nil)
 	req.Count, req.UseSpares = int(more), false
-	host := placement.HostRequest{Count: int(more), Host: l.HostID, Domain: t.domainOf(l)}
+	host := placement.HostRequest{Count: int(more), Host: l.HostID, Domain: t.domainOf(l), Tolerations: req.Tolerations}
 	if r := t.reservedFrom(l.ID, l.spec, wholeGPUs(more)); r != nil {
 		req.Exclude, host.Exclude = append(req.Exclude, r.gpus...), r.slots
 	}
@@ -129,7 +128,7 @@ func (t *tx) shrink(l *leaseRecord, count uint32) {
 		}
 		h := placement.LeasedGPU{Ref: b.ref(), Attached: b.State == attached, Order: b.Epoch}
 		if n, s := t.nodes.get(b.BoxID), t.boxSlot(b.ref()); s != nil && s.Device != nil {
-			h.Domain, h.Sound = s.Device.NVLinkDomain, n.takesBindings() && s.takesBindings()
+			h.Domain, h.Sound = s.Device.NVLinkDomain, t.takesBindings(n) && s.takesBindings()
 		}
 		ids[h.Ref] = id
 		held = append(held, h)

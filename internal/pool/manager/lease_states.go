@@ -32,6 +32,10 @@ func (t *tx) advanceLease(id string) bool {
 		t.endLease(id, dxpuv1.Reason_REASON_LEASE_EXPIRED, "it expired", true)
 		return true
 	}
+	if by := t.renewBy(l); !by.IsZero() && l.State != leaseReleasing && t.dueOrSchedule(subject{leaseSubject, id}, by) {
+		t.endLease(id, dxpuv1.Reason_REASON_LEASE_EXPIRED, fmt.Sprintf("it was not renewed for %s", l.spec.Ttl.AsDuration()), true)
+		return true
+	}
 	if t.hostGaveUp(l) {
 		return true
 	}
@@ -185,7 +189,11 @@ func (t *tx) findReplacements(l *leaseRecord, broken []string) placement.Decisio
 // constraints, its model, close to the GPUs that it still has, and none of the
 // GPUs that it could not attach.
 func (t *tx) replacement(l *leaseRecord, broken []string) placement.Request {
-	req := requestOf(l.spec)
+	until := l.expires()
+	if until.IsZero() { // it is not active yet, or never ends
+		until = t.endsBy(l.spec)
+	}
+	req := t.requestOf(l.spec, until)
 	req.Count, req.UseSpares, req.Near = len(broken), true, t.near(l.HostID)
 	req.Exclude = slices.Clone(l.Avoid)
 	// A lease that asked for any model keeps the one that it got, also when the

@@ -79,6 +79,7 @@ func (c *faultRecord) usable() bool { return c == nil || !c.ResetDue && c.Quaran
 func (t *tx) maintain(id string) {
 	t.advanceProbation(id)
 	t.evictUntolerated(id)
+	t.evictForPlan(id)
 	n := t.nodes.get(id)
 	if n.Cordon.draining() {
 		t.advanceDrain(n, nil)

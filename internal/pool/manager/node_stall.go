@@ -54,6 +54,9 @@ func (m *Manager) excuseNodesLocked() {
 	if stall < stallLimit {
 		return
 	}
+	if m.state != nil {
+		m.state.holders.excuse(stall)
+	}
 	for _, l := range m.live {
 		if l.silentSince = l.silentSince.Add(stall); l.silentSince.After(now) {
 			l.silentSince = now

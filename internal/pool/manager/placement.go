@@ -3,6 +3,7 @@ package manager
 import (
 	"maps"
 	"slices"
+	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
@@ -73,7 +74,7 @@ func (t *tx) placementBox(n *nodeRecord) placement.Box {
 	box := placement.Box{
 		ID: n.ID, Kind: placementKinds[n.BoxKind], Location: n.location(), Labels: n.Labels, ProxyGPUs: int(min(n.ProxyGPUs, maxSlots)),
 	}
-	here := t.connected(n.ID) && n.takesBindings()
+	here := t.connected(n.ID) && t.takesBindings(n)
 	occupants := t.occupantsOf(n.ID)
 	for _, s := range n.Slots {
 		if s.Device == nil || s.PartOf != nil {
@@ -86,7 +87,7 @@ func (t *tx) placementBox(n *nodeRecord) placement.Box {
 			Free:        !gpuOccupied(occupants, s.Slot),
 			Whole:       whole,
 			Modes:       s.Device.ShareModes,
-			Restriction: restriction(n.Taints, s.Taints),
+			Restriction: t.nodeRestriction(n, s.Taints),
 		})
 	}
 	t.addParts(&box, n, here, occupants)
@@ -116,7 +117,7 @@ func boxGrew(old, box placement.Box) bool {
 
 // placementHost returns a host in the form that package placement needs.
 func (t *tx) placementHost(n *nodeRecord) placement.Host {
-	h := placement.Host{ID: n.ID, Location: n.location(), Usable: t.connected(n.ID) && n.takesBindings(), Labels: n.Labels, Restriction: restriction(n.Taints)}
+	h := placement.Host{ID: n.ID, Location: n.location(), Usable: t.connected(n.ID) && t.takesBindings(n), Labels: n.Labels, Restriction: t.nodeRestriction(n, nil)}
 	for _, s := range n.Slots {
 		h.Slots = append(h.Slots, placement.HostSlot{
 			Slot: s.Slot, Domain: s.Domain,
@@ -192,11 +193,12 @@ var (
 	}
 )
 
-func requestOf(s *dxpuv1.LeaseSpec) placement.Request {
+// requestOf returns the placement request for GPUs of a lease that ends at a time; zero: never.
+func (t *tx) requestOf(s *dxpuv1.LeaseSpec, until time.Time) placement.Request {
 	return placement.Request{
 		Count: int(s.Count), Model: s.Model, MinMemory: s.MinMemoryBytes,
 		Kind: placementKinds[s.BoxKind], NVLink: placementPreferences[s.Nvlink], SameBox: placementPreferences[s.SameBox],
-		Labels: s.BoxLabels, Only: gpuRefs(s.GpuIds), Tolerations: tolerationsOf(s), Part: placementPart(s),
+		Labels: s.BoxLabels, Only: gpuRefs(s.GpuIds), Tolerations: t.tolerationsUntil(s, until), Part: placementPart(s),
 	}
 }
 
@@ -211,14 +213,17 @@ func gpuRefs(ids []string) []placement.Ref {
 	return out
 }
 
-func hostRequestOf(s *dxpuv1.LeaseSpec) placement.HostRequest {
-	return placement.HostRequest{Count: int(s.Count), Host: s.HostId, Domain: s.HostDomain, Labels: s.HostLabels, Tolerations: tolerationsOf(s)}
+// hostRequestOf returns the placement request for the host of a lease that ends at a time; zero: never.
+func (t *tx) hostRequestOf(s *dxpuv1.LeaseSpec, until time.Time) placement.HostRequest {
+	return placement.HostRequest{
+		Count: int(s.Count), Host: s.HostId, Domain: s.HostDomain, Labels: s.HostLabels, Tolerations: t.tolerationsUntil(s, until),
+	}
 }
 
 // decide returns where a lease would be placed now. The ID is empty if the lease does
 // not exist yet.
 func (t *tx) decide(id string, s *dxpuv1.LeaseSpec) (placement.Decision, placement.HostDecision) {
-	gpus, host := requestOf(s), hostRequestOf(s)
+	gpus, host := t.requestOf(s, t.endsBy(s)), t.hostRequestOf(s, t.endsBy(s))
 	r := t.reservedFrom(id, s, sizeOf(s))
 	if r != nil {
 		gpus.Exclude, host.Exclude = r.gpus, r.slots

@@ -65,13 +65,46 @@ func (t *tx) preemptionVictims(leases []*leaseRecord) []placement.Victim {
 		return parts
 	}
 	if victims != nil {
-		return victims
+		return t.onlyUsed(leases, victims, fits)
 	}
 	others := slices.DeleteFunc(slices.Clone(candidates), func(v placement.Victim) bool { return t.borrowsForOwn(leases, []placement.Victim{v}) })
 	if len(others) == len(candidates) {
 		return nil
 	}
-	return placement.Preempt(others, tries, fits)
+	return t.onlyUsed(leases, placement.Preempt(others, tries, fits), fits)
+}
+
+// onlyUsed leaves out the victims for a gang whose GPUs no lease of it gets or, if the gang
+// needs their slots of hosts, those whose GPUs and slots it does not get. With few tries
+// Preempt may choose many that are not needed.
+func (t *tx) onlyUsed(leases []*leaseRecord, victims []placement.Victim, fits func([]placement.Victim) bool) []placement.Victim {
+	if len(leases) == 1 {
+		return victims
+	}
+	gpus, slots := map[placement.Ref]bool{}, map[hostSlotRef]bool{}
+	d := t.decideWithout(leases, t.heldBy(victims))
+	for _, m := range d.Members {
+		for i, pick := range m.Picks {
+			gpus[t.gpuAt(pick)], slots[hostSlotRef{m.Host.Host, m.Host.Slots[i]}] = true, true
+		}
+	}
+	for _, uses := range []func(*bindingRecord) bool{
+		func(b *bindingRecord) bool { return gpus[b.gpu()] },
+		func(b *bindingRecord) bool { return gpus[b.gpu()] || slots[hostSlotRef{b.HostID, b.HostSlot}] },
+	} {
+		used := slices.DeleteFunc(slices.Clone(victims), func(v placement.Victim) bool {
+			for id := range t.heldBy([]placement.Victim{v}) {
+				if uses(t.bindings.get(id)) {
+					return false
+				}
+			}
+			return true
+		})
+		if len(used) > 0 && len(used) < len(victims) && fits(used) {
+			return used
+		}
+	}
+	return victims
 }
 
 // preemptionCandidates returns the leases that some leases may preempt. A lease that

@@ -36,6 +36,7 @@ import (
 //	refuse HOST [why=TEXT]                       a host cannot attach devices, for a reason, or can again
 //	cordon, uncordon, drain TARGET [deadline=D]  of a GPU, box or host
 //	taint TARGET set=(KEY,VALUE,EFFECT)          gives it a taint; untaint TARGET key=KEY removes it
+//	maintenance box|host|rack ID in=D for=D [drain-before=D] [keep]    plans maintenance; end ID ends it, plans lists it
 //	pass D                                       time passes; nodes report meanwhile
 //	state                                        leases with their bindings, and the GPUs
 //
@@ -70,6 +71,8 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
 	switch d.Cmd {
 	case "state":
 		return s.state()
+	case "plans":
+		return s.plans()
 	case "explain":
 		return strings.ReplaceAll(s.named(s.explain(s.ids[d.CmdArgs[0].Key])), ". ", ".\n") + "\n"
 	}
@@ -139,7 +142,7 @@ func (s *scenario) command(t *testing.T, d *datadriven.TestData) error {
 			spec.SameBox = dxpuv1.Preference(dxpuv1.Preference_value["PREFERENCE_"+strings.ToUpper(p)])
 		}
 		if key := text("tolerate"); key != "" {
-			spec.Tolerations = []*dxpuv1.Toleration{{Key: key, AnyValue: true}}
+			spec.Tolerations = []*dxpuv1.Toleration{{Key: strings.TrimPrefix(key, "*"), AnyValue: true}}
 		}
 		if a, ok := d.Arg("gang"); ok {
 			spec.Gang = &dxpuv1.Gang{Name: a.Vals[0]}
@@ -196,6 +199,11 @@ func (s *scenario) command(t *testing.T, d *datadriven.TestData) error {
 			req.Remove = []*dxpuv1.Taint{{Key: text("key")}}
 		}
 		_, err := s.api().SetTaints(ctx, connect.NewRequest(req))
+		return err
+	case "maintenance":
+		return s.planMaintenance(t, d)
+	case "end":
+		_, err := s.api().EndMaintenance(ctx, connect.NewRequest(&dxpuv1.EndMaintenanceRequest{MaintenanceId: name}))
 		return err
 	case "pass":
 		s.passReporting(duration(t, name))

@@ -109,7 +109,7 @@ func (t *tx) markDependents() {
 	clear(t.nodes.unsettled)
 }
 
-// advanceAll examines all marked subjects: nodes, then bindings, then leases.
+// advanceAll examines all marked subjects: plans, then nodes, then bindings, then leases.
 func (t *tx) advanceAll() {
 	ids := map[byte][]string{}
 	for s := range t.dirty {
@@ -117,6 +117,11 @@ func (t *tx) advanceAll() {
 		t.examined[s] = true
 	}
 	clear(t.dirty)
+	for _, id := range sorted(ids[planSubject]) {
+		if t.plans.get(id) != nil {
+			t.advancePlan(id)
+		}
+	}
 	for _, id := range sorted(ids[nodeSubject]) {
 		if t.nodes.get(id) != nil {
 			t.advanceNode(id)
@@ -242,7 +247,7 @@ func (t *tx) forgetLease(id string) bool {
 
 // subject is an object that the rules examine: a node, a binding or a lease.
 type subject struct {
-	kind byte // nodeSubject, bindingSubject, leaseSubject or tokenSubject
+	kind byte // one of the constants below
 	id   string
 }
 
@@ -251,6 +256,7 @@ const (
 	bindingSubject = 'b'
 	leaseSubject   = 'l'
 	tokenSubject   = 't'
+	planSubject    = 'p'
 )
 
 // alarmCap is the longest time for which an alarm is set, and so the longest

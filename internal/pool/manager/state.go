@@ -25,6 +25,7 @@ const (
 	eventPrefix   = "event/"
 	historyPrefix = "history/"
 	samplePrefix  = "sample/"
+	planPrefix    = "plan/"
 	endedPrefix   = "ended/" // leases that have ended, with their bindings: store_ended.go
 )
 
@@ -42,6 +43,7 @@ type state struct {
 	eventRing table[eventRecord]
 	histories table[historyRecord] // of GPUs and nodes, by their IDs
 	samples   table[sampleRecord]  // the occupancy of the pool, a ring of a day's minutes
+	plans     table[planRecord]    // maintenance that is not over, by ID, "m-3"
 
 	index
 	work
@@ -63,8 +65,8 @@ type anyTable interface {
 }
 
 // tables returns all tables of the state.
-func (s *state) tables() [10]anyTable {
-	return [...]anyTable{&s.nodes, &s.leases, &s.bindings, &s.tenants, &s.tokens, &s.audits, &s.secrets, &s.eventRing, &s.histories, &s.samples}
+func (s *state) tables() [11]anyTable {
+	return [...]anyTable{&s.nodes, &s.leases, &s.bindings, &s.tenants, &s.tokens, &s.audits, &s.secrets, &s.eventRing, &s.histories, &s.samples, &s.plans}
 }
 
 // index finds records without a scan of a table. It follows from the records, and
@@ -120,6 +122,7 @@ type work struct {
 	alarms              alarms           // subjects to be examined at a time
 	pass                pass
 	reserved            *reservation // of the pending lease that comes first; nil: none
+	holders             leaseRenewals
 }
 
 // pass is one offer of capacity to all leases that need GPUs. It may take several
@@ -143,8 +146,9 @@ func newState(began time.Time) *state {
 		eventRing: newTable[eventRecord](eventPrefix, nil),
 		histories: newTable(historyPrefix, (*historyRecord).unshare),
 		samples:   newTable[sampleRecord](samplePrefix, nil),
+		plans:     newTable[planRecord](planPrefix, nil),
 		index:     newIndex(),
-		work:      work{dirty: map[subject]bool{}, connectivityChanged: map[string]bool{}, alarms: alarms{at: map[subject]time.Duration{}}},
+		work:      work{dirty: map[subject]bool{}, connectivityChanged: map[string]bool{}, alarms: alarms{at: map[subject]time.Duration{}}, holders: leaseRenewals{at: map[string]time.Time{}, floor: began}},
 		ended:     newEndedLeaseStore(),
 		began:     began,
 	}

@@ -275,7 +275,7 @@ func shapeOf(s *dxpuv1.LeaseSpec) string {
 		return "\x00" + s.Tenant + "\x00" + s.Gang.Name
 	}
 	c := proto.CloneOf(s)
-	c.ExpiresAfter, c.Wait, c.WaitTimeout, c.Labels = nil, false, nil, nil
+	c.Wait, c.WaitTimeout, c.Labels, c.Ttl = false, nil, nil, nil
 	raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(c)
 	if err != nil { // invalid UTF-8, which no request can have
 		return s.String()

@@ -33,6 +33,8 @@ type meta struct {
 	// NextLease is the number of the next lease. 0: an earlier version made the
 	// pool and took revisions for numbers.
 	NextLease uint64 `json:"next_lease,omitempty"`
+	// Plans counts the plans of maintenance that the pool has had.
+	Plans uint64 `json:"plans,omitempty"`
 	// Audits counts the entries that the audit log has had.
 	Audits uint64 `json:"audits,omitempty"`
 	// EventRecords counts the records that the ring of events has had. EventsFrom is the

@@ -218,6 +218,9 @@ func (t *tx) indexAll() {
 	for id := range t.tokens.rows {
 		t.mark(subject{tokenSubject, id})
 	}
+	for id := range t.plans.rows {
+		t.mark(subject{planSubject, id})
+	}
 	stale := map[string]bool{}
 	for id := range t.nodes.rows {
 		stale[id] = true

@@ -49,15 +49,13 @@ func (a taint) placement() placement.Taint {
 	return placement.Taint{Key: a.Key, Value: a.Value, Effect: placementEffects[a.Effect]}
 }
 
-// restriction returns the taints of a slot and its node for package placement.
-func restriction(of ...[]taint) placement.Restriction {
-	var all []placement.Taint
-	for _, taints := range of {
-		for _, a := range taints {
-			all = append(all, a.placement())
-		}
+// placementTaints returns taints for package placement.
+func placementTaints(taints []taint) []placement.Taint {
+	out := make([]placement.Taint, 0, len(taints))
+	for _, a := range taints {
+		out = append(out, a.placement())
 	}
-	return placement.NewRestriction(all...)
+	return out
 }
 
 func tolerationsOf(s *dxpuv1.LeaseSpec) []placement.Toleration {
@@ -146,7 +144,7 @@ func (t *tx) setTaints(r *dxpuv1.SetTaintsRequest) ([]taint, error) {
 	}
 	name, words := targetName(n, slot), "has no taints any more"
 	if len(next) > 0 {
-		words = "has the taints " + string(restriction(next))
+		words = "has the taints " + string(placement.NewRestriction(placementTaints(next)...))
 	}
 	t.event(drainEvent(n, slot, dxpuv1.EventType_EVENT_TYPE_TAINTED), "%s %s", name, words)
 	return next, nil

@@ -44,43 +44,46 @@ func (s *poolService) GetTenant(ctx context.Context, req *connect.Request[dxpuv1
 }
 
 func (s *poolService) PutTenant(ctx context.Context, req *connect.Request[dxpuv1.PutTenantRequest]) (*connect.Response[dxpuv1.PutTenantResponse], error) {
-	want := req.Msg.Tenant
+	return updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.PutTenantResponse) error { return t.putTenant(req.Msg, res) })
+}
+
+// putTenant carries out a request to make or change a tenant.
+func (t *tx) putTenant(r *dxpuv1.PutTenantRequest, res *dxpuv1.PutTenantResponse) error {
+	want := r.Tenant
 	if err := checkTenant(want); err != nil {
-		return nil, err
+		return err
 	}
 	set := map[string]bool{"description": want.Description != "", "quota": want.Quota != nil}
-	if paths := req.Msg.UpdateMask.GetPaths(); len(paths) > 0 {
+	if paths := r.UpdateMask.GetPaths(); len(paths) > 0 {
 		clear(set)
 		for _, p := range paths {
 			if p != "description" && p != "quota" {
-				return nil, invalid("update_mask: %q is not description or quota", truncateText(p))
+				return invalid("update_mask: %q is not description or quota", truncateText(p))
 			}
 			set[p] = true
 		}
 	}
-	return updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.PutTenantResponse) error {
-		r := t.tenants.get(want.Id)
-		switch {
-		case r == nil && want.ResourceVersion != 0:
-			return conflict("tenant", want.Id, 0, want.ResourceVersion)
-		case r == nil:
-			t.tenants.put(want.Id, &tenantRecord{ID: want.Id, CreateTime: t.now, Created: t.revision()})
-		case want.ResourceVersion != 0 && want.ResourceVersion != r.ResourceVersion:
-			return conflict("tenant", want.Id, r.ResourceVersion, want.ResourceVersion)
-		}
-		r = t.tenants.edit(want.Id)
-		if set["description"] {
-			r.Description = want.Description
-		}
-		if set["quota"] {
-			r.Quota = quotaOf(want.Quota)
-		}
-		r.ResourceVersion = t.revision()
-		t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_TENANT_CHANGED, Tenant: want.Id},
-			"tenant %s may have %s", want.Id, &r.Quota)
-		res.Tenant = t.tenantMessage(want.Id)
-		return nil
-	})
+	old := t.tenants.get(want.Id)
+	switch {
+	case old == nil && want.ResourceVersion != 0:
+		return conflict("tenant", want.Id, 0, want.ResourceVersion)
+	case old == nil:
+		t.tenants.put(want.Id, &tenantRecord{ID: want.Id, CreateTime: t.now, Created: t.revision()})
+	case want.ResourceVersion != 0 && want.ResourceVersion != old.ResourceVersion:
+		return conflict("tenant", want.Id, old.ResourceVersion, want.ResourceVersion)
+	}
+	record := t.tenants.edit(want.Id)
+	if set["description"] {
+		record.Description = want.Description
+	}
+	if set["quota"] {
+		record.Quota = quotaOf(want.Quota)
+	}
+	record.ResourceVersion = t.revision()
+	t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_TENANT_CHANGED, Tenant: want.Id},
+		"tenant %s may have %s", want.Id, &record.Quota)
+	res.Tenant = t.tenantMessage(want.Id)
+	return nil
 }
 
 // maxWeight bounds the weight of a tenant.

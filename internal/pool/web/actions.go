@@ -14,6 +14,7 @@ import (
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
@@ -82,6 +83,11 @@ func (a *action) carryOut(ctx context.Context, api dxpuv1connect.PoolServiceClie
 	switch a.do {
 	case "cordon", "uncordon", "drain":
 		return a.maintain(ctx, api)
+	case "plan":
+		return a.plan(ctx, api)
+	case "endplan":
+		_, err := api.EndMaintenance(ctx, connect.NewRequest(&dxpuv1.EndMaintenanceRequest{MaintenanceId: a.id}))
+		return fmt.Sprintf("Maintenance %s is over.", a.id), err
 	case "replace":
 		res, err := ask(ctx, api.ReplaceGPU, &dxpuv1.ReplaceGPURequest{GpuId: a.id, Cordon: a.force, RequestId: a.request})
 		return fmt.Sprintf("GPU %s is being replaced by %s.", a.id, res.GetBinding().GetGpuId()), err
@@ -123,6 +129,39 @@ func (a *action) maintain(ctx context.Context, api dxpuv1connect.PoolServiceClie
 	}
 	res, err := ask(ctx, api.Drain, req)
 	return fmt.Sprintf("%s is being drained: %s must be released.", a.id, plural(len(res.GetBindingIds()), "binding")), err
+}
+
+// maxMinutes bounds the times of maintenance in the form: a year and a day, as in the API.
+const maxMinutes = 366 * 24 * 60
+
+// plan plans maintenance from the form of a box or a host.
+func (a *action) plan(ctx context.Context, api dxpuv1connect.PoolServiceClient) (string, error) {
+	m := &dxpuv1.Maintenance{Reason: a.reason, KeepLeases: a.form.Get("keep") != ""}
+	switch a.kind {
+	case "box":
+		m.Target = &dxpuv1.Maintenance_BoxId{BoxId: a.id}
+	case "host":
+		m.Target = &dxpuv1.Maintenance_HostId{HostId: a.id}
+	}
+	in, err := a.number("in", 0, maxMinutes)
+	if err != nil {
+		return "", err
+	}
+	lasts, err := a.number("for", 1, maxMinutes)
+	if err != nil {
+		return "", err
+	}
+	drain, err := a.number("drain", 0, maxMinutes)
+	if err != nil {
+		return "", err
+	}
+	start := time.Now().Add(time.Duration(in) * time.Minute)
+	m.StartTime, m.EndTime = timestamppb.New(start), timestamppb.New(start.Add(time.Duration(lasts)*time.Minute))
+	if drain > 0 {
+		m.DrainBefore = durationpb.New(time.Duration(drain) * time.Minute)
+	}
+	res, err := ask(ctx, api.PlanMaintenance, &dxpuv1.PlanMaintenanceRequest{Maintenance: m, RequestId: a.request})
+	return fmt.Sprintf("Maintenance %s of %s is planned.", res.GetMaintenance().GetId(), a.id), err
 }
 
 // maxCount is the largest number of GPUs of a lease that the form takes: that of the API.

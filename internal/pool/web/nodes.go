@@ -86,6 +86,11 @@ func (s *Server) hostsPage(v *view) error {
 	return err
 }
 
+// closed reports whether a node takes no leases because of maintenance.
+func closed(n *dxpuv1.NodeInfo) bool {
+	return n.GetMaintenanceState() > dxpuv1.MaintenanceState_MAINTENANCE_STATE_PLANNED
+}
+
 // hostData is the content of the page of a host.
 type hostData struct {
 	hostRow

@@ -27,6 +27,7 @@ type poolData struct {
 	Chart    *chart // nil: no history, or no access to it
 	Start    bool   // the pool has no box or no host yet
 	Queue    []*dxpuv1.Lease
+	Plans    []*dxpuv1.Maintenance
 	Events   []*dxpuv1.Event
 	Page     int
 	Pages    int
@@ -82,6 +83,11 @@ func (s *Server) poolPage(v *view) error {
 	if d.Queue, err = queue(v, 8); err != nil {
 		return err
 	}
+	plans, err := ask(v.ctx(), v.api.ListMaintenance, &dxpuv1.ListMaintenanceRequest{})
+	if allowedOrUnknown(err) != nil {
+		return err
+	}
+	d.Plans = plans.GetMaintenance()
 	d.Events, err = newestEvents(v, nil, 10)
 	return allowed(err)
 }

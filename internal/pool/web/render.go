@@ -81,8 +81,8 @@ var parsed = sync.OnceValue(func() (p struct {
 var functions = template.FuncMap{
 	"word": word, "number": number, "duration": formatStep, "rate": rate, "memory": memory, "rtt": rtt, "rfc3339": formatRFC3339,
 	"sentence": sentence, "request": describeRequest, "orElse": func(s, other string) string { return cmp.Or(s, other) }, "plural": plural, "kindOf": kindOf, "describe": describeGPU,
-	"taint": taintText,
-	"time":  formatTime, "ago": ago, "query": query, "use": useWord,
+	"taint": taintText, "closed": closed,
+	"time": formatTime, "ago": ago, "query": query, "use": useWord,
 	"percent": func(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) + "%" },
 	"dict":    dict, "gpuHref": gpuHref, "leaseClass": leaseClass, "between": between,
 	"inc": func(n int, by ...int) int {

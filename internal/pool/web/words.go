@@ -23,7 +23,7 @@ func word(v fmt.Stringer) string {
 	s := v.String()
 	for _, prefix := range []string{
 		"GPU_STATE_", "BINDING_STATE_", "LEASE_STATE_", "HEALTH_", "BOX_KIND_", "REASON_", "ROLE_", "EVENT_TYPE_", "PREFERENCE_",
-		"ERROR_ACTION_",
+		"ERROR_ACTION_", "MAINTENANCE_STATE_",
 	} {
 		if rest, ok := strings.CutPrefix(s, prefix); ok {
 			s = rest
@@ -187,6 +187,9 @@ func describeRequest(s *dxpuv1.LeaseSpec) string {
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d × %s", s.Count, cmp.Or(s.Model, "any model"))
+	if p := s.Part; p != nil {
+		fmt.Fprintf(&b, ", a part of %s and %s %% of the compute", memory(p.MemoryBytes), strconv.FormatFloat(float64(p.Compute)/10, 'f', -1, 64))
+	}
 	if s.MinMemoryBytes > 0 {
 		fmt.Fprintf(&b, ", at least %s", memory(s.MinMemoryBytes))
 	}
