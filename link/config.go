@@ -73,7 +73,9 @@ type Config struct {
 	// Default DefaultWindow (4 MiB), at least 64 KiB.
 	Window int
 	// SendBuffer bounds the TLPs that Send accepts before the peer acknowledges
-	// them, in the same unit as Window. Default: Window.
+	// them, in the same unit as Window. Default: Window. Of them, only as many wait for
+	// their first transmission as the paths carry in their least round trip and a
+	// millisecond.
 	SendBuffer int
 	// InitialCwnd is the initial congestion window of a path in bytes on the
 	// wire, and the one after a pause, default 1280 KiB, at least two datagrams. A

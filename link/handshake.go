@@ -185,7 +185,7 @@ func (l *Link) writeHandshake(buf []byte, hdr *frame.Header, echo uint64) int {
 	var b []byte
 	if hdr.Version == frame.Version1 {
 		b = hello.Append(hdr.Append(buf[:0]), hdr.Version)
-		b = l.seal1(hdr).close(b, hdr.Size(), hdr.Path, hdr.Number)
+		b = l.seal1(hdr).close(b, hdr.Size(), 0, hdr.Path, hdr.Number)
 	} else {
 		if l.cfg.Initiator {
 			hdr.Cookie, l.hs.unanswered[hdr.Path] = l.hs.cookies[hdr.Path], hdr.Number+1

@@ -198,7 +198,7 @@ func FuzzReceive(f *testing.F) {
 			n := min(len(b), 64)
 			h := frame.Header{Version: host.version, Type: frame.TypeTraffic, Path: uint8(number % 2), Binding: 1, Epoch: 1, Number: number}
 			d := append(h.Append(nil), forge(b[:n], host.form)...)
-			d = phase.close(append(make([]byte, 0, len(d)+64), d...), frame.HeaderSize, h.Path, h.Number)
+			d = phase.close(append(make([]byte, 0, len(d)+64), d...), frame.HeaderSize, 0, h.Path, h.Number)
 			now := time.Duration(number) * 100 * time.Microsecond
 			var run func(*Run)
 			if number%2 == 0 {

@@ -18,6 +18,9 @@ type seal struct {
 	nonce [12]byte
 }
 
+// sealed reports whether datagrams are encrypted.
+func (s *seal) sealed() bool { return s.aead != nil }
+
 // overhead returns the number of bytes that close appends.
 func (s *seal) overhead() int {
 	if s.aead == nil {
@@ -35,11 +38,12 @@ func (s *seal) setNonce(path uint8, number uint64) []byte {
 }
 
 // close seals datagram in place and returns it with its trailer. Its first header
-// bytes are the header. Its capacity must suffice for the trailer.
-func (s *seal) close(datagram []byte, header int, path uint8, number uint64) []byte {
+// bytes are the header. Its capacity must suffice for the trailer. Without a cipher, lent
+// bytes of the datagram may lie elsewhere.
+func (s *seal) close(datagram []byte, header, lent int, path uint8, number uint64) []byte {
 	h, body := datagram[:header], datagram[header:]
 	if s.aead == nil {
-		return binary.BigEndian.AppendUint32(datagram, frame.Check(s.seed, h, len(body)))
+		return binary.BigEndian.AppendUint32(datagram, frame.Check(s.seed, h, len(body)+lent))
 	}
 	sealed := s.aead.Seal(body[:0], s.setNonce(path, number), body, h)
 	return datagram[:header+len(sealed)]

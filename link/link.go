@@ -59,6 +59,9 @@ type Link struct {
 	run   Run
 	crcs  []byte
 	reads int // in the runs of the present datagram
+
+	lending bool   // the present datagram may have pieces in the send buffer
+	lent    []Lent // these pieces
 }
 
 // New returns one end of a link. The initiator starts its handshake with the next
@@ -80,7 +83,7 @@ func New(now time.Duration, cfg Config) (*Link, error) {
 		l.paths = append(l.paths, newPath(uint8(i), &l.cfg))
 	}
 	l.recv.window, l.recv.advertised = cfg.Window, uint64(cfg.Window) // the hello advertises it
-	l.send.capacity = cfg.SendBuffer
+	l.send.capacity, l.send.ahead = cfg.SendBuffer, cfg.SendBuffer
 	l.hs.init(now, &l.cfg)
 	return l, nil
 }
@@ -105,14 +108,20 @@ func (l *Link) Send(_ time.Duration, p *tlp.Packet) error {
 }
 
 // Payload returns memory of the send buffer for the n bytes of payload of the next
-// TLP, at most frame.MaxPayload, so that its owner need not copy them once more: Send
-// takes a payload that lies there as it is. It returns nil while Send would fail with
-// ErrFull. The memory is valid until the next call of a method other than Room.
+// TLP or run, so that its owner need not copy them once more: Send and SendRun
+// take a payload that lies there as it is. It returns nil while Send would fail with
+// ErrFull. The memory is valid until the next call of a method other than Room and Fit.
 func (l *Link) Payload(n int) []byte {
-	if l.state != Connecting && l.state != Up || n > frame.MaxPayload {
+	if l.state != Connecting && l.state != Up {
 		return nil
 	}
 	return l.send.reserve(n)
+}
+
+// Fit returns the number of TLPs with payloads of n bytes each that the send buffer has
+// room for now.
+func (l *Link) Fit(n int) int {
+	return l.send.free() / cost(n)
 }
 
 // Room returns the payload size of the largest TLP that Send accepts now, in
@@ -187,6 +196,10 @@ func (l *Link) Refused(now time.Duration, path uint8) {
 // live: a multiple of the longest recent delay of an acknowledgement or of a timer.
 // It is longer on a machine with busy processors.
 func (l *Link) MaxDelay() time.Duration { return l.liveness.maxDelay() }
+
+// Heard returns when the last authenticated datagram of the peer arrived, or when the
+// link was made.
+func (l *Link) Heard() time.Duration { return l.liveness.lastHeard }
 
 // Wake returns the time of the next call of Transmit, unless Send or Receive is
 // called before. A time in the past means at once.

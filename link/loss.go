@@ -48,6 +48,7 @@ func (l *Link) receiveAck(now time.Duration, a *frame.Ack) error {
 	}
 	l.detectLoss(now, p)
 	p.trim(now)
+	l.setAhead()
 	return nil
 }
 

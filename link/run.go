@@ -2,6 +2,8 @@ package link
 
 import (
 	"encoding/binary"
+	"errors"
+	"fmt"
 	"time"
 
 	"github.com/dxpu-project/dxpu/frame"
@@ -101,10 +103,10 @@ func (h *runHeader) advance(k runKind, n, size int) bool {
 	return h[k.tagOffset()] != 0
 }
 
-// noteRun notes whether the TLP that push appends may be part of a run, and continues
-// the one before.
-func (s *sendBuffer) noteRun(o *outgoing, p *tlp.Packet) {
-	if o.kind = kindOf(p, len(p.Data)); o.kind == runNone {
+// noteRun notes of which kind of run the TLP that is being appended may be a part, and
+// whether it continues the one before. size is that of each TLP of the run in bytes.
+func (s *sendBuffer) noteRun(o *outgoing, kind runKind, size int) {
+	if o.kind = kind; kind == runNone {
 		return
 	}
 	header := runHeader(o.header[:])
@@ -113,7 +115,7 @@ func (s *sendBuffer) noteRun(o *outgoing, p *tlp.Packet) {
 		o.follows = before.kind == o.kind && before.headerLen == o.headerLen && before.payloadLen == o.payloadLen && header == s.next
 	}
 	s.next = header
-	if !s.next.advance(o.kind, int(o.headerLen), int(p.Length)*pcie.DW) {
+	if !s.next.advance(o.kind, int(o.headerLen), size) {
 		s.next = runHeader{} // which no TLP has
 	}
 }
@@ -168,14 +170,42 @@ func (l *Link) writeRun(p *path, d *datagram, count int) bool {
 		d.reads += count
 	}
 	d.b = rp.Append(d.b, l.form)
-	for range count {
-		if o := s.slot(s.cursor); o.payloadLen > 0 {
-			d.b = append(d.b, s.payload(o)...)
-		}
-		s.cursor++
-	}
+	l.writePayloads(d, count)
+	s.cursor += uint64(count)
 	d.rec.eliciting = true
 	return true
+}
+
+// writePayloads appends the payloads of count TLPs from the cursor on, or lends them.
+func (l *Link) writePayloads(d *datagram, count int) {
+	s := &l.send
+	size := int(s.slot(s.cursor).payloadLen)
+	if size == 0 {
+		return
+	}
+	lend := l.lending && count*size >= leastLent
+	for i := 0; i < count; {
+		row := s.row(s.cursor+uint64(i), count-i)
+		if i += len(row) / size; lend {
+			l.lent = append(l.lent, Lent{len(d.b), row})
+			d.lent += len(row)
+		} else {
+			d.b = append(d.b, row...)
+		}
+	}
+}
+
+// row returns the payloads of the TLPs from seq on, at most count of equal size, that lie one
+// after another in the ring of bytes.
+func (s *sendBuffer) row(seq uint64, count int) []byte {
+	o := s.slot(seq)
+	size := uint64(o.payloadLen)
+	i := o.at & uint64(len(s.data)-1)
+	end := i + size
+	for n := 1; n < count && s.slot(seq+uint64(n)).at&uint64(len(s.data)-1) == end; n++ {
+		end += size
+	}
+	return s.data[i:end:end]
 }
 
 // addWhole records the TLPs first to last, of total units each.
@@ -194,13 +224,56 @@ func (r *record) addWhole(first, last uint64, total int) bool {
 	return true
 }
 
-// Run is a run of TLPs of equal size that arrived together: consecutive memory writes,
+// SendRun queues the TLPs of a run as Send queues each. It fails with ErrFull if it has
+// no room for all of them, with ErrDown, or because they are not those of a run; then
+// none is queued.
+func (l *Link) SendRun(_ time.Duration, r *Run) error {
+	if l.state != Connecting && l.state != Up {
+		return ErrDown
+	}
+	if err := r.First.Validate(); err != nil {
+		return fmt.Errorf("link: send a run: %w", err)
+	}
+	if !r.check(len(r.First.Data)) || len(r.Data) != r.Count*len(r.First.Data) {
+		return fmt.Errorf("link: send a run of %d %v, tag %#x, %d bytes with %d: %w", r.Count, r.First.Type, r.First.Tag, r.Size(), len(r.Data), errNotRun)
+	}
+	if !l.send.pushRun(r) {
+		return ErrFull
+	}
+	l.stats.TLPsSent += uint64(r.Count)
+	l.stats.BytesSent += uint64(len(r.Data))
+	return nil
+}
+
+var errNotRun = errors.New("not a run")
+
+// pushRun appends copies of the TLPs of a run, which is checked. It returns false when
+// there is no room.
+func (s *sendBuffer) pushRun(r *Run) bool {
+	size := len(r.First.Data)
+	if r.Count*cost(size) > s.free() {
+		return false
+	}
+	var header runHeader
+	n := len(r.First.AppendHeader(header[:0]))
+	at := s.hold(r.Data)
+	for i := range r.Count {
+		o := s.append(header[:n], size)
+		o.at = at + uint64(i*size)
+		s.noteRun(o, r.kind, r.Size())
+		s.finish(o)
+		header.advance(r.kind, n, r.Size())
+	}
+	return true
+}
+
+// Run is a run of TLPs of equal size that travel together: consecutive memory writes,
 // completions with data, or read requests. None of them is poisoned or has a digest, a
 // prefix or disabled bytes.
 type Run struct {
 	// First is the first TLP.
 	First tlp.Packet
-	// Count is the number of TLPs, at least 2.
+	// Count is the number of TLPs, at least 2 of a run that arrives.
 	Count int
 	// Data holds the payloads of all TLPs, one after another: those of memory writes are
 	// for consecutive addresses.
@@ -210,15 +283,18 @@ type Run struct {
 }
 
 // Writes reports whether the TLPs are memory writes.
-func (r *Run) Writes() bool { return r.kind == runWrites }
+func (r *Run) Writes() bool { return r.First.Type == tlp.MWr }
+
+// Reads reports whether the TLPs are read requests.
+func (r *Run) Reads() bool { return r.First.Type == tlp.MRd }
 
 // TLP stores TLP i of the run in p. Its Data aliases the run's.
 func (r *Run) TLP(i int, p *tlp.Packet) {
 	*p = r.First
-	if r.kind.addressed() {
-		p.Addr += uint64(i * r.size())
+	if r.First.Type.Memory() {
+		p.Addr += uint64(i * r.Size())
 	}
-	if r.kind != runWrites {
+	if !r.Writes() {
 		p.Tag += pcie.Tag(i)
 	}
 	if size := len(r.First.Data); size > 0 {
@@ -226,8 +302,24 @@ func (r *Run) TLP(i int, p *tlp.Packet) {
 	}
 }
 
-// size returns how many bytes each TLP writes, reads or returns.
-func (r *Run) size() int { return int(r.First.Length) * pcie.DW }
+// Size returns how many bytes each TLP writes, reads or returns.
+func (r *Run) Size() int { return int(r.First.Length) * pcie.DW }
+
+// check sets the kind of the run. It returns false if its TLPs are not those of a run, or
+// if a later one would have another header than the run says.
+func (r *Run) check(payload int) bool {
+	first := &r.First
+	if r.kind = kindOf(first, payload); r.kind == runNone || r.Count < 1 {
+		return false
+	}
+	if r.kind.addressed() {
+		last := first.Addr + uint64(r.Count*r.Size()) - 1
+		if last < first.Addr || !first.DW4 && last>>32 != 0 {
+			return false
+		}
+	}
+	return r.kind == runWrites || int(first.Tag&0xff)+r.Count-1 <= 0xff
+}
 
 // decode takes a run from its packet. It returns false if the TLPs are not those of a
 // run that a session of the version has, or if a later one would have another header.
@@ -237,22 +329,13 @@ func (r *Run) decode(p *frame.RunPacket, version uint8) bool {
 	if err != nil || n != len(p.TLP) || first.PayloadLen() != p.PayloadLen {
 		return false
 	}
-	if r.kind = kindOf(first, p.PayloadLen); !r.kind.allowed(version) {
-		return false
-	}
-	if r.kind.addressed() {
-		last := first.Addr + uint64(p.Count*r.size()) - 1
-		if last < first.Addr || !first.DW4 && last>>32 != 0 {
-			return false
-		}
-	}
-	if r.kind != runWrites && int(first.Tag&0xff)+p.Count-1 > 0xff {
+	if r.Count = p.Count; !r.check(p.PayloadLen) || !r.kind.allowed(version) {
 		return false
 	}
 	if first.Data = nil; p.PayloadLen > 0 {
 		first.Data = p.Payload[:p.PayloadLen:p.PayloadLen]
 	}
-	r.Count, r.Data = p.Count, p.Payload
+	r.Data = p.Payload
 	return true
 }
 
@@ -294,7 +377,7 @@ func (l *Link) receiveRun(now time.Duration, body []byte, to owner) (n int, err 
 		if err := l.receiveOfRun(now, i, header[:len(rp.TLP)], to); err != nil || l.state != Up {
 			return n, err
 		}
-		header.advance(r.kind, len(rp.TLP), r.size())
+		header.advance(r.kind, len(rp.TLP), r.Size())
 	}
 	return n, nil
 }

@@ -14,7 +14,7 @@ import (
 func sealed(from *Link, number uint64, body []byte) []byte {
 	h := frame.Header{Version: from.version, Type: frame.TypeTraffic, Binding: 1, Epoch: 1, Number: number}
 	d := append(h.Append(make([]byte, 0, frame.MaxDatagram+64)), body...)
-	return from.keys.send.cur.close(d, frame.HeaderSize, 0, number)
+	return from.keys.send.cur.close(d, frame.HeaderSize, 0, 0, number)
 }
 
 // runBody returns a run packet with valid CRCs after a change.

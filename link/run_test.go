@@ -1,6 +1,7 @@
 package link
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"slices"
@@ -215,7 +216,7 @@ func TestRuns(t *testing.T) {
 							t.Fatal(err)
 						}
 					}
-					if diff := cmp.Diff(tc.send, got.tlps); diff != "" {
+					if diff := cmp.Diff(tc.send, got.tlps, cmp.Comparer(bytes.Equal)); diff != "" {
 						t.Errorf("TLPs (-sent +arrived):\n%s", diff)
 					}
 					if whole && !slices.Equal(got.runs, tc.runs) {
@@ -314,7 +315,7 @@ func TestRunsThatOverlapOtherPackets(t *testing.T) {
 				t.Fatalf("%v, %d first: %d TLPs arrived, want %d", c, first, len(got.tlps), total)
 			}
 			for i := range got.tlps {
-				if diff := cmp.Diff(pageWrite(1<<40+uint64(i*size), size), got.tlps[i]); diff != "" {
+				if diff := cmp.Diff(pageWrite(1<<40+uint64(i*size), size), got.tlps[i], cmp.Comparer(bytes.Equal)); diff != "" {
 					t.Fatalf("%v, %d first, TLP %d:\n%s", c, first, i, diff)
 				}
 			}
@@ -360,10 +361,10 @@ func TestPayloadInPlace(t *testing.T) {
 			pass(box, host, ready)
 		}
 	}
-	if diff := cmp.Diff(want[:len(got.tlps)], got.tlps); diff != "" || len(got.tlps) < 190 {
+	if diff := cmp.Diff(want[:len(got.tlps)], got.tlps, cmp.Comparer(bytes.Equal)); diff != "" || len(got.tlps) < 190 {
 		t.Errorf("%d TLPs (-sent +arrived):\n%s", len(got.tlps), diff)
 	}
-	if host.Payload(0) != nil || host.Payload(frame.MaxPayload+1) != nil {
+	if host.Payload(0) != nil || host.Payload(host.Room()+1) != nil {
 		t.Error("memory for a payload of another size")
 	}
 	for p := pageWrite(0, 4096); host.Send(ready, &p) == nil; {

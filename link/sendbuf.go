@@ -5,6 +5,7 @@ import (
 	"math/bits"
 
 	"github.com/dxpu-project/dxpu/frame"
+	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
@@ -72,6 +73,7 @@ type run struct {
 // one at cursor perhaps in part.
 type sendBuffer struct {
 	capacity int  // maximum cost of the buffered TLPs
+	ahead    int  // maximum cost of those that were not sent yet
 	checked  bool // their packets have CRCs
 
 	ring            []outgoing // length 0 or a power of two
@@ -103,40 +105,64 @@ func (s *sendBuffer) empty() bool { return s.base == s.end }
 
 func (s *sendBuffer) used() int { return int(s.cost - s.costAcked) }
 
-func (s *sendBuffer) room() int { return max(0, s.capacity-s.used()-frame.TLPCost) }
+func (s *sendBuffer) room() int { return max(0, s.free()-frame.TLPCost) }
+
+// cost returns the credit that a TLP with a payload of n bytes takes.
+func cost(n int) int { return frame.TLPCost + n }
 
 // push appends a copy of a valid TLP. It returns false when there is no room.
 func (s *sendBuffer) push(p *tlp.Packet) bool {
 	n := len(p.Data)
-	if s.used()+frame.TLPCost+n > s.capacity {
+	if cost(n) > s.free() {
 		return false
 	}
+	var header [frame.MaxTLPHeader + frame.DigestSize]byte
+	h := p.AppendHeader(header[:0])
+	if p.HasDigest {
+		h = binary.BigEndian.AppendUint32(h, p.Digest)
+	}
+	at := s.hold(p.Data)
+	o := s.append(h, n)
+	o.at, o.digest = at, p.HasDigest
+	s.noteRun(o, kindOf(p, n), int(p.Length)*pcie.DW)
+	s.finish(o)
+	return true
+}
+
+// hold copies a payload into the ring of bytes, unless reserve put it there, and returns
+// its position.
+func (s *sendBuffer) hold(data []byte) (at uint64) {
+	if len(data) == 0 {
+		return s.head
+	}
+	at = s.place(len(data))
+	s.head = at + uint64(len(data))
+	i := at & uint64(len(s.data)-1)
+	if dst := s.data[i : i+uint64(len(data))]; &dst[0] != &data[0] {
+		copy(dst, data)
+	}
+	return at
+}
+
+// append appends a TLP with a header and a payload of n bytes. Its caller sets the rest.
+func (s *sendBuffer) append(header []byte, n int) *outgoing {
 	if s.end-s.base == uint64(len(s.ring)) {
 		s.growRing()
 	}
 	o := s.slot(s.end)
-	*o = outgoing{payloadLen: uint16(n), digest: p.HasDigest}
-	h := p.AppendHeader(o.header[:0])
-	if p.HasDigest {
-		h = binary.BigEndian.AppendUint32(h, p.Digest)
-	}
-	o.headerLen = uint8(len(h))
-	o.at = s.head
-	if n > 0 {
-		o.at = s.place(n)
-		s.head = o.at + uint64(n)
-		if dst := s.payload(o); &dst[0] != &p.Data[0] {
-			copy(dst, p.Data)
-		}
-	}
+	*o = outgoing{headerLen: uint8(len(header)), payloadLen: uint16(n)}
+	copy(o.header[:], header)
+	return o
+}
+
+// finish ends the appending of a TLP.
+func (s *sendBuffer) finish(o *outgoing) {
 	if s.checked {
 		s.check(o)
 	}
-	s.noteRun(o, p)
-	s.cost += uint64(frame.TLPCost + n)
+	s.cost += uint64(frame.TLPCost + int(o.payloadLen))
 	o.cost = s.cost
 	s.end++
-	return true
 }
 
 // check computes the CRCs of a TLP, while its bytes are in the cache.

@@ -58,6 +58,28 @@ func (l *Link) Transmit(now time.Duration, buf []byte) (n int, path uint8) {
 	return 0, 0
 }
 
+// Lent is a piece of a datagram that lies in the send buffer of a link, behind the first
+// At bytes of the other pieces.
+type Lent struct {
+	At    int
+	Bytes []byte
+}
+
+// TransmitLent is Transmit for an owner that can send a datagram from several places:
+// without a cipher, long payloads stay in the send buffer. n is the size of the datagram.
+// The pieces that are not in buf are appended to pieces, in their order, and are valid until
+// the next call of a method other than TransmitLent.
+func (l *Link) TransmitLent(now time.Duration, buf []byte, pieces []Lent) (n int, path uint8, _ []Lent) {
+	l.lending, l.lent = l.state == Up && !l.keys.send.cur.seal.sealed(), pieces
+	n, path = l.Transmit(now, buf)
+	pieces, l.lending, l.lent = l.lent, false, nil
+	return n, path, pieces
+}
+
+// leastLent is the size from which on payloads are lent: a part costs more than the copy of
+// a few hundred bytes.
+const leastLent = 2048
+
 // hasData reports whether there is a fragment that the peer's credit permits to
 // send.
 func (l *Link) hasData() bool {
@@ -94,12 +116,15 @@ func (l *Link) ackPath(p *path) *path {
 // datagram is a datagram under construction.
 type datagram struct {
 	b     []byte // written so far
-	limit int    // of len(b), before the seal
+	lent  int    // bytes that lie in the send buffer
+	limit int    // of size, before the seal
 	rec   *record
 	reads int // in its runs
 }
 
-func (d *datagram) space() int { return d.limit - len(d.b) }
+func (d *datagram) size() int { return len(d.b) + d.lent }
+
+func (d *datagram) space() int { return d.limit - d.size() }
 
 // begin writes the header of a datagram of at most size bytes.
 func (l *Link) begin(now time.Duration, p *path, buf []byte, size int) (d datagram, ok bool) {
@@ -121,11 +146,11 @@ func (l *Link) begin(now time.Duration, p *path, buf []byte, size int) (d datagr
 
 // finish seals the datagram and counts it.
 func (l *Link) finish(now time.Duration, p *path, d *datagram) int {
-	b := l.keys.send.cur.close(d.b, frame.HeaderSize, p.id, p.sent.next-1)
+	n := d.lent + len(l.keys.send.cur.close(d.b, frame.HeaderSize, d.lent, p.id, p.sent.next-1))
 	if d.rec.eliciting {
-		d.rec.size = int32(len(b))
-		p.congestion.sending(now, len(b), p.rtt.probeTimeout(p.cfg.AckDelay))
-		p.paced(now, len(b))
+		d.rec.size = int32(n)
+		p.congestion.sending(now, n, p.rtt.probeTimeout(p.cfg.AckDelay))
+		p.paced(now, n)
 		p.eliciting++
 		p.lastEliciting = now
 		l.liveness.asked(now)
@@ -135,8 +160,8 @@ func (l *Link) finish(now time.Duration, p *path, d *datagram) int {
 		l.Rekey(now)
 	}
 	l.stats.DatagramsSent++
-	l.stats.WireBytesSent += uint64(len(b))
-	return len(b)
+	l.stats.WireBytesSent += uint64(n)
+	return n
 }
 
 // write builds a datagram of acknowledgements, lost fragments and new ones. A
@@ -182,12 +207,12 @@ func (p *path) level(d *datagram, more bool) {
 	case !d.rec.eliciting:
 		return // only acknowledgements; a probe needs room for its ping
 	}
-	if n := p.runSize - len(d.b); n > 0 && n <= p.runSize/maxPadding && p.runSize <= d.limit {
+	if n := p.runSize - d.size(); n > 0 && n <= p.runSize/maxPadding && p.runSize <= d.limit {
 		size := len(d.b)
-		d.b = d.b[:p.runSize]
+		d.b = d.b[:size+n]
 		clear(d.b[size:]) // frame.KindPadding
 	}
-	p.runSize = len(d.b)
+	p.runSize = d.size()
 }
 
 // writeAcks appends an acknowledgement for every path with one due.
