@@ -35,6 +35,9 @@ func (q *queue) endDelay(now time.Duration) {
 }
 
 func (g *GPU) endDelays(now time.Duration) {
+	if g.frozen {
+		return
+	}
 	for i := range g.queues {
 		g.queues[i].endDelay(now)
 	}
@@ -43,6 +46,9 @@ func (g *GPU) endDelays(now time.Duration) {
 // nextDelay returns when the first DELAY ends, or machine.Never.
 func (g *GPU) nextDelay() time.Duration {
 	at := machine.Never
+	if g.frozen {
+		return at
+	}
 	for i := range g.queues {
 		if q := &g.queues[i]; q.delayed {
 			at = min(at, q.until)

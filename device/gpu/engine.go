@@ -33,7 +33,8 @@ type Engine interface {
 }
 
 // NewWithEngine makes a GPU with a compute engine, whose memory replaces VRAM of
-// the specification. limit is the time limit of the channel; 0 means a minute.
+// the specification. limit is the time limit of the channel; 0 means ten minutes: a compiler, or a kernel,
+// may take as long on a busy machine.
 func NewWithEngine(spec Spec, e Engine, limit time.Duration) (*GPU, error) {
 	spec.VRAM = int64(len(e.VRAM()))
 	g, err := New(spec)
@@ -42,6 +43,6 @@ func NewWithEngine(spec Spec, e Engine, limit time.Duration) (*GPU, error) {
 	}
 	g.vram = newFlatVRAM(e.VRAM())
 	g.channel.engine = e
-	g.channel.limit = cmp.Or(limit, time.Minute)
+	g.channel.limit = cmp.Or(limit, 10*time.Minute)
 	return g, nil
 }

@@ -46,6 +46,10 @@ type GPU struct {
 	dead bool              // Inject(Kill)
 	hung bool              // Inject(Hang)
 
+	serial uint64 // that the driver sees: of the GPU from which the state came, see Restore
+	frozen bool   // Freeze
+	ended  *job   // it ended while the GPU was frozen
+
 	out tlp.Packet
 	buf [pcie.MaxPayload + 2*pcie.DW]byte
 }
@@ -63,7 +67,7 @@ func New(spec Spec) (*GPU, error) {
 	}
 	g := &GPU{
 		spec: spec, cfg: cfg, vram: newVRAM(spec.VRAM),
-		reads: make([]read, spec.Tags), queues: make([]queue, spec.Queues), engines: spec.CopyEngines,
+		reads: make([]read, spec.Tags), queues: make([]queue, spec.Queues), engines: spec.CopyEngines, serial: spec.Serial,
 	}
 	for i := range g.queues {
 		g.queues[i].index = i
@@ -128,7 +132,7 @@ func (g *GPU) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
 		if !g.flushMessages(emit) || !g.flushInterrupts(emit) || !g.flushStaged(emit) {
 			return
 		}
-		if g.hung || !g.mayMaster() {
+		if g.hung || g.frozen || !g.mayMaster() {
 			return
 		}
 		r := g.stepChannel(emit)
@@ -186,7 +190,7 @@ func (g *GPU) Wake() time.Duration {
 // NextJob implements device.Device. One job is out at a time, also across
 // resets, so a hostile driver cannot pile up work.
 func (g *GPU) NextJob() (device.Job, bool) {
-	if g.jobOut != nil || g.dead || g.hung {
+	if g.jobOut != nil || g.dead || g.hung || g.frozen {
 		return nil, false
 	}
 	for range g.queues {
@@ -205,6 +209,10 @@ func (g *GPU) FinishJob(now time.Duration, j device.Job) {
 	g.now = now
 	done, ok := j.(*job)
 	if !ok || done != g.jobOut {
+		return
+	}
+	if g.frozen {
+		g.ended = done // its result would change the memory
 		return
 	}
 	g.jobOut = nil
@@ -229,9 +237,12 @@ func (g *GPU) Reset(now time.Duration, kind device.ResetKind) {
 	if !flr {
 		g.id = 0
 		g.messages.asserted = false // the link was down: the other side forgot
+		g.Thaw(now)
+		g.serial = g.spec.Serial
 	}
 	g.messages.errors = 0
 	g.cfg.Reset(flr)
+	g.showSerial()
 	g.msix = msix{}
 	g.resetEngines()
 	g.retag()

@@ -2,7 +2,6 @@ package gpu
 
 import (
 	"encoding/binary"
-	"math/bits"
 	"time"
 
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
@@ -168,9 +167,7 @@ func (g *GPU) start(q *queue) {
 	} else {
 		q.win.lists = [listsPerQueue]segmentList{}
 	}
-	bytes := uint64(q.size) * reg.CommandSize
-	if q.base%reg.RingAlign != 0 || q.base > -bytes ||
-		bits.OnesCount32(q.size) != 1 || q.size < reg.MinRingEntries || q.size > reg.MaxRingEntries {
+	if !validRing(q.base, q.size) {
 		g.halt(q, reg.ErrRing, q.base, 0)
 	}
 }

@@ -203,7 +203,7 @@ var deviceRegisters = map[uint64]func(g *GPU) uint64{
 	reg.VRAMSize:     func(g *GPU) uint64 { return uint64(g.spec.VRAM) },
 	reg.ApertureSize: func(g *GPU) uint64 { return uint64(g.spec.Aperture) },
 	reg.ApertureBase: func(g *GPU) uint64 { return g.regs.apertureBase },
-	reg.Serial:       func(g *GPU) uint64 { return g.spec.Serial },
+	reg.Serial:       func(g *GPU) uint64 { return g.serial },
 	reg.Timestamp: func(g *GPU) uint64 {
 		t := uint64(g.deviceTime())
 		g.regs.latch = uint32(t >> 32)

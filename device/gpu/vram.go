@@ -32,6 +32,8 @@ type vram struct {
 	// flat, if it is not nil, holds the bytes instead of dirs: a compute engine
 	// shares it. Jobs then work on copies.
 	flat []byte
+	// changes records which memory changes; nil: nothing does.
+	changes *changes
 }
 
 func newVRAM(size int64) vram {
@@ -122,6 +124,9 @@ func (v *vram) look(off int64, n int) []byte {
 
 // write stores p at off. The range lies inside.
 func (v *vram) write(off int64, p []byte) {
+	if v.changes != nil {
+		v.changes.mark(off, int64(len(p)))
+	}
 	if v.flat != nil {
 		copy(v.flat[off:], p)
 		return
@@ -136,6 +141,9 @@ func (v *vram) write(off int64, p []byte) {
 func (v *vram) scrub() {
 	clear(v.dirs)
 	clear(v.flat)
+	if v.changes != nil {
+		v.changes.mark(0, v.size)
+	}
 }
 
 // view is a snapshot of a range: nil chunks are zeros.
@@ -216,6 +224,9 @@ func (r *result) write(at int64, p []byte) {
 func (v *vram) install(r *result) {
 	at := r.off
 	end := r.off + r.n
+	if v.changes != nil {
+		v.changes.mark(at, r.n)
+	}
 	for _, c := range r.chunks {
 		i, from := at/chunkSize, at%chunkSize
 		n := min(chunkSize-from, end-at)

@@ -27,7 +27,7 @@ const (
 // polling is the state of the reads that are polled for.
 type polling struct {
 	due  atomic.Int32 // reads under way
-	last atomic.Int64 // when the last one began: nanoseconds since start
+	last atomic.Int64 // when the last one began that is polled for: nanoseconds since start
 	on   atomic.Bool  // Poll handles a message, and then looks at the inbox itself
 	mu   sync.Mutex   // held by Poll
 
@@ -55,13 +55,13 @@ func (p *polling) judge(took time.Duration) {
 }
 
 // tryRead sends a read if the socket has room. It returns false if another
-// goroutine has to.
+// goroutine has to. Also an answer that is not polled for is taken by the goroutine
+// that sleeps in all sockets, see Device.Hold.
 func (c *connection) tryRead(a *access) bool {
-	if !c.polling.next() {
-		return false
+	a.polled, a.began = c.polling.next(), time.Since(c.start)
+	if a.polled {
+		c.polling.last.Store(int64(a.began))
 	}
-	a.polled, a.began = true, time.Since(c.start)
-	c.polling.last.Store(int64(a.began))
 	c.polling.due.Add(1)
 	done := func(err error) {
 		c.polling.due.Add(-1)

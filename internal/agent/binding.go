@@ -16,9 +16,13 @@ import (
 	"github.com/dxpu-project/dxpu/link"
 )
 
-// maxBoxes bounds the node numbers of boxes: 24 bits, beside 8 for the slot, in the
-// 32 bits with which a datagram names its binding.
-const maxBoxes = 1 << 24
+const (
+	// maxBoxes bounds the node numbers of boxes: 23 bits, beside 8 for the slot, in the
+	// 32 bits with which a datagram names its binding.
+	maxBoxes = 1 << 23
+	// transferBit is set in the names of links between boxes.
+	transferBit = 1 << 31
+)
 
 // sendBuffer bounds the unacknowledged data of a link, in bytes. A completion may
 // not pass the posted writes before it, so this data delays the answer to a
@@ -40,6 +44,19 @@ const firstWindow = 80 << 10
 // Datagrams of an earlier binding reach the new one and are refused for their
 // epoch.
 func LinkConfig(want *dxpuv1.DesiredBinding, self uint32, kind dxpuv1.NodeKind) (link.Config, []netip.AddrPort, error) {
+	return linkConfig(want, self, kind == dxpuv1.NodeKind_NODE_KIND_HOST)
+}
+
+// TransferConfig returns the link configuration of one side of a transfer, as LinkConfig
+// does. Datagrams name it by the box slot of the source.
+func TransferConfig(t *dxpuv1.Transfer, self uint32) (link.Config, []netip.AddrPort, error) {
+	// The initiator of a link names the other end, so the target initiates.
+	cfg, peers, err := linkConfig(t.GetLink(), self, t.GetReceive())
+	cfg.Binding |= transferBit
+	return cfg, peers, err
+}
+
+func linkConfig(want *dxpuv1.DesiredBinding, self uint32, initiator bool) (link.Config, []netip.AddrPort, error) {
 	fail := func(format string, args ...any) (link.Config, []netip.AddrPort, error) {
 		return link.Config{}, nil, fmt.Errorf("agent: binding %q: %s", want.GetBindingId(), fmt.Sprintf(format, args...))
 	}
@@ -51,7 +68,7 @@ func LinkConfig(want *dxpuv1.DesiredBinding, self uint32, kind dxpuv1.NodeKind) 
 		return fail("epoch %d does not fit 32 bits", want.Epoch)
 	}
 	cfg := link.Config{
-		Epoch: uint32(want.Epoch), Session: newSession(), Initiator: kind == dxpuv1.NodeKind_NODE_KIND_HOST,
+		Epoch: uint32(want.Epoch), Session: newSession(), Initiator: initiator,
 		Local:      frame.Endpoint{Node: self, Slot: uint16(want.Slot)},
 		Remote:     frame.Endpoint{Node: peer.GetNodeNumber(), Slot: uint16(peer.GetSlot())},
 		SendBuffer: sendBuffer, InitialCwnd: firstWindow,
@@ -62,7 +79,7 @@ func LinkConfig(want *dxpuv1.DesiredBinding, self uint32, kind dxpuv1.NodeKind) 
 		box = cfg.Remote
 	}
 	if box.Node >= maxBoxes {
-		return fail("box number %d does not fit 24 bits", box.Node)
+		return fail("box number %d does not fit 23 bits", box.Node)
 	}
 	cfg.Binding = box.Node<<8 | uint32(box.Slot)
 	if len(want.Secret) != len(cfg.Secret) {

@@ -95,7 +95,7 @@ func TestLinkConfigRefuses(t *testing.T) {
 		{"slot of the peer", "slots", func(b *dxpuv1.DesiredBinding) { b.Peer.Slot = 256 }},
 		{"no epoch", "epoch 0", func(b *dxpuv1.DesiredBinding) { b.Epoch = 0 }},
 		{"large epoch", "epoch", func(b *dxpuv1.DesiredBinding) { b.Epoch = 1 << 32 }},
-		{"large box", "24 bits", func(b *dxpuv1.DesiredBinding) { b.Peer.NodeNumber = 1 << 24 }},
+		{"large box", "23 bits", func(b *dxpuv1.DesiredBinding) { b.Peer.NodeNumber = 1 << 23 }},
 		{"short secret", "31 bytes", func(b *dxpuv1.DesiredBinding) { b.Secret = b.Secret[:31] }},
 		{"long secret", "33 bytes", func(b *dxpuv1.DesiredBinding) { b.Secret = append(b.Secret, 0) }},
 		{"unknown cipher", "cipher", func(b *dxpuv1.DesiredBinding) { b.Cipher = 99 }},

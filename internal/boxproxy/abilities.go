@@ -15,6 +15,8 @@ type abilities struct {
 	scrubber  device.Scrubber
 	tags      device.TagCounter
 	runner    device.Runner
+
+	migratable device.Migratable
 }
 
 // newAbilities finds the abilities of a device, gives it the limits of the network
@@ -26,6 +28,7 @@ func newAbilities(d device.Device, notify func()) (a abilities) {
 	a.scrubber, _ = d.(device.Scrubber)
 	a.tags, _ = d.(device.TagCounter)
 	a.runner, _ = d.(device.Runner)
+	a.migratable, _ = d.(device.Migratable)
 	if l, ok := d.(device.Limited); ok {
 		l.SetLimits(device.NetworkLimits())
 	}
@@ -41,10 +44,11 @@ type condition struct {
 	detail string // why it is not ok
 	info   device.Info
 	errors []device.ErrorCount
+	stuck  string // why the state of the device cannot move; empty: it can
 }
 
 func (c *condition) equal(o *condition) bool {
-	return c.ok == o.ok && c.detail == o.detail && c.info == o.info && slices.Equal(c.errors, o.errors)
+	return c.ok == o.ok && c.detail == o.detail && c.info == o.info && c.stuck == o.stuck && slices.Equal(c.errors, o.errors)
 }
 
 // condition asks the device for its state. A device that cannot tell is ok.
@@ -58,6 +62,11 @@ func (a *abilities) condition() *condition {
 	}
 	if a.errors != nil {
 		c.errors = a.errors.Errors()
+	}
+	if a.migratable != nil {
+		if err := a.migratable.Movable(); err != nil {
+			c.stuck = err.Error()
+		}
 	}
 	return c
 }

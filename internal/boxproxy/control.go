@@ -54,6 +54,9 @@ func (s *slot) settle(stop bool) bool {
 			continue
 		}
 		s.resizePart(binding)
+		if s.control.Follows(want) && !stop {
+			s.followTransfer(binding, state)
+		}
 		follows := s.control.Follows(want)
 		if rev := state.GetRevision(); follows && s.Applied.Swap(rev) != rev {
 			s.box.Changed()
@@ -110,10 +113,11 @@ func (s *slot) do(actions []controller.Action, want *dxpuv1.DesiredBinding, desi
 			s.evicted.Store(nil)
 			s.withDevice(func(now time.Duration, _ engine.Entry) { s.device.Reset(now, device.ConventionalReset) })
 		case controller.Attach:
-			err = s.attach()
+			err = s.attach(want.GetTransfer().GetReceive())
 		case controller.Close:
 			s.withDevice(func(_ time.Duration, e engine.Entry) { s.binding.Shutdown(e, a.Code) })
 		case controller.Detach:
+			s.endTransfer()
 			s.detach()
 			s.leaveGPU()
 		case controller.Scrub:
@@ -188,8 +192,9 @@ func (s *slot) claim(want *dxpuv1.DesiredBinding, desired *dxpuv1.DesiredState) 
 	return nil
 }
 
-// attach opens the link of the claimed binding.
-func (s *slot) attach() error {
+// attach opens the link of the claimed binding. arriving: the device waits for the state
+// of another one.
+func (s *slot) attach(arriving bool) error {
 	g := s.domain.group
 	e := g.Enter()
 	defer g.Leave(e)
@@ -199,7 +204,7 @@ func (s *slot) attach() error {
 	if err != nil {
 		return err
 	}
-	s.binding = b
+	s.binding, s.arriving = b, arriving
 	s.live.Store(&attachment{g, b})
 	return nil
 }
@@ -221,6 +226,7 @@ func (s *slot) detach() {
 	g.Detach(s.binding)
 	e := g.Enter()
 	s.binding = nil
+	s.stopping, s.arriving, s.installed, s.word = false, false, nil, nil
 	s.live.Store(nil)
 	s.Traffic.Publish()
 	g.Leave(e)

@@ -33,7 +33,7 @@ func TestSlotKeepsNoKeys(t *testing.T) {
 	g := new(attaching)
 	s := &slot{domain: &domain{group: g}}
 	s.config.Link = link.Config{Binding: 7, Secret: [32]byte{1}, Ephemeral: [32]byte{2}}
-	if err := s.attach(); err != nil {
+	if err := s.attach(false); err != nil {
 		t.Fatal(err)
 	}
 	if g.got.Link.Binding != 7 || g.got.Link.Ephemeral != [32]byte{2} {

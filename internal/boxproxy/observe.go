@@ -39,7 +39,13 @@ func (s *slot) Observe() *dxpuv1.ObservedSlot {
 	for _, e := range seen.errors {
 		out.Errors = append(out.Errors, &dxpuv1.DeviceError{Code: e.Code, Count: e.Count})
 	}
-	out.Binding = s.Binding()
+	if out.Immovable = seen.stuck; s.movable() != nil {
+		out.Immovable = s.movable().Error()
+	}
+	out.Movable = out.Immovable == ""
+	if out.Binding = s.Binding(); out.Binding != nil {
+		out.Binding.Migration = s.migration.Load()
+	}
 	s.describePart(out)
 	return out
 }

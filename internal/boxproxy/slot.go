@@ -11,6 +11,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/agent"
 	"github.com/dxpu-project/dxpu/internal/boxproxy/controller"
 	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
+	"github.com/dxpu-project/dxpu/internal/dataplane/migration"
 	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
 	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/tlp"
@@ -36,6 +37,16 @@ type slot struct {
 	jobs    atomic.Int32           // computations of the device that have not ended
 	config  engine.BindingConfig   // from Claim to Attach
 	control controller.Controller  // used by run only
+
+	// A live migration, see docs/migration.md. transfer is used by run only, the others
+	// are guarded by the group.
+	transfer  *transfer
+	departure *departure         // of the slot's device; nil: none
+	stopping  bool               // the host has said STOP
+	arriving  bool               // the host has not said START: the device does nothing
+	installed *arrival           // whose state the device has; nil: none
+	word      *migration.Message // for the host, when its link has room; nil: none
+	migration atomic.Pointer[dxpuv1.Migration]
 
 	seen    atomic.Pointer[condition]   // of the device; nil: the slot is empty
 	reset   atomic.Uint64               // number of the last reset made for the manager
@@ -84,10 +95,19 @@ func (s *slot) notified() {
 	}
 }
 
-var _ engine.Handler = (*slot)(nil)
+var _ engine.PeerHandler = (*slot)(nil)
 
-// Receive hands a TLP from the host, or from a neighbour, to the device.
+// Receive hands a TLP from the host to the device. A device that
+// waits for the state of another one takes none before the state. A host that has stopped
+// the device sends completions, and before START or RESUME what it has kept.
 func (s *slot) Receive(e engine.Entry, p *tlp.Packet) bool {
+	if m, ok := migration.Parse(p); ok {
+		s.order(e, m)
+		return true
+	}
+	if s.arriving && s.installed == nil {
+		return true
+	}
 	if !s.device.Receive(e.Now(), p) {
 		return false
 	}
@@ -96,6 +116,16 @@ func (s *slot) Receive(e engine.Entry, p *tlp.Packet) bool {
 		s.box.snoop(s.index, p)
 	}
 	return true
+}
+
+// ReceivePeer hands a TLP from a neighbour in this box to the device. Until the host has
+// decided on a migration, the device takes completions only: the neighbour's TLPs that the
+// host keeps go first.
+func (s *slot) ReceivePeer(e engine.Entry, p *tlp.Packet) bool {
+	if (s.stopping || s.arriving) && !p.Type.Completion() {
+		return false
+	}
+	return s.Receive(e, p)
 }
 
 // Transmit starts the jobs of the device and sends the TLPs that it emits.
@@ -107,6 +137,10 @@ func (s *slot) Transmit(e engine.Entry) {
 	s.entry = e
 	s.device.Transmit(e.Now(), s.emitTo)
 	s.startJobs() // the end of a command may have brought the next one to the head of its queue
+	if s.stopping {
+		s.snapshot(e)
+	}
+	s.sayOn(e)
 	s.Traffic.Publish()
 }
 
@@ -146,6 +180,10 @@ func (s *slot) start(job device.Job) {
 // addresses, or else to the host. It returns false when the link has no room, or
 // the neighbour cannot take the TLP now.
 func (s *slot) emit(p *tlp.Packet) bool {
+	if migration.Is(p) { // only the box speaks of migrations
+		s.dropped.Add(1)
+		return true
+	}
 	if s.domain.slots.Load() > 1 && transaction.Routable(p) { // the host refuses others
 		if peer := s.box.peer(s.index, p); peer != nil {
 			if !s.binding.HandOver(s.entry, peer.binding, p) {

@@ -98,6 +98,7 @@ type binding struct {
 	part                *dxpuv1.Part
 	domain              string
 	hostAddrs, boxAddrs []*dxpuv1.PathAddress
+	migration
 }
 
 func newCluster(t testing.TB, o options) *cluster {
@@ -331,6 +332,7 @@ func (r *cluster) apply() {
 
 func (r *cluster) desired(b *binding) agenttest.Binding {
 	return agenttest.Binding{
+		Next: r.successor(b), Switch: b.switching,
 		ID: b.id, Epoch: b.epoch, Domain: b.domain, Cipher: r.opts.cipher, Replugs: b.replugs, Part: b.part,
 		Host: agenttest.End{Node: r.hosts[b.host].number, Slot: uint32(b.slot), Addresses: b.hostAddrs},
 		Box:  agenttest.End{Node: r.boxes[b.box].number, Slot: uint32(b.boxSlot), Addresses: b.boxAddrs},

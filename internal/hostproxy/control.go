@@ -22,7 +22,7 @@ func newSlot(h *Proxy, index int) *slot {
 		control: controller.Controller{UnplugTimeout: h.cfg.UnplugTimeout},
 	}
 	s.Status.Clock = h.fabric.WallTime
-	s.root = newRequestPort(s, h.cfg.CompletionTimeout)
+	s.root = newRequestPort(s, h.cfg)
 	return s
 }
 
@@ -49,7 +49,7 @@ func (s *slot) run(ctx context.Context) {
 // goes down.
 func (s *slot) reconcile(ctx context.Context, stop bool) {
 	for {
-		binding, desired := s.host.Wanted(s.index)
+		binding, desired := s.wanted()
 		want := controller.Desired{Binding: binding, Stop: stop}
 		actions := s.control.Step(s.host.fabric.Now(), want, s.look())
 		s.seen.Err = nil
@@ -62,6 +62,9 @@ func (s *slot) reconcile(ctx context.Context, stop bool) {
 		}
 		s.noteApplied(want, desired)
 		if len(actions) == 0 {
+			if !stop && s.control.Has(binding) {
+				s.followSuccession(binding, desired)
+			}
 			s.guest.replugs.Store(s.control.Replugs())
 			return
 		}
@@ -81,15 +84,15 @@ func (s *slot) look() controller.Seen {
 	if p, ok := s.plugged.(*pluggedVM); ok && p.front.QMP != "" {
 		s.seen.Connected = p.connected()
 	}
+	e := s.host.group.Enter() // a switch may change the binding at any time
+	defer s.host.group.Leave(e)
 	if s.binding == nil {
 		return s.seen
 	}
-	e := s.host.group.Enter()
 	s.seen.Link, s.seen.Why = s.binding.State(e), s.binding.Why(e)
 	if s.gone {
 		s.seen.Link = link.Down
 	}
-	s.host.group.Leave(e)
 	return s.seen
 }
 
@@ -136,7 +139,7 @@ func (s *slot) open(want *dxpuv1.DesiredBinding, self uint32) error {
 	e := g.Enter()
 	defer g.Leave(e)
 	s.gone = false
-	s.root = newRequestPort(s, s.host.cfg.CompletionTimeout)
+	s.root = newRequestPort(s, s.host.cfg)
 	s.binding, err = g.Attach(e, engine.BindingConfig{Link: cfg, Peers: peers, Handler: s})
 	return err
 }
@@ -157,9 +160,7 @@ func (s *slot) readdress(want *dxpuv1.DesiredBinding, self uint32) error {
 func (s *slot) plug(ctx context.Context, want *dxpuv1.DesiredBinding) error {
 	s.Status.StepOnce("link_up")
 	e := s.host.group.Enter()
-	err := s.host.table.Bind(s.index, mapping.Target{
-		Box: want.GetPeer().GetNodeNumber(), Slot: uint16(want.GetPeer().GetSlot()), Path: uint8(want.Path),
-	})
+	err := s.host.table.Bind(s.index, target(want))
 	s.host.group.Leave(e)
 	if err != nil {
 		return err
@@ -177,16 +178,25 @@ func (s *slot) plug(ctx context.Context, want *dxpuv1.DesiredBinding) error {
 	return nil
 }
 
+// target returns the far end of a binding for the mapping table.
+func target(want *dxpuv1.DesiredBinding) mapping.Target {
+	return mapping.Target{Box: want.GetPeer().GetNodeNumber(), Slot: uint16(want.GetPeer().GetSlot()), Path: uint8(want.Path)}
+}
+
 // end forgets the binding.
 func (s *slot) end() {
 	s.LinkStats.Store(nil)
 	s.guest.end()
+	s.migration.Store(nil) // of the binding: one that has ended, too
 	s.Status.End()
 	s.host.Changed()
 }
 
 // close takes the device away from the host and ends the link.
 func (s *slot) close(code engine.CloseCode) {
+	if s.next != nil {
+		s.endSuccession()
+	}
 	g := s.host.group
 	if b := s.binding; b != nil {
 		e := g.Enter()
@@ -214,10 +224,11 @@ func (s *slot) close(code engine.CloseCode) {
 
 // sample copies the counters of the link for reports and metrics.
 func (s *slot) sample() {
+	e := s.host.group.Enter()
 	if s.binding == nil {
+		s.host.group.Leave(e)
 		return
 	}
-	e := s.host.group.Enter()
 	stats := s.binding.Stats(e)
 	held := s.plugged != nil && s.plugged.held(e)
 	s.host.group.Leave(e)

@@ -51,9 +51,13 @@ func (v *vm) Receive(e engine.Entry, p *tlp.Packet) bool {
 	return true
 }
 
-// ReceiveRun stores a run of writes in guest memory. If one of them is to a place that
-// is not mapped, or not shared, or the interrupt window, Receive takes them one by one.
+// ReceiveRun queues a run of reads, or stores a run of writes in guest memory. If one of
+// the writes is to a place that is not mapped, or not shared, or the interrupt window,
+// Receive takes them one by one.
 func (v *vm) ReceiveRun(_ engine.Entry, r *link.Run) bool {
+	if r.Reads() {
+		return v.reads.addRun(r, v.device.payload)
+	}
 	addr, last := r.First.Addr, r.First.Addr+uint64(len(r.Data))-1
 	if v.conn == nil || addr <= msiLimit && last >= msiBase {
 		return false
@@ -163,7 +167,7 @@ func status(err error) pcie.CplStatus {
 // It is atomic among the devices of this host. Towards the guest's processors it
 // is not, as on a platform without AtomicOp routing.
 func (v *vm) atomic(e engine.Entry, p *tlp.Packet) bool {
-	if v.slot.binding == nil || v.slot.binding.Room(e) == 0 {
+	if v.slot.binding == nil || !v.slot.roomFor(e, 1) {
 		return false // before memory is changed
 	}
 	transaction.ExecuteAtomic(&v.out, p, rootID, v.reads.buf, v.readMem, v.writeMem)
@@ -214,6 +218,9 @@ func (v *vm) fetch(addr uint64, n int) []byte {
 func (v *vm) Transmit(e engine.Entry) {
 	v.reads.entry = e
 	for !v.reads.empty() && v.slot.roomFor(e, v.device.payload) {
+		if v.answerRun(e) {
+			continue
+		}
 		job := v.reads.front()
 		if !v.prepare(job) {
 			return // fetched by message: continues when the data have arrived
@@ -233,6 +240,39 @@ func (v *vm) Transmit(e engine.Entry) {
 		v.reads.pop()
 	}
 }
+
+// runBytes bounds the bytes of one run of completions: the processor's nearest cache keeps
+// them between the copy and the computation of their CRCs.
+const runBytes = 16 << 10
+
+// answerRun sends completions of the run of reads at the front as a run, from memory that
+// is read at once. It returns false if the next read must be answered on its own.
+func (v *vm) answerRun(e engine.Entry) bool {
+	if v.slot.binding == nil || v.slot.gone || v.conn == nil {
+		return false
+	}
+	size := v.reads.front().run.Size()
+	if size == 0 {
+		return false
+	}
+	r, addr := v.reads.completions(min(v.slot.binding.Fit(e, size), runBytes/size))
+	if r == nil || r.Count == 0 {
+		return false
+	}
+	r.Data = v.slot.binding.Payload(e, r.Count*size)
+	if r.Data == nil || !v.conn.Memory().TryRead(addr, r.Data) {
+		return false
+	}
+	r.First.Data = r.Data[:size:size]
+	if v.slot.sendRun(e, r) != nil {
+		return false
+	}
+	v.reads.popRun(r.Count)
+	return true
+}
+
+// Owes reports whether reads of the device wait for their completions.
+func (v *vm) Owes(engine.Entry) bool { return !v.reads.empty() }
 
 // Wake returns machine.Never: completions wait only for the link.
 func (v *vm) Wake(engine.Entry) time.Duration { return machine.Never }
@@ -276,94 +316,4 @@ func (v *vm) prepare(job *readJob) bool {
 		return true
 	}
 	return false
-}
-
-// maxReads is the number of a device's reads that may wait for their completions:
-// one for each tag of a function.
-const maxReads = pcie.MaxTags
-
-// readQueue holds the device's outstanding reads of guest memory, in the order of
-// arrival.
-type readQueue struct {
-	entry  engine.Entry // of the Transmit that is under way
-	buf    []byte       // payload of the present completion
-	jobs   []readJob
-	head   int // the jobs before it are done
-	ticket uint64
-}
-
-// readJob is one read.
-type readJob struct {
-	transaction.ReadJob
-	addr   uint64
-	n      int
-	fetch  fetchState
-	status pcie.CplStatus
-	bytes  []byte // the bytes that a DMA message fetched; nil: read in place
-	ticket uint64 // matches the answer of a message
-}
-
-type fetchState uint8
-
-const (
-	fetchNone    fetchState = iota // not started
-	fetchPending                   // a DMA message is under way
-	fetchDone                      // status and, if not in place, bytes are set
-)
-
-func (q *readQueue) empty() bool { return q.head == len(q.jobs) }
-
-func (q *readQueue) front() *readJob { return &q.jobs[q.head] }
-
-// add queues a read request; false means that the device has more reads
-// outstanding than tags.
-func (q *readQueue) add(p *tlp.Packet, mps int) bool {
-	if len(q.jobs)-q.head == maxReads {
-		return false
-	}
-	if q.head > len(q.jobs)/2 && len(q.jobs) == cap(q.jobs) { // seldom enough to cost nothing
-		n := copy(q.jobs, q.jobs[q.head:])
-		q.jobs, q.head = q.jobs[:n], 0
-	}
-	q.ticket++
-	q.jobs = append(q.jobs, readJob{ticket: q.ticket})
-	job := &q.jobs[len(q.jobs)-1]
-	job.addr, job.n = p.ByteRange()
-	job.Start(p, rootID, pcie.DefaultRCB, mps)
-	return true
-}
-
-func (q *readQueue) pop() {
-	q.jobs[q.head] = readJob{}
-	if q.head++; q.empty() {
-		q.drop()
-	}
-}
-
-func (q *readQueue) drop() {
-	clear(q.jobs)
-	q.jobs, q.head = q.jobs[:0], 0
-}
-
-// arrived notes the answer to a DMA message.
-func (q *readQueue) arrived(ticket uint64, st pcie.CplStatus) {
-	for i := q.head; i < len(q.jobs); i++ {
-		if job := &q.jobs[i]; job.ticket == ticket {
-			job.fetch, job.status = fetchDone, st
-			return
-		}
-	}
-}
-
-// fetched returns the bytes that a message fetched for the read at the front.
-func (q *readQueue) fetched(addr uint64, n int) []byte {
-	if q.empty() || q.front().bytes == nil {
-		return nil
-	}
-	job := q.front()
-	off := addr - job.addr
-	if addr < job.addr || off+uint64(n) > uint64(len(job.bytes)) {
-		return nil
-	}
-	return job.bytes[off : off+uint64(n)]
 }

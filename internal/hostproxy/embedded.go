@@ -10,6 +10,7 @@ import (
 
 	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/internal/dataplane/mapping"
+	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
 	"github.com/dxpu-project/dxpu/internal/embedded"
 	"github.com/dxpu-project/dxpu/internal/embedded/rootcomplex"
 	"github.com/dxpu-project/dxpu/internal/embedded/vswitch"
@@ -164,9 +165,9 @@ func (f *Embedded) kick() {
 // slack returns the time by which a request may exceed its Completion Timeout: that
 // of the slowest link, because the root complex does not know which slot a request
 // went to.
-func (f *Embedded) slack(timeout time.Duration) (most time.Duration) {
+func (f *Embedded) slack(o transaction.Overdue) (most time.Duration) {
 	for _, s := range f.owner.slots {
-		most = max(most, s.slack(f.entry, timeout))
+		most = max(most, s.slack(f.entry, o.Timeout))
 	}
 	return most
 }
@@ -256,7 +257,7 @@ func (p *embeddedPort) Receive(e engine.Entry, t *tlp.Packet) bool {
 }
 
 func (p *embeddedPort) ReceiveRun(_ engine.Entry, r *link.Run) bool {
-	return p.front.host.ReceiveWrites(r.First.Addr, r.Data, r.Count)
+	return r.Writes() && p.front.host.ReceiveWrites(r.First.Addr, r.Data, r.Count)
 }
 
 // Transmit moves TLPs of the whole host.
@@ -264,6 +265,10 @@ func (p *embeddedPort) Transmit(e engine.Entry) { p.front.pump(e) }
 
 // Wake returns machine.Never: the front has a timer for the whole host.
 func (p *embeddedPort) Wake(engine.Entry) time.Duration { return machine.Never }
+
+// Owes returns false: the queue of the root complex is that of all slots, and its user is
+// this process, not a guest.
+func (p *embeddedPort) Owes(engine.Entry) bool { return false }
 
 // DeviceLost is a surprise removal: the drivers learn of it at once.
 func (p *embeddedPort) DeviceLost(e engine.Entry) {

@@ -56,7 +56,9 @@ type Config struct {
 	Labels map[string]string
 	// CompletionTimeout ends a request that a device does not answer. Default
 	// 1 s: below every deadline of a VMM, above any stall of a path that fails over.
-	// A link whose own answers are slow extends it, to at most 4 s.
+	// Below a QEMU that the front plugs into it is 800 ms: QEMU holds a lock meanwhile,
+	// and its monitor is to answer within a second. A link whose own answers are slow
+	// extends it, to at most 4 s; below QEMU only while the box is heard.
 	CompletionTimeout time.Duration
 	// UnplugTimeout bounds the time in which a host releases a device when the
 	// manager does not set it. Default 15 s.
@@ -90,7 +92,7 @@ func New(cfg Config) (*Proxy, error) {
 	if cfg.Slots < 1 || cfg.Slots > MaxSlots {
 		return nil, fmt.Errorf("hostproxy: a virtual switch has 1 to %d slots, not %d", MaxSlots, cfg.Slots)
 	}
-	cfg.CompletionTimeout = cmp.Or(cfg.CompletionTimeout, time.Second)
+	cfg.CompletionTimeout = cmp.Or(cfg.CompletionTimeout, defaultTimeout(cfg.Front))
 	cfg.UnplugTimeout = cmp.Or(cfg.UnplugTimeout, 15*time.Second)
 	h := &Proxy{cfg: cfg, log: cfg.Logger, fabric: cfg.Fabric, group: cfg.Fabric.NewGroup(), table: mapping.NewHostTable(cfg.Slots)}
 	h.router = h.table

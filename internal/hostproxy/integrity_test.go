@@ -2,6 +2,7 @@ package hostproxy_test
 
 import (
 	"bytes"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -19,10 +20,10 @@ type forger struct {
 
 	mu      sync.Mutex // guards the fields below
 	forged  []tlp.Packet
-	answers []tlp.Packet // completions with forgedTag
+	answers []tlp.Packet // completions with forgedTag or a later one
 }
 
-const forgedTag = 255 // the GPU has fewer tags
+const forgedTag = 200 // the GPU has fewer tags
 
 func (f *forger) Transmit(now time.Duration, emit func(*tlp.Packet) bool) {
 	f.Device.Transmit(now, emit)
@@ -34,10 +35,12 @@ func (f *forger) Transmit(now time.Duration, emit func(*tlp.Packet) bool) {
 }
 
 func (f *forger) Receive(now time.Duration, p *tlp.Packet) bool {
-	if p.Type.Completion() && p.Tag == forgedTag {
+	if p.Type.Completion() && p.Tag >= forgedTag {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		f.answers = append(f.answers, *p)
+		kept := *p
+		kept.Data = slices.Clone(p.Data)
+		f.answers = append(f.answers, kept)
 		return true
 	}
 	return f.Device.Receive(now, p)

@@ -26,6 +26,7 @@ var errBusy = errors.New("hostproxy: no room on the link")
 type requestPort struct {
 	slot      *slot
 	timeout   time.Duration // Completion Timeout
+	locked    bool          // a VMM holds its lock while an access waits
 	requester *transaction.Requester
 	ops       []op
 	free      []int
@@ -40,6 +41,7 @@ type requestPort struct {
 type op struct {
 	left   int // requests outstanding, plus one until release
 	failed bool
+	config bool           // one of the requests is to configuration space
 	status pcie.CplStatus // of the first request that failed
 
 	// The end of the operation answers the VMM's access, or calls done.
@@ -48,9 +50,24 @@ type op struct {
 	done   func(e engine.Entry, ok bool, status pcie.CplStatus)
 }
 
-func newRequestPort(s *slot, timeout time.Duration) *requestPort {
+// defaultTimeout is the Completion Timeout of a front that does not say.
+func defaultTimeout(front Front) time.Duration {
+	if holdsLock(front) {
+		return 800 * time.Millisecond
+	}
+	return time.Second
+}
+
+// holdsLock reports whether the front plugs devices into a QEMU, whose accesses hold its
+// lock. Other clients of a slot's socket wait for their own accesses only.
+func holdsLock(front Front) bool {
+	vm, ok := front.(*VM)
+	return ok && vm.QMP != ""
+}
+
+func newRequestPort(s *slot, cfg Config) *requestPort {
 	return &requestPort{
-		slot: s, timeout: timeout, pad: make([]byte, pcie.MaxPayload+2*pcie.DW),
+		slot: s, timeout: cfg.CompletionTimeout, locked: holdsLock(cfg.Front), pad: make([]byte, pcie.MaxPayload+2*pcie.DW),
 		requester: transaction.NewRequester(transaction.RequesterConfig{ID: rootID, Tags: hostTags}),
 	}
 }
@@ -109,27 +126,46 @@ func (r *requestPort) request(e engine.Entry, id int, p *tlp.Packet, dst []byte)
 		r.end(e, id, false, pcie.UnsupportedRequest)
 		return nil
 	}
-	if b.Room(e) < len(p.Data) || b.Room(e) == 0 || !r.requester.Begin(e.Now(), e.Now()+r.timeoutOf(p), p, dst, uint64(id)) {
+	if r.slot.held() || b.Room(e) < len(p.Data) || b.Room(e) == 0 || !r.requester.Begin(e.Now(), e.Now()+r.timeoutNow(&r.ops[id], e.Now()-b.Heard(e)), p, dst, uint64(id)) {
 		b.Touch(e) // Transmit is called when there is room
 		return errBusy
 	}
 	r.ops[id].left++
+	r.ops[id].config = r.ops[id].config || p.Type.Config()
 	// The link has room, so an error means that it goes down, which cancels the
 	// outstanding requests.
 	_ = r.slot.send(e, p)
 	return nil
 }
 
-// timeoutOf returns the Completion Timeout of a request. A configuration request that fails
-// costs more than a late one: a guest that reads all ones while it looks for the device
-// concludes that a BAR, or the device, does not exist, and does not look again. But the VMM
-// holds its lock meanwhile, so a device that has let one request fail gets no more time
-// until it answers.
-func (r *requestPort) timeoutOf(p *tlp.Packet) time.Duration {
-	if !p.Type.Config() || r.silent {
-		return r.timeout
+// holds reports whether a VMM holds its lock until the operation ends.
+func (r *requestPort) holds(o *op) bool { return r.locked && o.access != nil }
+
+// timeoutNow returns the Completion Timeout of a request that begins. While a VMM holds its
+// lock, a request to a box that is silent, for the given time already, ends early after a
+// Completion Timeout: the box may be gone.
+func (r *requestPort) timeoutNow(o *op, silence time.Duration) time.Duration {
+	if r.silent && r.holds(o) && silence > heardWithin {
+		return r.timeout / silentPart
 	}
-	return max(r.timeout, min(configTimeouts*r.timeout, maxCompletionTime-answerTime))
+	return r.timeout
+}
+
+// extension returns the time by which a request may exceed its deadline: slack, see
+// slot.slack, or more for a configuration request. One that fails costs more than a late one:
+// a guest that reads all ones while it looks for the device concludes that a BAR, or the
+// device, does not exist, and does not look again. But a device that has let one request fail
+// gets no more time until it answers. While a VMM holds its lock, a box gets none from when it
+// is silent.
+func (r *requestPort) extension(o transaction.Overdue, slack, heard time.Duration) time.Duration {
+	op := &r.ops[o.Cookie]
+	if op.config && !r.silent {
+		slack = max(slack, min(configTimeouts*r.timeout, maxCompletionTime-answerTime)-o.Timeout)
+	}
+	if r.holds(op) {
+		slack = min(slack, max(heard+heardWithin-o.Deadline, 0))
+	}
+	return slack
 }
 
 // post sends one posted request.
@@ -138,7 +174,7 @@ func (r *requestPort) post(e engine.Entry, p *tlp.Packet) error {
 	if b == nil || r.gone {
 		return nil // the device is gone: drop the write
 	}
-	if b.Room(e) < len(p.Data) || b.Room(e) == 0 {
+	if r.slot.held() || b.Room(e) < len(p.Data) || b.Room(e) == 0 {
 		b.Touch(e)
 		return errBusy
 	}
@@ -215,6 +251,11 @@ const maxCompletionTime = 4 * time.Second
 const (
 	// configTimeouts is how many Completion Timeouts a configuration request may take.
 	configTimeouts = 3
+	// heardWithin is the time after which a box that was not heard counts as silent here. A
+	// link that is idle hears its peer every quarter of a second.
+	heardWithin = 500 * time.Millisecond
+	// silentPart is the part of a Completion Timeout that a request to a silent box has.
+	silentPart = 8
 	// answerTime is what the end of a request takes until the VMM has the answer.
 	answerTime = time.Second
 )
@@ -232,7 +273,12 @@ func (s *slot) slack(e engine.Entry, timeout time.Duration) time.Duration {
 
 // expire ends the requests whose Completion Timeout has passed.
 func (r *requestPort) expire(e engine.Entry) {
-	slack := func(timeout time.Duration) time.Duration { return r.slot.slack(e, timeout) }
+	slack := func(o transaction.Overdue) time.Duration {
+		if r.slot.binding == nil {
+			return 0
+		}
+		return r.extension(o, r.slot.slack(e, o.Timeout), r.slot.binding.Heard(e))
+	}
 	r.requester.Expire(e.Now(), slack, func(res transaction.Result) { r.timedOut(e, res) })
 }
 

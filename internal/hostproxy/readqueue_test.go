@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"testing"
 
+	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
 )
@@ -38,6 +39,51 @@ func TestReadQueueIsBoundedAndInOrder(t *testing.T) {
 		if !q.empty() {
 			t.Fatal("not empty")
 		}
+	}
+}
+
+// A run counts as its reads, and leaves the queue in parts.
+func TestReadQueueTakesRuns(t *testing.T) {
+	run := func(n, size int) *link.Run { return &link.Run{First: *readRequest(1<<32, size), Count: n} }
+	var q readQueue
+	if q.addRun(run(maxReads+1, 128), pcie.MaxPayload) {
+		t.Error("a run of more reads than there are tags is accepted")
+	}
+	if q.addRun(run(2, 256), 128) || q.addRun(run(2, 64), pcie.MaxPayload) {
+		t.Error("a run is accepted whose completions are none")
+	}
+	if !q.addRun(run(10, 4096), pcie.MaxPayload) || !q.add(readRequest(0, 4), pcie.MaxPayload) {
+		t.Fatal("refused")
+	}
+	if q.addRun(run(maxReads-10, 4096), pcie.MaxPayload) {
+		t.Error("more reads than there are tags")
+	}
+	for i, most := range []int{3, 20, 1} {
+		r, addr := q.completions(most)
+		if i == 2 {
+			if r != nil {
+				t.Error("a run of a single read")
+			}
+			break
+		}
+		want := []int{3, 6}[i]
+		if r == nil || r.Count != want || r.First.Tag != []pcie.Tag{0, 4}[i] || addr != 1<<32+uint64(r.First.Tag)<<12 || r.First.Length != 1024 {
+			t.Fatalf("part %d: %+v at %#x", i, r, addr)
+		}
+		q.popRun(r.Count)
+		if i == 0 { // one is answered on its own
+			if got := q.front(); got.addr != 1<<32+3<<12 || got.n != 4096 || got.fetch != fetchNone {
+				t.Errorf("the next read is %#x, %d bytes", got.addr, got.n)
+			}
+			q.front().fetch = fetchPending
+			if r, _ := q.completions(1); r != nil {
+				t.Error("a run begins with a read that is being fetched")
+			}
+			q.pop()
+		}
+	}
+	if q.pop(); !q.empty() || q.count != 0 {
+		t.Errorf("%d reads are left", q.count)
 	}
 }
 
@@ -85,7 +131,7 @@ func TestReadQueueTakesAnswers(t *testing.T) {
 }
 
 func TestAlign(t *testing.T) {
-	r := newRequestPort(&slot{}, 0)
+	r := newRequestPort(&slot{}, Config{})
 	for _, c := range []struct {
 		name string
 		addr uint64

@@ -49,13 +49,14 @@ func (h *Proxy) Observe() *dxpuv1.ObservedState {
 // Observe implements agent.Slot.
 func (s *slot) Observe() *dxpuv1.ObservedSlot {
 	out := &dxpuv1.ObservedSlot{
-		Slot: uint32(s.index), Domain: s.host.cfg.Domain, Health: dxpuv1.Health_HEALTH_OK, Binding: s.Binding(),
+		Slot: uint32(s.index), Domain: s.host.cfg.Domain, Health: dxpuv1.Health_HEALTH_OK, Movable: true, Binding: s.Binding(),
 	}
 	out.Removal = s.guest.removal.Load() // after the status: a binding that is not there has left it
 	if out.Binding == nil {
 		return out
 	}
 	s.guest.observe(out.Binding)
+	out.Binding.Migration = s.migration.Load()
 	if c := out.Binding.Counters; c != nil {
 		c.TlpsRefused = s.counters.refused()
 		c.CompletionTimeouts = s.counters.timeouts.Load()

@@ -5,9 +5,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/internal/agent"
 	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/internal/dataplane/mapping"
+	"github.com/dxpu-project/dxpu/internal/dataplane/migration"
 	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
 	"github.com/dxpu-project/dxpu/internal/hostproxy/controller"
 	"github.com/dxpu-project/dxpu/link"
@@ -25,16 +27,18 @@ type port interface {
 	Transmit(e engine.Entry)
 	// Wake returns when Transmit is due without further input, or machine.Never.
 	Wake(e engine.Entry) time.Duration
+	// Owes reports whether completions for the device wait.
+	Owes(e engine.Entry) bool
 	// DeviceLost tells the port that the device is gone. The port answers every
 	// request that waits for the device.
 	DeviceLost(e engine.Entry)
 }
 
-// runPort is a port that takes runs of memory writes.
+// runPort is a port that takes runs of memory requests.
 type runPort interface {
 	port
-	// ReceiveRun stores a run of bytes in host memory. It returns false if it cannot
-	// store all of them at once: the writes then come one by one.
+	// ReceiveRun stores a run of bytes in host memory, or queues a run of reads. It returns
+	// false if it cannot take all of them at once: the requests then come one by one.
 	ReceiveRun(e engine.Entry, r *link.Run) bool
 }
 
@@ -46,12 +50,19 @@ type slot struct {
 	kick  engine.Signal // wakes the controller
 
 	// Guarded by the group. Only the controller changes them, except gone and
-	// roomy.
+	// roomy, and binding at a switch (see succession).
 	binding *engine.Binding // nil: empty
 	port    port            // nil: the host does not see the device yet
 	root    *requestPort
 	gone    bool          // the link is down; the slot answers the host in the device's place
 	roomy   chan struct{} // closed when requests may fit again; nil: no caller waits
+
+	// A live migration, guarded by the group. Only the controller changes next.
+	next      *succession         // nil: none
+	words     []migration.Message // for the box, when the link has room
+	kept      []tlp.Packet        // requests and writes for the device
+	keptBytes int
+	migration atomic.Pointer[dxpuv1.Migration]
 
 	// Used by run only:
 	control controller.Controller
@@ -83,6 +94,12 @@ func (s *slot) id() pcie.BDF { return mapping.SlotID(s.index) }
 // Receive routes a TLP of the device: to the host, to the device of another
 // slot, or nowhere (paper, section 3.3.3).
 func (s *slot) Receive(e engine.Entry, p *tlp.Packet) bool {
+	if m, ok := migration.Parse(p); ok {
+		if s.next != nil {
+			s.next.heard(e, m, true)
+		}
+		return true
+	}
 	if !s.route(e, p) {
 		return false
 	}
@@ -90,11 +107,12 @@ func (s *slot) Receive(e engine.Entry, p *tlp.Packet) bool {
 	return true
 }
 
-// ReceiveRun stores a run of memory writes that all go to the memory of the host. A run
+// ReceiveRun takes a run of memory requests that all go to the memory of the host. A run
 // is intact: see link.Run.
 func (s *slot) ReceiveRun(e engine.Entry, r *link.Run) bool {
 	p, ok := s.port.(runPort)
-	if !ok || !transaction.Routable(&r.First) || !s.host.router.AllToHost(s.index, r.First.Addr, uint64(len(r.Data))) || !p.ReceiveRun(e, r) {
+	if !ok || !r.First.Type.Memory() || !transaction.Routable(&r.First) ||
+		!s.host.router.AllToHost(s.index, r.First.Addr, uint64(r.Count*r.Size())) || !p.ReceiveRun(e, r) {
 		return false
 	}
 	s.Traffic.FromDevice.Count(r.Count, len(r.Data))
@@ -160,12 +178,15 @@ func (s *slot) forward(e engine.Entry, p *tlp.Packet) bool {
 	if s.binding == nil || s.gone {
 		return true
 	}
+	if s.mustKeep(p.Type.Completion()) {
+		return s.keep(p)
+	}
 	return !errors.Is(s.send(e, p), link.ErrFull)
 }
 
-// roomFor reports whether forward takes a TLP with n bytes of payload.
+// roomFor reports whether the link takes a completion with n bytes of payload.
 func (s *slot) roomFor(e engine.Entry, n int) bool {
-	return s.binding == nil || s.gone || s.binding.Room(e) >= n
+	return s.binding == nil || s.gone || !s.mustKeep(true) && s.binding.Room(e) >= n
 }
 
 // send sends a TLP to the device and counts it.
@@ -177,7 +198,16 @@ func (s *slot) send(e engine.Entry, p *tlp.Packet) error {
 	return err
 }
 
-// refuse answers a non-posted request that the host cannot serve. If the link has
+// sendRun sends the TLPs of a run to the device and counts them.
+func (s *slot) sendRun(e engine.Entry, r *link.Run) error {
+	err := s.binding.SendRun(e, r)
+	if err == nil {
+		s.Traffic.ToDevice.Count(r.Count, len(r.Data))
+	}
+	return err
+}
+
+// refuse answers a non-posted request that the host cannot serve. If there is
 // no room for the answer, the requester's own Completion Timeout ends the request.
 func (s *slot) refuse(e engine.Entry, p *tlp.Packet, status pcie.CplStatus) {
 	if !p.Type.NonPosted() || s.binding == nil {
@@ -185,11 +215,12 @@ func (s *slot) refuse(e engine.Entry, p *tlp.Packet, status pcie.CplStatus) {
 	}
 	var out tlp.Packet
 	transaction.Respond(&out, p, rootID, status)
-	_ = s.send(e, &out)
+	_ = s.forward(e, &out)
 }
 
 // Transmit continues the work that waits for the link or for a time.
 func (s *slot) Transmit(e engine.Entry) {
+	s.release(e)
 	s.root.expire(e)
 	if s.port != nil {
 		s.port.Transmit(e)
@@ -204,7 +235,7 @@ func (s *slot) noteRoom(e engine.Entry) {
 	if s.roomy == nil {
 		return
 	}
-	if s.gone || s.binding == nil || s.binding.Room(e) >= pcie.MaxPayload && s.root.requester.Free(e.Now()) > 0 {
+	if s.gone || s.binding == nil || !s.held() && s.binding.Room(e) >= pcie.MaxPayload && s.root.requester.Free(e.Now()) > 0 {
 		close(s.roomy)
 		s.roomy = nil
 	}
@@ -234,6 +265,9 @@ func (s *slot) Wake(e engine.Entry) time.Duration {
 	if s.port != nil {
 		wake = min(wake, s.port.Wake(e))
 	}
+	if s.moving() {
+		wake = min(wake, s.next.deadline)
+	}
 	return wake
 }
 
@@ -250,6 +284,10 @@ func (s *slot) LinkChanged(e engine.Entry, state link.State) {
 func (s *slot) lose(e engine.Entry) {
 	if !s.gone {
 		s.gone = true
+		s.forget()
+		if s.next != nil && s.next.phase < switched {
+			s.next.fail(e, "the link to the box of the source is down")
+		}
 		s.root.cancel(e)
 		if s.port != nil {
 			s.port.DeviceLost(e)

@@ -143,8 +143,8 @@ func (n *Node) Release(b *engine.Buffer) { n.world.buffers = append(n.world.buff
 func (n *Node) MaxBatch(uint8, int) int { return len(engine.Buffer{}) / 2 }
 
 // Write implements engine.Output.
-func (n *Node) Write(_ time.Duration, path uint8, to netip.AddrPort, batch []byte, segment int) {
-	for datagram := range slices.Chunk(batch, segment) {
+func (n *Node) Write(_ time.Duration, path uint8, to netip.AddrPort, batch [][]byte, segment int) {
+	for datagram := range slices.Chunk(slices.Concat(batch...), segment) {
 		n.world.send(n.uplinks[path], to, datagram)
 	}
 }

@@ -190,7 +190,9 @@ func (c *chaos) bindingFault(ctx context.Context, r *rand.Rand, kind string) {
 		if kind == faultHost {
 			side = hostSide
 		}
-		finished := c.ledger.limit(restartLimit, func() { c.ledger.stuck("%s: not finished after %v", kind, restartLimit) })
+		// A machine that runs threads late has stalls too short to count, one after the other.
+		limit := restartLimit + c.grace() - graceAfter
+		finished := c.ledger.limit(limit, func() { c.ledger.stuck("%s: not finished after %v", kind, limit) })
 		if err := c.cluster.restart(side); err != nil {
 			c.ledger.violate("%s: %v", kind, err)
 		}

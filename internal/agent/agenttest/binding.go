@@ -27,6 +27,9 @@ type Binding struct {
 	Replugs   uint32
 	Part      *dxpuv1.Part
 	Host, Box End
+	// Next is the successor in a live migration; nil: none. With Switch the host may switch.
+	Next   *Binding
+	Switch bool
 }
 
 // Desired returns the state that a manager wants of a node: the node's ends of
@@ -36,12 +39,36 @@ func Desired(node uint32, revision uint64, bindings ...Binding) *dxpuv1.DesiredS
 	for _, b := range bindings {
 		switch node {
 		case b.Host.Node:
-			d.Bindings = append(d.Bindings, b.from(b.Host, b.Box))
+			d.Bindings = append(d.Bindings, b.atHost())
 		case b.Box.Node:
-			d.Bindings = append(d.Bindings, b.from(b.Box, b.Host))
+			out := b.from(b.Box, b.Host)
+			if b.Next != nil {
+				out.Transfer = &dxpuv1.Transfer{Link: b.Next.transfer(b.Box, b.Next.Box)}
+			}
+			d.Bindings = append(d.Bindings, out)
+		}
+		if b.Next != nil && node == b.Next.Box.Node {
+			out := b.Next.from(b.Next.Box, b.Next.Host)
+			out.Transfer = &dxpuv1.Transfer{Link: b.Next.transfer(b.Next.Box, b.Box), Receive: true}
+			d.Bindings = append(d.Bindings, out)
 		}
 	}
 	return d
+}
+
+func (b *Binding) atHost() *dxpuv1.DesiredBinding {
+	out := b.from(b.Host, b.Box)
+	if b.Next != nil {
+		out.Successor, out.Switch = b.Next.from(b.Host, b.Next.Box), b.Switch
+	}
+	return out
+}
+
+// transfer returns one side of the link between the boxes.
+func (b *Binding) transfer(self, peer End) *dxpuv1.DesiredBinding {
+	out := b.from(self, peer)
+	out.Secret = bytes.Repeat([]byte{^byte(b.Epoch)}, 32)
+	return out
 }
 
 func (b *Binding) from(self, peer End) *dxpuv1.DesiredBinding {

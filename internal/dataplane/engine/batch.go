@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/dxpu-project/dxpu/frame"
+	"github.com/dxpu-project/dxpu/link"
 )
 
 const (
@@ -29,7 +30,7 @@ func (b *Binding) transmit(now time.Duration) (more bool) {
 	out := batch{binding: b}
 	more = true
 	for b.deficit += quantum; b.deficit > 0; {
-		n, path := b.link.Transmit(now, out.space())
+		n, path := out.next(now)
 		if n == 0 {
 			b.deficit, more = 0, false // an idle link saves nothing up
 			break
@@ -43,43 +44,59 @@ func (b *Binding) transmit(now time.Duration) (more bool) {
 }
 
 // batch collects a run of datagrams of one binding for one path: equal sizes,
-// except a shorter last one, as segmentation offload requires. A run that no
-// datagram can join any more is written at once, so datagrams are copied only in
-// the rare case that the buffer ends behind an unfinished run.
+// except a shorter last one, as segmentation offload requires. It writes a run that no
+// datagram can join any more at once.
 type batch struct {
-	binding     *Binding
-	buf         *Buffer
-	start, used int // the run is buf[start:used]
-	segment     int
-	path        uint8
+	binding *Binding
+	buf     *Buffer
+	lent    []link.Lent // pieces of the next datagram
+	parts   [][]byte    // of the run, without the last one, which is buf[from:used]
+	from    int
+	used    int
+	run     int // bytes of the run
+	segment int
+	path    uint8
+}
+
+// next builds the next datagram of the link, for add. Its size is 0 if there is none.
+func (o *batch) next(now time.Duration) (n int, path uint8) {
+	n, path, o.lent = o.binding.link.TransmitLent(now, o.space(now), o.lent[:0])
+	return n, path
 }
 
 // space returns where the link may write the next datagram.
-func (o *batch) space() []byte {
+func (o *batch) space(now time.Duration) []byte {
 	if o.buf == nil {
 		o.buf = o.output().Buffer()
+		o.lent, o.parts = o.binding.group.lent, o.binding.group.parts
 	}
 	if len(o.buf)-o.used < frame.MaxDatagram {
-		o.used = copy(o.buf[:], o.buf[o.start:o.used])
-		o.start = 0
+		o.write(now)
+		o.from, o.used = 0, 0
 	}
 	return o.buf[o.used : o.used+frame.MaxDatagram]
 }
 
-// add takes a datagram of n bytes that was written into space.
+// add takes a datagram of n bytes that was written into space, except the lent pieces.
 func (o *batch) add(now time.Duration, n int, path uint8) {
-	run := o.used - o.start
-	if run > 0 && (path != o.path || n > o.segment || run+n > o.most()) {
+	if o.run > 0 && (path != o.path || n > o.segment || o.run+n > o.most()) {
 		o.write(now)
-		run = 0
 	}
-	if run == 0 {
+	if o.run == 0 {
 		o.segment, o.path = n, path
 	}
+	o.run += n
+	start := o.used
+	for _, piece := range o.lent {
+		at := start + piece.At
+		o.parts = append(o.parts, o.buf[o.from:at], piece.Bytes)
+		o.from = at
+		n -= len(piece.Bytes)
+	}
 	o.used += n
-	if n < o.segment || run+n+o.segment > o.most() {
+	if o.run%o.segment != 0 || o.run+o.segment > o.most() {
 		o.write(now)
-		o.start, o.used = 0, 0
+		o.from, o.used = 0, 0
 	}
 }
 
@@ -88,10 +105,17 @@ func (o *batch) output() Output { return o.binding.group.cfg.Output }
 // most returns how long a run may be.
 func (o *batch) most() int { return o.output().MaxBatch(o.path, o.segment) }
 
-// write writes the run; the next one starts behind it.
+// write writes the run, if there is one; the next one starts behind it.
 func (o *batch) write(now time.Duration) {
-	o.output().Write(now, o.path, o.binding.peers[o.path], o.buf[o.start:o.used], o.segment)
-	o.start = o.used
+	if o.run == 0 {
+		return
+	}
+	if o.used > o.from {
+		o.parts = append(o.parts, o.buf[o.from:o.used])
+	}
+	o.output().Write(now, o.path, o.binding.peers[o.path], o.parts, o.segment)
+	clear(o.parts)
+	o.parts, o.from, o.run = o.parts[:0], o.used, 0
 }
 
 // flush writes what is left.
@@ -99,9 +123,9 @@ func (o *batch) flush(now time.Duration) {
 	if o.buf == nil {
 		return
 	}
-	if o.used > o.start {
-		o.write(now)
-	}
+	o.write(now)
 	o.output().Release(o.buf)
-	o.buf = nil
+	g := o.binding.group
+	clear(o.lent[:cap(o.lent)])
+	g.lent, g.parts, o.buf = o.lent[:0], o.parts, nil
 }

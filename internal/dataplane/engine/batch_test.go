@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -35,8 +36,9 @@ func (r *record) MaxBatch(_ uint8, segment int) int {
 	return segment * max(1, min(64, frame.MaxDatagram/segment))
 }
 
-func (r *record) Write(_ time.Duration, path uint8, _ netip.AddrPort, batch []byte, segment int) {
+func (r *record) Write(_ time.Duration, path uint8, _ netip.AddrPort, parts [][]byte, segment int) {
 	r.writes++
+	batch := slices.Concat(parts...)
 	if len(batch) == 0 || len(batch) > max(segment, r.MaxBatch(path, segment)) {
 		r.t.Errorf("a batch of %d bytes with segments of %d", len(batch), segment)
 	}
@@ -61,7 +63,7 @@ func TestBatchKeepsDatagrams(t *testing.T) {
 		for range 1 + rng.IntN(12) {
 			n, path := sizes[rng.IntN(len(sizes))], uint8(rng.IntN(8)/7) // seldom the second
 			datagram := bytes.Repeat([]byte{byte(round), byte(n), byte(len(sent[0]))}, n/3+1)[:n]
-			copy(out.space(), datagram)
+			copy(out.space(0), datagram)
 			out.add(0, n, path)
 			sent[path] = append(sent[path], datagram)
 			total++

@@ -58,7 +58,8 @@ type Binding struct {
 
 	link  *link.Link
 	state link.State
-	runs  RunHandler // the handler, if it is one
+	runs  RunHandler  // the handler, if it is one
+	peer  PeerHandler // the handler, if it is one
 	// Method values, made once.
 	deliver    func(*tlp.Packet)
 	deliverRun func(*link.Run)
@@ -100,15 +101,27 @@ func (g *Group) Attach(e Entry, cfg BindingConfig) (*Binding, error) {
 	}
 	b := &Binding{
 		door:  &Door{peers: cfg.Peers, guards: guards},
-		group: g, handler: cfg.Handler, id: id, peers: cfg.Peers,
+		group: g, id: id, peers: cfg.Peers,
 		epoch: cfg.Link.Epoch, local: cfg.Link.Local, remote: cfg.Link.Remote,
 		link: l, state: l.State(), wake: machine.Never,
 	}
 	b.deliver, b.deliverRun = b.received, b.receivedRun
-	b.runs, _ = cfg.Handler.(RunHandler)
+	b.handle(cfg.Handler)
 	g.bindings = append(g.bindings, b)
 	b.touch()
 	return b, nil
+}
+
+// SetHandler makes another handler take the TLPs of the link and its changes.
+func (b *Binding) SetHandler(_ Entry, h Handler) {
+	b.handle(h)
+	b.touch()
+}
+
+func (b *Binding) handle(h Handler) {
+	b.handler = h
+	b.runs, _ = h.(RunHandler)
+	b.peer, _ = h.(PeerHandler)
 }
 
 // Detach removes the binding from its group. Its handler is not called any more.
@@ -150,6 +163,20 @@ func (b *Binding) Send(e Entry, p *tlp.Packet) error {
 	return err
 }
 
+// SendRun gives the TLPs of a run to the link, as Send gives each: all of them or, with an
+// error, none.
+func (b *Binding) SendRun(e Entry, r *link.Run) error {
+	if b.closed {
+		return link.ErrDown
+	}
+	b.touch()
+	err := b.link.SendRun(e.Now(), r)
+	if err == nil {
+		b.watchRun(e, false, r)
+	}
+	return err
+}
+
 // HandOver gives a TLP of this binding's handler directly to the handler of
 // another binding of the group. It returns false if that handler cannot take it
 // now, or if the entry's budget is used up: the caller must stop transmitting
@@ -165,7 +192,7 @@ func (b *Binding) HandOver(e Entry, to *Binding, p *tlp.Packet) bool {
 		g.budget--
 		return true // lost, as on any way to a device that is gone
 	}
-	if !to.handler.Receive(e, p) {
+	if !to.receivePeer(e, p) {
 		if b.blockedBy != to {
 			b.blockedBy = to
 			to.blocks++
@@ -175,6 +202,14 @@ func (b *Binding) HandOver(e Entry, to *Binding, p *tlp.Packet) bool {
 	g.budget--
 	to.touch()
 	return true
+}
+
+// receivePeer gives the handler a TLP of a neighbour.
+func (b *Binding) receivePeer(e Entry, p *tlp.Packet) bool {
+	if b.peer != nil {
+		return b.peer.ReceivePeer(e, p)
+	}
+	return b.handler.Receive(e, p)
 }
 
 // Readdress makes the binding exchange datagrams with other addresses of its peer, by
@@ -191,9 +226,9 @@ func (b *Binding) Readdress(_ Entry, peers []netip.AddrPort) error {
 	return nil
 }
 
-// Payload returns memory for the payload of the next TLP of n bytes, which Send then
-// does not copy; nil: there is no room now, or the binding is gone. It is valid until
-// the next Send and for this entry at most.
+// Payload returns memory for the n bytes of payload of the next TLP or run, which Send or
+// SendRun then does not copy; nil: there is no room now, or the binding is gone. It is
+// valid until the next Send and for this entry at most.
 func (b *Binding) Payload(_ Entry, n int) []byte {
 	if b.closed {
 		return nil
@@ -203,6 +238,9 @@ func (b *Binding) Payload(_ Entry, n int) []byte {
 
 // Room returns how many payload bytes Send takes now.
 func (b *Binding) Room(Entry) int { return b.link.Room() }
+
+// Fit returns how many TLPs with n bytes of payload each Send takes now.
+func (b *Binding) Fit(_ Entry, n int) int { return b.link.Fit(n) }
 
 // State returns the state of the link.
 func (b *Binding) State(Entry) link.State { return b.link.State() }
@@ -218,6 +256,9 @@ func (b *Binding) Why(Entry) string {
 
 // MaxDelay returns how long an answer of the peer may take now, see link.Link.
 func (b *Binding) MaxDelay(Entry) time.Duration { return b.link.MaxDelay() }
+
+// Heard returns when the peer was heard last, see link.Link.
+func (b *Binding) Heard(Entry) time.Duration { return b.link.Heard() }
 
 // Stats returns the counters of the link.
 func (b *Binding) Stats(Entry) link.Stats { return b.link.Stats() }

@@ -46,14 +46,21 @@ type Handler interface {
 	LinkChanged(e Entry, s link.State)
 }
 
-// RunHandler is a Handler that can take a run of memory writes at once. Other runs are
-// split for every handler.
+// RunHandler is a Handler that can take a run at once.
 type RunHandler interface {
 	Handler
 	// ReceiveRun takes the next TLPs from the link if all of them have the same
 	// destination, which takes them now. Otherwise it returns false and has not taken
 	// any: the group calls Receive with each. The run is valid only during the call.
 	ReceiveRun(e Entry, r *link.Run) bool
+}
+
+// PeerHandler is a Handler that takes the TLPs of its neighbours, which HandOver gives it,
+// in another way than those of its link.
+type PeerHandler interface {
+	Handler
+	// ReceivePeer is Receive for a TLP of a neighbour.
+	ReceivePeer(e Entry, p *tlp.Packet) bool
 }
 
 // Output is the network under a group.
@@ -64,10 +71,11 @@ type Output interface {
 	// MaxBatch returns the largest batch, in bytes, that Write takes for
 	// datagrams of segment bytes on a path.
 	MaxBatch(path uint8, segment int) int
-	// Write sends the datagrams that lie one after another in batch, each of
-	// segment bytes except the last, which may be shorter. It must not keep
-	// batch. The links recover datagrams that the network does not take.
-	Write(now time.Duration, path uint8, to netip.AddrPort, batch []byte, segment int)
+	// Write sends the datagrams that lie one after another in the parts of batch, each
+	// of segment bytes except the last, which may be shorter. A datagram may have several
+	// parts, and a part may be empty. It must not keep batch nor the parts. The links
+	// recover datagrams that the network does not take.
+	Write(now time.Duration, path uint8, to netip.AddrPort, batch [][]byte, segment int)
 }
 
 // Config describes the surroundings of a group.

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/machine"
 	"github.com/dxpu-project/dxpu/tlp"
 )
@@ -36,6 +37,9 @@ type Group struct {
 	holding []*Binding // with TLPs that their handlers could not take
 	watched tlp.Packet // that the watcher is shown
 	single  tlp.Packet // of a run
+
+	lent  []link.Lent // scratch space of transmit
+	parts [][]byte
 }
 
 // NewGroup makes an empty group.

@@ -41,7 +41,8 @@ func (b *Binding) received(p *tlp.Packet) {
 func (b *Binding) receivedRun(r *link.Run) {
 	g := b.group
 	w := g.cfg.Watcher
-	if r.Writes() && b.runs != nil && len(b.held.packets) == 0 && (w == nil || !w.Watching()) && b.runs.ReceiveRun(Entry{g}, r) {
+	if b.runs != nil && len(b.held.packets) == 0 && (w == nil || !w.Watching()) && b.runs.ReceiveRun(Entry{g}, r) {
+		b.watchRun(Entry{g}, true, r)
 		return
 	}
 	for i := range r.Count {

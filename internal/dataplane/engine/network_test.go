@@ -92,8 +92,8 @@ func (d *driver) Release(*Buffer) {}
 
 func (d *driver) MaxBatch(_ uint8, segment int) int { return segment * max(1, min(64, 65507/segment)) }
 
-func (d *driver) Write(now time.Duration, path uint8, to netip.AddrPort, batch []byte, segment int) {
-	d.send(now, path, to, batch, segment)
+func (d *driver) Write(now time.Duration, path uint8, to netip.AddrPort, batch [][]byte, segment int) {
+	d.send(now, path, to, slices.Concat(batch...), segment)
 }
 
 func (d *proxy) send(now time.Duration, path uint8, to netip.AddrPort, batch []byte, segment int) {

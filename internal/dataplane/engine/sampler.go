@@ -3,6 +3,7 @@ package engine
 import (
 	"time"
 
+	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
 )
@@ -42,17 +43,50 @@ func (b *Binding) watch(e Entry, received bool, p *tlp.Packet) {
 	}
 }
 
+// watchRun sees the TLPs of a run.
+func (b *Binding) watchRun(e Entry, received bool, r *link.Run) {
+	g := b.group
+	if w := g.cfg.Watcher; w != nil && w.Watching() {
+		for i := range r.Count {
+			var p tlp.Packet
+			r.TLP(i, &p)
+			b.watch(e, received, &p)
+		}
+		return
+	}
+	if !r.First.Type.Posted() {
+		b.times.seeRun(e.Now(), received, r, g.cfg.Clock)
+	}
+}
+
 // times samples the round trips of a binding, in both directions.
 type times struct{ sent, served sampler }
 
 // see looks at a non-posted request or a completion. A received completion
 // answers a sent request, and a sent one a received request.
 func (t *times) see(now time.Duration, received bool, p *tlp.Packet, clock func() time.Duration) {
+	t.of(received, p).see(now, p, clock)
+}
+
+func (t *times) of(received bool, p *tlp.Packet) *sampler {
 	if p.Type.Completion() == received {
-		t.sent.see(now, p, clock)
-	} else {
-		t.served.see(now, p, clock)
+		return &t.sent
 	}
+	return &t.served
+}
+
+// seeRun looks at the TLP of a run that begins or ends a sample: the first request, or the
+// completion of the request that is sampled.
+func (t *times) seeRun(now time.Duration, received bool, r *link.Run, clock func() time.Duration) {
+	s, i := t.of(received, &r.First), 0
+	if r.First.Type.Completion() {
+		if i = int(s.tag) - int(r.First.Tag); !s.open || i < 0 || i >= r.Count {
+			return
+		}
+	}
+	var p tlp.Packet
+	r.TLP(i, &p)
+	s.see(now, &p, clock)
 }
 
 // sampler measures one request at a time, from the request to its last

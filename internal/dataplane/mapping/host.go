@@ -82,6 +82,13 @@ func (t *HostTable) Bind(slot int, target Target) error {
 	return nil
 }
 
+// Retarget replaces the far end of the binding of a slot, whose device has moved there.
+func (t *HostTable) Retarget(slot int, target Target) {
+	if e := &t.entries[slot]; e.Used {
+		e.Target = target
+	}
+}
+
 // Unbind frees the row of a slot.
 func (t *HostTable) Unbind(slot int) {
 	if slot >= 0 && slot < len(t.entries) {

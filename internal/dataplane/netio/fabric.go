@@ -256,7 +256,7 @@ func newInput(f *Fabric, p *path, id uint8) *input {
 	in.next = in.more
 	writer := p.conn.NewWriter()
 	in.engine = engine.Input{Path: id, Clock: f.Now, Answer: func(datagram []byte) {
-		p.write(f.Now, writer, datagram, len(datagram), in.from)
+		p.write(f.Now, writer, [][]byte{datagram}, len(datagram), in.from)
 	}}
 	return in
 }
@@ -311,6 +311,9 @@ const maxGathered = 4
 
 // Receive implements reader.Source.
 func (in *input) Receive(block bool) error {
+	if !block && in.fabric.sources.poll() { // before the socket: its answer was asked for first
+		return nil
+	}
 	batch, segment, from, err := in.read(block)
 	if err != nil {
 		return in.failed(block, err)
@@ -350,9 +353,6 @@ func (in *input) failed(block bool, err error) error {
 	switch {
 	case errors.Is(err, udp.ErrTimeout):
 		in.path.heard.nothing(block, in.conn.ReceiveRoom(), in.fabric.Now)
-		if !block && in.fabric.sources.poll() {
-			return nil
-		}
 		return reader.ErrNothing
 	case errors.Is(err, udp.ErrRefused):
 		in.refused(in.reader.Refused())

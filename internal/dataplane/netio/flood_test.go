@@ -30,16 +30,24 @@ func flooder(cfg link.Config, from, to *Fabric, versions ...uint8) func() {
 	}
 }
 
-// A link opens while forged hellos of its binding arrive as fast as a socket takes
-// them.
+// A link opens while forged hellos of its binding arrive as fast as the reader takes
+// them. Faster, the kernel drops the peer's datagrams, too, and what it keeps waits for
+// thousands of others: only the network limits that.
 func TestALinkOpensDuringAFlood(t *testing.T) {
 	r := joinFabrics(t)
 	cfg := r.configs(1, link.CipherAES256GCM)
 	ctx, stop := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
+		const waiting = 128 // datagrams, less than the kernel's default buffer holds
+		sent := uint64(0)
 		for send := flooder(cfg[0], r.fabric[0], r.fabric[1], frame.Version1, frame.Version2); ctx.Err() == nil; {
+			if sent >= r.fabric[1].Stats().Paths[0].RxDatagrams+waiting {
+				runtime.Gosched()
+				continue
+			}
 			send()
+			sent++
 		}
 	})
 	defer func() {
@@ -48,14 +56,22 @@ func TestALinkOpensDuringAFlood(t *testing.T) {
 	}()
 	var a, b end
 	r.attach(cfg[1], 1, &b)
-	for r.fabric[1].Stats().Forged < 1000 { // the flood has begun
-		runtime.Gosched()
-	}
+	r.awaitForged(1000) // the flood has begun
 	r.attach(cfg[0], 0, &a)
 	a.await(t, link.Up)
 	b.await(t, link.Up)
 	s := r.fabric[1].Stats()
 	t.Logf("up after %d forged hellos, %d beyond the rate", s.Forged, s.Flood)
+	r.awaitForged(s.Forged + 1000) // it goes on
+}
+
+func (r *fabrics) awaitForged(n uint64) {
+	r.t.Helper()
+	for limit := time.Now().Add(patience); r.fabric[1].Stats().Forged < n; runtime.Gosched() {
+		if time.Now().After(limit) {
+			r.t.Fatalf("want %d forged datagrams: %+v", n, r.fabric[1].Stats())
+		}
+	}
 }
 
 // Forged hellos do not wait for the group of their binding, and do not reach its

@@ -274,6 +274,6 @@ func (o output) Release(b *engine.Buffer) { buffers.Put(b) }
 
 func (o output) MaxBatch(path uint8, segment int) int { return o.writers[path].MaxBatch(segment) }
 
-func (o output) Write(_ time.Duration, path uint8, to netip.AddrPort, batch []byte, segment int) {
+func (o output) Write(_ time.Duration, path uint8, to netip.AddrPort, batch [][]byte, segment int) {
 	o.fabric.paths[path].write(o.fabric.Now, o.writers[path], batch, segment, to)
 }

@@ -2,6 +2,7 @@ package netio
 
 import (
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -53,14 +54,14 @@ func (p *path) accepted() uint64 { return p.conn.TxBytes() + p.held.Load() }
 
 // write sends a batch. Datagrams that the network does not take are counted by
 // the socket and recovered by the link. clock gives the time of the fault plan.
-func (p *path) write(clock func() time.Duration, w *udp.Writer, batch []byte, segment int, to netip.AddrPort) {
+func (p *path) write(clock func() time.Duration, w *udp.Writer, parts [][]byte, segment int, to netip.AddrPort) {
 	if p.faults.Load() == nil {
-		_ = w.Write(batch, segment, to)
+		_ = w.WriteParts(parts, segment, to)
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	now := clock()
+	now, batch := clock(), slices.Concat(parts...)
 	for len(batch) > 0 {
 		n := min(segment, len(batch))
 		p.writeFaulty(now, batch[:n], to)

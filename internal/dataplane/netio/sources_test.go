@@ -76,6 +76,27 @@ func TestReaderPollsSources(t *testing.T) {
 	}
 }
 
+// A reader that polls takes the message of a source whose answer is due before a
+// datagram: the answer is the older one, and a look at the network in vain would delay it.
+func TestReaderPollsSourcesFirst(t *testing.T) {
+	busy := &source{due: true, has: true}
+	in := newInputWith(t, busy)
+	peer, err := udp.Listen("127.0.0.1:0", udp.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer peer.Close()
+	if err := peer.NewWriter().Write(make([]byte, 64), 64, in.conn.LocalAddr()); err != nil {
+		t.Fatal(err)
+	}
+	if err := in.Receive(false); err != nil || busy.has {
+		t.Errorf("the message of the source waits behind a datagram: %v", err)
+	}
+	if err := in.Receive(true); err != nil {
+		t.Errorf("the datagram behind it: %v", err)
+	}
+}
+
 // A reader that sleeps while an answer of a source is due wakes up for it, and for a
 // datagram: no other goroutine has to.
 func TestReaderSleepsInSources(t *testing.T) {

@@ -2,10 +2,13 @@ package netio
 
 import (
 	"bytes"
+	"fmt"
 	"log/slog"
+	"os"
 	"strings"
 	"testing"
 
+	"github.com/dxpu-project/dxpu/internal/dataplane/udp"
 	"github.com/dxpu-project/dxpu/link"
 )
 
@@ -30,5 +33,26 @@ func TestWindowFitsTheSocket(t *testing.T) {
 	}
 	if warnOfRoom(log, 1, 425984); !strings.Contains(out.String(), "net.core.rmem_max") || !strings.Contains(out.String(), "bytes=212992") {
 		t.Errorf("a small buffer: %s", &out)
+	}
+}
+
+// The packages raise the limits of the kernel to what sockets ask for, on which the
+// windows count.
+func TestPackagesRaiseTheSocketBuffers(t *testing.T) {
+	raw, err := os.ReadFile("../../../deploy/sysctl.d/60-dxpu.conf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"rmem", "wmem"} {
+		if want := fmt.Sprintf("\nnet.core.%s_max = %d\n", name, udp.SocketBuffer); !strings.Contains(string(raw), want) {
+			t.Errorf("60-dxpu.conf has no line %q", want)
+		}
+	}
+	script, err := os.ReadFile("../../../scripts/package.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(script), "deploy/sysctl.d/60-dxpu.conf") {
+		t.Error("package.sh does not install 60-dxpu.conf")
 	}
 }

@@ -218,14 +218,21 @@ func (r *Requester) finish(tag int16, status pcie.CplStatus) {
 	r.free.push(tag)
 }
 
+// Overdue is a request whose deadline has passed.
+type Overdue struct {
+	Cookie   uint64 // as given to Begin
+	Deadline time.Duration
+	Timeout  time.Duration // between Begin and Deadline
+}
+
 // Expire ends the requests whose deadline is not after now. It calls fn with the
 // result of each, in the order of the deadlines. fn may call Begin. slack returns the
-// time by which a request may exceed its deadline at present, from the time that it had
-// between Begin and its deadline; nil: none. Expire calls it when a deadline has passed.
-func (r *Requester) Expire(now time.Duration, slack func(timeout time.Duration) time.Duration, fn func(Result)) {
+// time by which a request may exceed its deadline at present; nil: none. Expire calls it
+// when a deadline has passed, and again when the time has passed that it returned.
+func (r *Requester) Expire(now time.Duration, slack func(Overdue) time.Duration, fn func(Result)) {
 	for r.first != none && machine.After(r.slots[r.first].deadline, r.slack) <= now {
 		if slack != nil {
-			if s := slack(r.slots[r.first].timeout); s > r.slack {
+			if s := slack(r.slots[r.first].overdue()); s > r.slack {
 				r.slack = s
 				continue
 			}

@@ -172,22 +172,22 @@ func TestSlack(t *testing.T) {
 	r := transaction.NewRequester(transaction.RequesterConfig{Tags: 4})
 	begin := func(now, deadline time.Duration) {
 		p := read(0x1000, 4)
-		if !r.Begin(now, deadline, &p, nil, 0) {
+		if !r.Begin(now, deadline, &p, nil, 7) {
 			t.Fatal("Begin refused")
 		}
 	}
-	var slack, lasting time.Duration // lasting is the time of the first request
+	var slack, until, lasting time.Duration // until and lasting are the deadline and the time of the first request
 	expired := func(now time.Duration) (n int) {
-		r.Expire(now, func(timeout time.Duration) time.Duration {
-			if timeout != lasting {
-				t.Errorf("slack is asked for a request with %d, want %d", timeout, lasting)
+		r.Expire(now, func(o transaction.Overdue) time.Duration {
+			if want := (transaction.Overdue{Cookie: 7, Deadline: until, Timeout: lasting}); o != want {
+				t.Errorf("slack is asked for %+v, want %+v", o, want)
 			}
 			return slack
 		}, func(transaction.Result) { n++ })
 		return n
 	}
 	begin(0, 10)
-	lasting = 10
+	until, lasting = 10, 10
 	for _, c := range []struct {
 		now, slack time.Duration
 		expired    int
@@ -208,7 +208,7 @@ func TestSlack(t *testing.T) {
 	if r.Wake() != 40 {
 		t.Errorf("the next request wakes at %v, want 40", r.Wake())
 	}
-	slack, lasting = 7, 10
+	slack, until, lasting = 7, 40, 10
 	expired(40)
 	begin(40, 39)
 	if r.Wake() != 39 {

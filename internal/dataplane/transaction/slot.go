@@ -108,6 +108,11 @@ func (s *slot) take(p *tlp.Packet) (data []byte, ok bool) {
 	return data, true
 }
 
+// overdue describes the request whose deadline has passed.
+func (s *slot) overdue() Overdue {
+	return Overdue{Cookie: s.cookie, Deadline: s.deadline, Timeout: s.timeout}
+}
+
 // account advances the expected address and Byte Count by a payload of n bytes,
 // of which the first skip are padding.
 func (s *slot) account(p *tlp.Packet, n, skip int) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,6 +15,7 @@ import (
 type Reader struct {
 	conn    *Conn
 	buf     []byte
+	whole   [1][]byte // buf
 	call    call
 	refused []netip.AddrPort // see Refused
 	// dataFirst is set after a call that returned reports: while the socket has both, calls
@@ -24,6 +26,7 @@ type Reader struct {
 // NewReader makes a reader with its own buffer of ReadBuffer bytes.
 func (c *Conn) NewReader() *Reader {
 	r := &Reader{conn: c, buf: make([]byte, ReadBuffer)}
+	r.whole[0] = r.buf
 	r.call.oob = make([]byte, 128)
 	return r
 }
@@ -63,7 +66,7 @@ func (c *Conn) Sleep(sockets []unix.PollFd) {
 }
 
 func (r *Reader) receive(fd uintptr) {
-	r.call.set(r.buf, r.call.oob, unix.SizeofSockaddrAny)
+	r.call.set(r.whole[:], r.call.oob, unix.SizeofSockaddrAny)
 	if r.call.flags&unix.MSG_DONTWAIT != 0 {
 		r.call.at(unix.SYS_RECVMSG, fd)
 	} else {
@@ -132,6 +135,7 @@ type Writer struct {
 	to   netip.AddrPort
 	call call // its address is that of to
 	gso  offload
+	one  [1][]byte // a batch in one part
 }
 
 // offload decides whether a writer uses segmentation offload. A refusal may concern
@@ -207,24 +211,41 @@ func (w *Writer) MaxBatch(segment int) int {
 // bytes except the last, which may be shorter. Datagrams that the kernel refuses
 // are counted and lost, as on any network. The error is that of the last one.
 func (w *Writer) Write(batch []byte, segment int, to netip.AddrPort) error {
-	if segment <= 0 || len(batch) == 0 {
+	w.one[0] = batch
+	defer func() { w.one[0] = nil }()
+	return w.WriteParts(w.one[:], segment, to)
+}
+
+// WriteParts is Write for a batch in parts, at most 1024 (UIO_MAXIOV), of which some may be
+// empty: a part begins and ends anywhere in a datagram.
+func (w *Writer) WriteParts(batch [][]byte, segment int, to netip.AddrPort) error {
+	size := 0
+	for _, part := range batch {
+		size += len(part)
+	}
+	if segment <= 0 || size == 0 {
 		return nil
 	}
-	count := (len(batch) + segment - 1) / segment
+	count := (size + segment - 1) / segment
 	st := &w.conn.stat
 	st.txBatches.Add(1)
-	if !w.conn.gso || !w.gso.ready(count) {
+	var oob []byte // nil: without segmentation
+	if w.conn.gso && w.gso.ready(count) {
+		binary.NativeEndian.PutUint16(w.oob[unix.SizeofCmsghdr:], uint16(segment))
+		oob = w.oob
+	} else if count > 1 {
 		return w.writeEach(batch, segment, to)
 	}
-	binary.NativeEndian.PutUint16(w.oob[unix.SizeofCmsghdr:], uint16(segment))
-	err := w.write(batch, w.oob, to)
+	err := w.write(batch, oob, to)
 	switch {
 	case err == nil:
-		w.gso.accepted()
+		if oob != nil {
+			w.gso.accepted()
+		}
 		st.txDatagrams.Add(uint64(count))
-		st.txBytes.Add(uint64(len(batch)))
+		st.txBytes.Add(uint64(size))
 		return nil
-	case !errors.Is(err, unix.EIO) && !errors.Is(err, unix.EINVAL):
+	case oob == nil || !errors.Is(err, unix.EIO) && !errors.Is(err, unix.EINVAL):
 		st.txErrors.Add(uint64(count))
 		return fmt.Errorf("udp: write: %w", err)
 	}
@@ -239,19 +260,20 @@ func (w *Writer) Write(batch []byte, segment int, to netip.AddrPort) error {
 }
 
 // write makes one system call.
-func (w *Writer) write(b, oob []byte, to netip.AddrPort) error {
+func (w *Writer) write(parts [][]byte, oob []byte, to netip.AddrPort) error {
 	if to != w.to {
 		if !w.call.address(to, w.conn.ip4) {
 			return unix.EAFNOSUPPORT
 		}
 		w.to = to
 	}
-	w.call.set(b, oob, w.call.namelen)
 	fd, ok := w.conn.fd.Use()
 	if !ok {
 		return net.ErrClosed
 	}
+	w.call.set(parts, oob, w.call.namelen)
 	w.send(fd)
+	clear(w.call.iov) // the caller's memory is not needed any more
 	w.conn.fd.Done()
 	if w.call.errno != 0 {
 		return w.call.errno
@@ -259,19 +281,25 @@ func (w *Writer) write(b, oob []byte, to netip.AddrPort) error {
 	return nil
 }
 
-func (w *Writer) writeEach(batch []byte, segment int, to netip.AddrPort) error {
+// writeEach sends each datagram of a batch on its own.
+func (w *Writer) writeEach(batch [][]byte, segment int, to netip.AddrPort) error {
 	var failed error
 	st := &w.conn.stat
-	for len(batch) > 0 {
-		n := min(segment, len(batch))
-		if err := w.write(batch[:n], nil, to); err != nil {
+	rest := batch[0]
+	if len(batch) > 1 {
+		rest = slices.Concat(batch...)
+	}
+	for len(rest) > 0 {
+		n := min(segment, len(rest))
+		w.one[0] = rest[:n]
+		if err := w.write(w.one[:], nil, to); err != nil {
 			st.txErrors.Add(1)
 			failed = fmt.Errorf("udp: write: %w", err)
 		} else {
 			st.txDatagrams.Add(1)
 			st.txBytes.Add(uint64(n))
 		}
-		batch = batch[n:]
+		rest = rest[n:]
 	}
 	return failed
 }

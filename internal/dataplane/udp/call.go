@@ -14,7 +14,7 @@ import (
 // not allocate.
 type call struct {
 	msg     unix.Msghdr
-	iov     unix.Iovec
+	iov     []unix.Iovec
 	name    unix.RawSockaddrAny
 	namelen uint32
 	oob     []byte
@@ -26,11 +26,17 @@ type call struct {
 	errno unix.Errno // 0: none
 }
 
-func (c *call) set(b, oob []byte, namelen uint32) {
-	c.iov.Base = unsafe.SliceData(b)
-	c.iov.SetLen(len(b))
-	c.msg = unix.Msghdr{Name: (*byte)(unsafe.Pointer(&c.name)), Namelen: namelen, Iov: &c.iov}
-	c.msg.SetIovlen(1)
+// set prepares a message with the bytes of parts, of which some may be empty.
+func (c *call) set(parts [][]byte, oob []byte, namelen uint32) {
+	c.iov = c.iov[:0]
+	for _, b := range parts {
+		if len(b) > 0 {
+			c.iov = append(c.iov, unix.Iovec{Base: unsafe.SliceData(b)})
+			c.iov[len(c.iov)-1].SetLen(len(b))
+		}
+	}
+	c.msg = unix.Msghdr{Name: (*byte)(unsafe.Pointer(&c.name)), Namelen: namelen, Iov: unsafe.SliceData(c.iov)}
+	c.msg.SetIovlen(len(c.iov))
 	if len(oob) > 0 {
 		c.msg.Control = unsafe.SliceData(oob)
 		c.msg.SetControllen(len(oob))

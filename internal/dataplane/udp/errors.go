@@ -85,7 +85,7 @@ func (r *Reader) readErrors(fd uintptr) bool {
 	c.flags = unix.MSG_ERRQUEUE | unix.MSG_DONTWAIT
 	defer func() { c.flags = flags }()
 	for range maxReports {
-		c.set(r.buf[:1], c.oob, unix.SizeofSockaddrAny) // the datagram itself is cut off
+		c.set([][]byte{r.buf[:1]}, c.oob, unix.SizeofSockaddrAny) // the datagram itself is cut off
 		if c.at(unix.SYS_RECVMSG, fd); c.errno != 0 {
 			return len(r.refused) > 0
 		}

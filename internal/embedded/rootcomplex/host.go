@@ -32,7 +32,7 @@ type Spec struct {
 	Timeout time.Duration
 	// Slack returns the time by which requests with a timeout may exceed it at present.
 	// nil: none.
-	Slack func(timeout time.Duration) time.Duration
+	Slack func(transaction.Overdue) time.Duration
 	// RetryFor is how long a configuration request that is answered with
 	// Request Retry Status is repeated; 0: 1 s (section 6.6.1).
 	RetryFor time.Duration

@@ -403,6 +403,14 @@ func (c *Controller) is(b *dxpuv1.DesiredBinding) bool {
 	return b != nil && b.BindingId == c.id && b.Epoch == c.epoch
 }
 
+// Has reports whether the slot has begun a binding.
+func (c *Controller) Has(b *dxpuv1.DesiredBinding) bool { return c.phase != empty && c.is(b) }
+
+// Adopt makes the successor of the binding the slot's binding, after a live migration.
+func (c *Controller) Adopt(b *dxpuv1.DesiredBinding) {
+	c.id, c.epoch, c.peer = b.BindingId, b.Epoch, b.GetPeer()
+}
+
 // Follows reports whether the slot takes account of the wanted state: it has
 // begun the wanted binding, or the former one is gone.
 func (c *Controller) Follows(want Desired) bool {

@@ -1,0 +1,180 @@
+package boxproxy
+
+import (
+	"time"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/device"
+	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
+	"github.com/dxpu-project/dxpu/internal/dataplane/migration"
+	"github.com/dxpu-project/dxpu/link"
+	"github.com/dxpu-project/dxpu/machine"
+	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/dxpu-project/dxpu/tlp"
+)
+
+const (
+	// pieceSize is how much changed memory is read at a time, in bytes.
+	pieceSize = 64 << 10
+	// littleLeft is how much changed memory ends the copying, in bytes: some milliseconds
+	// at 10 Gb/s.
+	littleLeft = 1 << 20
+	// maxRounds bounds the rounds of copying: a guest may write faster than the network
+	// carries.
+	maxRounds = 30
+	// recopyInterval is the pause between two rounds when little is left.
+	recopyInterval = 10 * time.Millisecond
+)
+
+// departure sends the state of the slot's device to another box (docs/migration.md). It is
+// the handler of the transfer, in the group of the device.
+//
+//	copying <──> ready ──STOP──> sending ──> sent
+//	    any of them ──RESUME, the end of the link──> failed
+type departure struct {
+	transfer
+	device device.Migratable
+
+	phase  departurePhase
+	rounds uint32
+	sent   uint64
+	recopy time.Duration // when the next round begins, if little is left
+
+	from    uint64 // where the round is
+	buf     [pieceSize]byte
+	piece   []byte // of buf: not sent yet
+	at      uint64 // address of piece
+	state   []byte // from the STOP on
+	stateAt int    // bytes of state that are sent
+	out     tlp.Packet
+}
+
+type departurePhase uint8
+
+const (
+	copying departurePhase = iota
+	readyToStop
+	sending
+	sent
+	departureFailed
+)
+
+// Receive drops what the target sends: it has nothing to say.
+func (d *departure) Receive(engine.Entry, *tlp.Packet) bool { return true }
+
+// Transmit sends memory and state while the link has room.
+func (d *departure) Transmit(e engine.Entry) {
+	if d.binding == nil || d.binding.State(e) != link.Up || d.phase >= sent {
+		return
+	}
+	if d.phase == readyToStop {
+		if d.device.Changed() < littleLeft || d.rounds >= maxRounds || e.Now() < d.recopy {
+			return
+		}
+		d.phase = copying
+	}
+	for d.sendPiece(e) {
+		addr, n := d.device.ChangedMemory(d.from, d.buf[:])
+		if n > 0 {
+			d.piece, d.at, d.from = d.buf[:n], addr, addr+uint64(n)
+			continue
+		}
+		if d.from > 0 { // the end of a round, with changes before from perhaps
+			d.from = 0
+			d.rounds++
+			if d.phase == copying && (d.device.Changed() < littleLeft || d.rounds >= maxRounds) {
+				d.ready(e)
+				return
+			}
+			continue
+		}
+		if d.phase == copying {
+			d.rounds++
+			d.ready(e)
+			return
+		}
+		if d.sendState(e) {
+			d.phase = sent
+			d.publish(dxpuv1.MigrationState_MIGRATION_STATE_READY, "")
+		}
+		return
+	}
+}
+
+func (d *departure) ready(e engine.Entry) {
+	d.phase, d.recopy = readyToStop, e.Now()+recopyInterval
+	d.publish(dxpuv1.MigrationState_MIGRATION_STATE_READY, "")
+}
+
+// sendPiece sends the rest of the piece. It returns false when the link is full.
+func (d *departure) sendPiece(e engine.Entry) bool {
+	for len(d.piece) > 0 {
+		n := min(len(d.piece), pcie.MaxPayload)
+		if !d.write(e, d.at, d.piece[:n]) {
+			return false
+		}
+		d.piece, d.at = d.piece[n:], d.at+uint64(n)
+		d.sent += uint64(n)
+	}
+	return true
+}
+
+// sendState sends the rest of the state, and Commit. It returns false when the link is
+// full.
+func (d *departure) sendState(e engine.Entry) bool {
+	for d.stateAt < len(d.state) {
+		n := min(len(d.state)-d.stateAt, pcie.MaxPayload)
+		b := d.state[d.stateAt:][:n]
+		if n%pcie.DW != 0 { // the last double word: Commit tells the length
+			b = append(append([]byte(nil), b...), make([]byte, pcie.DW-n%pcie.DW)...)
+		}
+		if !d.write(e, migration.StateAt+uint64(d.stateAt), b) {
+			return false
+		}
+		d.stateAt += n
+	}
+	p := migration.Message{Order: migration.Commit, Epoch: d.epoch, Sum: migration.SumOf(d.state)}.Packet()
+	return d.binding.Send(e, &p) == nil
+}
+
+func (d *departure) write(e engine.Entry, addr uint64, b []byte) bool {
+	d.out = tlp.Packet{Type: tlp.MWr, Data: b}
+	d.out.SetMemory(addr, len(b))
+	return d.binding.Send(e, &d.out) == nil
+}
+
+// stopped takes the state of the device, which is frozen.
+func (d *departure) stopped(e engine.Entry, state []byte) {
+	d.phase, d.state, d.from = sending, state, 0
+	d.binding.Touch(e)
+}
+
+// Wake returns when the next round is due.
+func (d *departure) Wake(engine.Entry) time.Duration {
+	if d.phase == readyToStop && d.rounds < maxRounds {
+		return d.recopy
+	}
+	return machine.Never
+}
+
+// LinkChanged ends the departure with its link.
+func (d *departure) LinkChanged(e engine.Entry, state link.State) {
+	switch {
+	case state == link.Up:
+		d.publish(dxpuv1.MigrationState_MIGRATION_STATE_COPYING, "")
+	case state == link.Down && d.phase < sent:
+		d.fail(e, "the link to the box of the target: "+d.binding.Why(e))
+	}
+}
+
+func (d *departure) fail(_ engine.Entry, why string) {
+	d.phase = departureFailed
+	d.device.Track(false)
+	d.publish(dxpuv1.MigrationState_MIGRATION_STATE_FAILED, why)
+}
+
+func (d *departure) publish(state dxpuv1.MigrationState, detail string) {
+	d.slot.publish(&dxpuv1.Migration{
+		BindingId: d.id, State: state, Detail: detail, BytesSent: d.sent, BytesLeft: d.device.Changed(), Rounds: d.rounds,
+	})
+}

@@ -1,0 +1,92 @@
+package boxproxy
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/dxpu-project/dxpu/device"
+	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
+	"github.com/dxpu-project/dxpu/internal/dataplane/mapping"
+	"github.com/dxpu-project/dxpu/internal/dataplane/migration"
+	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/dxpu-project/dxpu/tlp"
+)
+
+// target is a device that takes the state of another one.
+type target struct {
+	device.Device
+	device.Migratable
+	refuse error
+	thawed bool
+	got    []tlp.Type
+}
+
+func (d *target) Restore(time.Duration, []byte) error { return d.refuse }
+func (d *target) Thaw(time.Duration)                  { d.thawed = true }
+func (*target) Window() (pcie.BDF, [64]byte)          { return 0, [64]byte{} }
+
+func (d *target) Receive(_ time.Duration, p *tlp.Packet) bool {
+	d.got = append(d.got, p.Type)
+	return true
+}
+
+// newTarget makes a slot that waits for a state.
+func newTarget(refuse error) (*slot, *target, *arrival) {
+	d := &target{refuse: refuse}
+	b := &Box{table: mapping.NewBoxTable(1)}
+	s := &slot{box: b, device: d, arriving: true}
+	s.migratable = d
+	return s, d, &arrival{transfer: transfer{slot: s, id: "next", epoch: 7}, device: d}
+}
+
+var start = migration.Message{Order: migration.Start, Epoch: 7}
+
+// A target starts after START, and only with the state of the source. It does so too when
+// the manager has ended the transfer before START arrives.
+func TestTargetStarts(t *testing.T) {
+	e := engine.NewGroup(engine.Config{}).Enter(0)
+	s, d, a := newTarget(errors.New("no"))
+	a.commit(e, migration.SumOf(nil))
+	if s.order(e, start); d.thawed {
+		t.Error("a device that refused the state has started")
+	}
+	s, d, a = newTarget(nil)
+	if s.order(e, start); d.thawed {
+		t.Error("a device without state has started")
+	}
+	a.commit(e, migration.SumOf(nil))
+	if s.order(e, migration.Message{Order: migration.Start, Epoch: 8}); d.thawed {
+		t.Error("START of another migration has started the device")
+	}
+	s.transfer = &a.transfer
+	s.endTransfer()
+	if s.order(e, start); !d.thawed || s.arriving {
+		t.Error("the device has not started")
+	}
+}
+
+// Before START the target takes what the host has kept, and its neighbours wait, so that
+// they do not pass what the host has kept of them.
+func TestNeighboursWaitForStart(t *testing.T) {
+	e := engine.NewGroup(engine.Config{}).Enter(0)
+	s, d, a := newTarget(nil)
+	write := &tlp.Packet{Type: tlp.MWr}
+	if !s.Receive(e, write) || len(d.got) > 0 {
+		t.Error("a device without state took a write")
+	}
+	a.commit(e, migration.SumOf(nil))
+	if s.ReceivePeer(e, write) {
+		t.Error("a neighbour's write was taken before START")
+	}
+	if !s.Receive(e, write) || len(d.got) != 1 {
+		t.Error("a TLP that the host had kept was not taken")
+	}
+	if !s.ReceivePeer(e, &tlp.Packet{Type: tlp.CplD}) || len(d.got) != 2 {
+		t.Error("a completion was not taken")
+	}
+	s.order(e, start)
+	if !s.ReceivePeer(e, write) || len(d.got) != 3 {
+		t.Error("a neighbour's write was not taken after START")
+	}
+}

@@ -1,0 +1,44 @@
+package migration_test
+
+import (
+	"testing"
+
+	"github.com/dxpu-project/dxpu/internal/dataplane/migration"
+	"github.com/dxpu-project/dxpu/tlp"
+)
+
+func TestMessagesReturn(t *testing.T) {
+	for o := migration.Stop; o <= migration.Commit; o++ {
+		m := migration.Message{Order: o, Epoch: 0xbeef}
+		if o == migration.Commit {
+			m.Sum = migration.SumOf([]byte("state"))
+		}
+		p := m.Packet()
+		back, _, err := tlp.Parse(p.Append(nil))
+		if err != nil {
+			t.Fatalf("%v: %v", o, err)
+		}
+		if got, ok := migration.Parse(&back); !ok || got != m {
+			t.Errorf("%v came back as %+v, %v", m, got, ok)
+		}
+	}
+}
+
+func TestParseRefuses(t *testing.T) {
+	for name, change := range map[string]func(p *tlp.Packet){
+		"another vendor":       func(p *tlp.Packet) { p.MsgHeader[2] ^= 1 },
+		"another version":      func(p *tlp.Packet) { p.MsgHeader[5]++ },
+		"order 0":              func(p *tlp.Packet) { p.MsgHeader[4] = 0 },
+		"an unknown order":     func(p *tlp.Packet) { p.MsgHeader[4] = 99 },
+		"another type":         func(p *tlp.Packet) { p.Code = tlp.CodeVendorType0 },
+		"a commit without sum": func(p *tlp.Packet) { p.MsgHeader[4] = uint8(migration.Commit) },
+		"a write":              func(p *tlp.Packet) { p.Type = tlp.MWr },
+	} {
+		p := migration.Message{Order: migration.Stop}.Packet()
+		if change(&p); true {
+			if m, ok := migration.Parse(&p); ok {
+				t.Errorf("%s: parsed as %+v", name, m)
+			}
+		}
+	}
+}
