@@ -231,8 +231,10 @@ func (e *engine) run(ctx context.Context) {
 // serve starts a process for a context and reads its events until it ends.
 func (e *engine) serve(number uint64) {
 	p, err := e.start(number)
+	said := ""
 	if err == nil {
 		err = errors.Join(p.reader.Serve(), e.reap(p))
+		said = p.said.String()
 	}
 	e.mu.Lock()
 	failed := e.context == number
@@ -244,7 +246,7 @@ func (e *engine) serve(number uint64) {
 	notify := e.notify
 	e.mu.Unlock()
 	if failed {
-		e.log.Warn("the OpenCL engine ended", "err", err)
+		e.log.Warn("the OpenCL engine ended", "err", err, "stderr", said)
 		notify()
 	}
 }

@@ -100,7 +100,7 @@ type Spec struct {
 	// Aperture is the memory that the host reaches, in bytes: a power of two from 1
 	// MiB; 64 MiB.
 	Aperture  int64         `yaml:"aperture,omitempty"`
-	TimeLimit time.Duration `yaml:"time_limit,omitempty"` // of a command without progress; a minute
+	TimeLimit time.Duration `yaml:"time_limit,omitempty"` // of a command without progress; ten minutes
 	Serial    uint64        `yaml:"serial,omitempty"`
 }
 

@@ -118,6 +118,11 @@ func newTenant(t *testing.T, spec opencl.Spec) *tenant {
 }
 
 func (r *tenant) enable() {
+	r.start()
+	r.until("the context", func() bool { return r.state() == reg.ComputeReady })
+}
+
+func (r *tenant) start() {
 	r.write32(reg.ComputeControl, 0)
 	clear(r.mem)
 	r.write64(reg.ComputeRing, ringAt)
@@ -127,7 +132,6 @@ func (r *tenant) enable() {
 	r.write64(reg.ComputeMirror, mirrorAt)
 	r.write32(reg.ComputeControl, reg.ComputeEnable)
 	r.tail, r.seen = 0, 0
-	r.until("the context", func() bool { return r.state() == reg.ComputeReady })
 }
 
 func (r *tenant) write32(off uint64, v uint32) {

@@ -27,6 +27,7 @@ type process struct {
 	socket *fd.FD
 	reader *reader.Reader
 	dir    string // the platform's cache, of this process only
+	said   tail   // what it wrote to its standard error
 	// context is what the process was started for. Its events do not count for
 	// another one.
 	context uint64
@@ -135,6 +136,8 @@ func (e *engine) start(number uint64) (*process, error) {
 	p.cmd = exec.Command(e.program, "--serve", strconv.Itoa(e.index), "--memory", strconv.FormatUint(e.memory, 10))
 	p.cmd.Env = environment(dir)
 	p.cmd.Dir = dir
+	p.cmd.Stderr = &p.said
+	p.cmd.WaitDelay = time.Second // a child that left the group may keep it open
 	p.cmd.ExtraFiles = []*os.File{other, file}
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	err = p.cmd.Start()

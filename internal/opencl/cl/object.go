@@ -2,7 +2,6 @@ package cl
 
 import (
 	"runtime"
-	"strings"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
@@ -182,7 +181,10 @@ const (
 	ArgParamsPerEntry = kernelArgEnd - kernelArgFirst
 
 	argAddress  = 0x1196
+	argAccess   = 0x1197
 	argTypeName = 0x1198
+
+	accessNone = 0x11a3 // of all but images and pipes
 )
 
 // ArgClass says what a platform takes for an argument of a kernel.
@@ -208,24 +210,20 @@ var handleTypes = map[string]ArgClass{
 	"sampler_t": ArgSampler, "queue_t": ArgHandle, "clk_event_t": ArgHandle, "event_t": ArgHandle, "reserve_id_t": ArgHandle,
 }
 
-// handleClass returns the class of a type whose arguments are handles.
-func handleClass(name string) (ArgClass, bool) {
-	if strings.HasPrefix(name, "image") && strings.HasSuffix(name, "_t") {
-		return ArgImage, true
-	}
-	class, ok := handleTypes[name]
-	return class, ok
-}
-
-// ClassOf returns the class of an argument with these properties.
+// ClassOf returns the class of an argument with these properties. An image has an access
+// qualifier, whatever its type is called; a sampler has only its name.
 func ClassOf(properties []Property) ArgClass {
 	class := ArgUnknown
-	for _, p := range properties {
+	for _, p := range properties { // in the order of their numbers
 		switch p.Param {
 		case argAddress:
 			class = addressSpaces[word(p.Value)]
-		case argTypeName: // behind the address space
-			if handle, ok := handleClass(cString(p.Value)); ok {
+		case argAccess:
+			if word(p.Value) != accessNone {
+				return ArgImage
+			}
+		case argTypeName:
+			if handle, ok := handleTypes[cString(p.Value)]; ok {
 				return handle
 			}
 		}

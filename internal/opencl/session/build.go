@@ -1,6 +1,8 @@
 package session
 
 import (
+	"strings"
+
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 	"github.com/dxpu-project/dxpu/internal/opencl/cl"
 )
@@ -36,18 +38,19 @@ func (s *Session) compile(h reg.PacketHeader, c *cursor) error {
 	if err != nil {
 		return s.send(reg.Event{Cookie: h.Cookie, Status: status(err)})
 	}
-	select {
-	case s.builds <- struct{}{}:
-	default:
+	if s.building == maxTasks {
 		return s.send(reg.Event{Cookie: h.Cookie, Status: int32(cl.OutOfResources)})
 	}
+	s.building++
 	setBusy(t.programs, true)
 	s.tasks.Go(func() {
+		s.builds <- struct{}{} // each that holds it ends
 		err := t.run()
+		<-s.builds
 		s.mu.Lock()
+		s.building--
 		setBusy(t.programs, false)
 		s.mu.Unlock()
-		<-s.builds
 		// Without the connection, Run ends as well.
 		_ = s.send(reg.Event{Cookie: h.Cookie, Status: status(err)})
 	})
@@ -110,7 +113,7 @@ func (s *Session) linkTask(c *cursor) (task, error) {
 		return task{}, err
 	}
 	text, err := s.text(at, n)
-	linked := &program{linked: true}
+	linked := &program{}
 	used, inputs := []*program{linked}, []cl.Program{}
 	for range count {
 		if err != nil || c.bad {
@@ -127,6 +130,9 @@ func (s *Session) linkTask(c *cursor) (task, error) {
 	}
 	return task{used, func() error {
 		made, err := s.Library.Link(s.context, s.Device, string(text), inputs)
+		if err == nil {
+			linked.described = s.describer(made)
+		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if made == 0 {
@@ -135,10 +141,58 @@ func (s *Session) linkTask(c *cursor) (task, error) {
 		// Another packet may have taken the handle meanwhile.
 		if _, taken := s.objects[handle]; taken {
 			_ = s.Library.Release(made)
+			if linked.described != 0 {
+				_ = s.Library.Release(linked.described)
+			}
 			return cl.InvalidValue
 		}
 		linked.program = made
 		s.objects[handle] = linked
 		return err
 	}}, nil
+}
+
+// describer returns a program with the same kernels as a linked one, whose arguments the
+// platform describes; 0 if it describes those of the linked one itself. PoCL describes
+// them only after the binary was loaded again. It takes as long as a build, and needs no lock.
+func (s *Session) describer(linked cl.Program) cl.Program {
+	if s.describes(linked) {
+		return 0
+	}
+	text, err := s.Library.Binary(linked, reg.MaxProgramText)
+	if err != nil {
+		return 0
+	}
+	again, err := s.Library.NewProgramBinary(s.context, s.Device, text)
+	if err != nil {
+		return 0
+	}
+	options, _ := s.options(0, 0)
+	if s.Library.Build(again, s.Device, options) != nil {
+		_ = s.Library.Release(again)
+		return 0
+	}
+	return again
+}
+
+// describes reports whether the platform describes the arguments of a program's kernels, or
+// there are none.
+func (s *Session) describes(p cl.Program) bool {
+	names, err := s.Library.KernelNames(p)
+	if err != nil {
+		return true // a library
+	}
+	for name := range strings.SplitSeq(strings.TrimRight(string(names), "\x00"), ";") {
+		k, err := s.Library.NewKernel(p, name)
+		if err != nil {
+			continue
+		}
+		args, err := s.Library.NumArgs(k)
+		described := err != nil || args == 0 || len(s.Library.ArgProperties(k, 0)) > 0
+		_ = s.Library.Release(k)
+		if !described {
+			return false
+		}
+	}
+	return true
 }

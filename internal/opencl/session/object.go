@@ -17,9 +17,9 @@ type buffer struct {
 }
 
 type program struct {
-	program cl.Program
-	linked  bool // made by a linker
-	busy    bool // a build is under way
+	program   cl.Program
+	described cl.Program // see describer
+	busy      bool       // a build is under way
 }
 
 type kernel struct {
@@ -78,6 +78,9 @@ func (s *Session) release(c *cursor) error {
 		}
 		if err := s.Library.Release(o.program); err != nil {
 			return err
+		}
+		if o.described != 0 {
+			_ = s.Library.Release(o.described)
 		}
 	case *kernel:
 		if err := s.Library.Release(o.kernel); err != nil {
@@ -244,8 +247,13 @@ func (s *Session) newKernel(c *cursor) result {
 		_ = s.Library.Release(k)
 		return result{err: cl.OutOfResources}
 	}
-	described, done := s.described(p, k, name)
-	defer done()
+	described := k
+	if p.described != 0 {
+		if twin, err := s.Library.NewKernel(p.described, name); err == nil {
+			described = twin
+			defer func() { _ = s.Library.Release(twin) }()
+		}
+	}
 	out := binary.LittleEndian.AppendUint64(nil, uint64(args))
 	for _, p := range s.Library.KernelProperties(k, s.Device) {
 		out = appendProperty(out, noIndex, p)
@@ -260,35 +268,4 @@ func (s *Session) newKernel(c *cursor) result {
 	}
 	s.objects[handle] = &kernel{kernel: k, args: make([][]byte, args), class: class}
 	return result{data: out}
-}
-
-// described returns a kernel whose arguments the platform describes, and what releases it. PoCL
-// describes those of a linked program only after its binary was loaded again.
-func (s *Session) described(p *program, k cl.Kernel, name string) (cl.Kernel, func()) {
-	same := func() {}
-	if !p.linked || len(s.Library.ArgProperties(k, 0)) > 0 {
-		return k, same
-	}
-	text, err := s.Library.Binary(p.program, reg.MaxProgramText)
-	if err != nil {
-		return k, same
-	}
-	again, err := s.Library.NewProgramBinary(s.context, s.Device, text)
-	if err != nil {
-		return k, same
-	}
-	options, _ := s.options(0, 0)
-	err = s.Library.Build(again, s.Device, options)
-	var twin cl.Kernel
-	if err == nil {
-		twin, err = s.Library.NewKernel(again, name)
-	}
-	if err != nil {
-		_ = s.Library.Release(again)
-		return k, same
-	}
-	return twin, func() {
-		_ = s.Library.Release(twin)
-		_ = s.Library.Release(again)
-	}
 }

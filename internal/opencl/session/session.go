@@ -49,20 +49,25 @@ type Session struct {
 	ends ends          // of commands of out-of-order queues
 	wake chan struct{} // holds one: ends has changed
 
-	mu      sync.Mutex // guards the fields below, and the calls that use them
-	objects map[uint32]any
-	busy    []*queue // also those that are released and have commands
-	asleep  bool     // the goroutine of Run does not look for the end of commands
-	queues  int
-	used    uint64                  // bytes of buffers
-	serial  uint64                  // of the last buffer
-	pending map[uint64]cl.Event     // by cookie: enqueued and not complete
-	scratch []byte                  // of arguments
-	loose   map[uint64]looseCommand // by cookie: of out-of-order queues, not complete
+	mu       sync.Mutex // guards the fields below, and the calls that use them
+	objects  map[uint32]any
+	busy     []*queue // also those that are released and have commands
+	asleep   bool     // the goroutine of Run does not look for the end of commands
+	queues   int
+	building int                     // tasks of build.go, also those that wait
+	used     uint64                  // bytes of buffers
+	serial   uint64                  // of the last buffer
+	pending  map[uint64]cl.Event     // by cookie: enqueued and not complete
+	scratch  []byte                  // of arguments
+	loose    map[uint64]looseCommand // by cookie: of out-of-order queues, not complete
 }
 
-// maxBuilds bounds the compilations at one time.
-const maxBuilds = 2
+// maxBuilds bounds the compilations at one time, and maxTasks those with the ones that wait
+// for them: a program may build from many threads.
+const (
+	maxBuilds = 2
+	maxTasks  = 256
+)
 
 // Run executes packets until the connection ends.
 func Run(c Config) error {
