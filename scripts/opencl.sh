@@ -101,7 +101,7 @@ program_pyopencl() {
 		r = ReductionKernel(ctx, np.float32, neutral="0", reduce_expr="a+b", map_expr="x[i]*x[i]", arguments="__global float *x")
 		print(float(r(a).get()))
 		s = ca.to_device(q, np.ones(50000, np.int32))
-		InclusiveScanKernel(ctx, np.int32, "a+b")(s)
+		InclusiveScanKernel(ctx, np.int32, "a+b", neutral="0")(s)
 		print(np.array_equal(s.get(), np.arange(1, 50001)))
 		v = np.random.RandomState(1).randint(0, 1 << 30, 20000).astype(np.int32)
 		(o,), _ = RadixSort(ctx, "int *ary", key_expr="ary[i]", sort_arg_names=["ary"])(ca.to_device(q, v), key_bits=30)

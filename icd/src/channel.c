@@ -16,7 +16,7 @@ enum {
 	PACKET_VERSION = 1,
 	CONTROL_ENABLE = 1 << 0,
 	CONTROL_ARMED = 1 << 1,
-	START_TRIES = 3000,
+	START_TRIES = 30000, /* a minute or more: a busy box loads the platform */
 	START_PAUSE_NS = 2000000,
 };
 
@@ -159,6 +159,11 @@ void channel_poll(struct channel *c)
 		handle_events(c);
 }
 
+static int read_register(struct channel *c, uint32_t offset, void *value, uint32_t size)
+{
+	return vfio_read(c->vfio, REGION_BAR0, offset, value, size);
+}
+
 /* state is what channel_until waits for. */
 struct state {
 	struct channel *channel;
@@ -191,8 +196,29 @@ static int64_t now_ns(void)
 	return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
+/* How long a thread waits before it looks whether the device is there, and how many looks in a
+ * row find none before it is lost: a link may be slow for a moment. */
+enum { LOOK_MS = 1000, GONE_LOOKS = 3 };
+
+/* look ends the wait for a device that has left without a word: its registers read all ones. It
+ * counts the looks that found none. */
+static void look(struct channel *c, int *gone)
+{
+	uint32_t id;
+
+	if (!vfio_lost(c->vfio)) {
+		*gone = read_register(c, REG_ID, &id, sizeof id) || id != MAGIC ? *gone + 1 : 0;
+		if (*gone == GONE_LOOKS)
+			vfio_mark_lost(c->vfio);
+	}
+	if (vfio_lost(c->vfio))
+		handle_events(c); /* all packets end */
+}
+
 void channel_until(struct channel *c, int (*ready)(void *arg), void *arg)
 {
+	int gone = 0;
+
 	struct state s = {c, ready, arg};
 
 	while (!channel_failed(c)) {
@@ -207,16 +233,11 @@ void channel_until(struct channel *c, int (*ready)(void *arg), void *arg)
 			now = now_ns();
 		}
 		arm(c);
-		if (vfio_await(c->vfio, armed_or_ready, &s, -1))
-			handle_events(c); /* lost: all packets end */
+		if (vfio_await(c->vfio, armed_or_ready, &s, LOOK_MS))
+			look(c, &gone);
 		if (ready(arg))
 			return;
 	}
-}
-
-static int read_register(struct channel *c, uint32_t offset, void *value, uint32_t size)
-{
-	return vfio_read(c->vfio, REGION_BAR0, offset, value, size);
 }
 
 int channel_write32(struct channel *c, uint32_t offset, uint32_t value)
@@ -252,7 +273,7 @@ static int share(struct channel *c)
 	/* The other side has the file too: if it made it shorter, this process would fault. */
 	if (ftruncate(fd, (off_t)c->memory_size) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
 		c->memory = mmap(NULL, c->memory_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	int bad = c->memory == MAP_FAILED || !c->memory || vfio_map(c->vfio, fd, DMA_BASE, c->memory_size);
+	int bad = c->memory == MAP_FAILED || !c->memory || vfio_map(c->vfio, fd, c->memory, DMA_BASE, c->memory_size);
 	close(fd);
 	if (bad)
 		return -1;

@@ -141,20 +141,24 @@ cl_int CL_API_CALL dxpu_ReleaseKernel(cl_kernel k)
 	return CL_SUCCESS;
 }
 
-/* kind_of returns the kind of an argument by its type and its address space. */
+/* kind_of returns the kind of an argument. An image has an access qualifier, whatever its type is
+ * called; a sampler has only its name. */
 static int kind_of(cl_kernel k, cl_uint i)
 {
 	struct property p;
 	cl_kernel_arg_address_qualifier space = CL_KERNEL_ARG_ADDRESS_PRIVATE;
+	cl_kernel_arg_access_qualifier access = CL_KERNEL_ARG_ACCESS_NONE;
 
 	if (properties_find(&k->properties, CL_KERNEL_ARG_TYPE_NAME, i, &p)) {
 		const char *name = p.value;
 		size_t n = strnlen(name, (size_t)p.size);
 		if (n == 9 && !memcmp(name, "sampler_t", n))
 			return ARGUMENT_SAMPLER;
-		if (n > 7 && !memcmp(name, "image", 5) && !memcmp(name + n - 2, "_t", 2))
-			return ARGUMENT_IMAGE;
 	}
+	if (properties_find(&k->properties, CL_KERNEL_ARG_ACCESS_QUALIFIER, i, &p) && p.size == sizeof access)
+		memcpy(&access, p.value, sizeof access);
+	if (access != CL_KERNEL_ARG_ACCESS_NONE)
+		return ARGUMENT_IMAGE;
 	if (properties_find(&k->properties, CL_KERNEL_ARG_ADDRESS_QUALIFIER, i, &p) && p.size == sizeof space)
 		memcpy(&space, p.value, sizeof space);
 	if (space == CL_KERNEL_ARG_ADDRESS_LOCAL)

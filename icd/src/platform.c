@@ -1,3 +1,4 @@
+#include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -5,9 +6,12 @@
 
 #include "calls.h"
 
-/* The devices are those of DXPU_SOCKETS: paths of vfio-user sockets, with colons
- * between them. */
+/* The devices are those of DXPU_SOCKETS: paths of vfio-user sockets, or of directories of
+ * them, with colons between them. Without the variable, they are the functions of this machine that are bound to
+ * vfio-pci and that this process may use. */
 enum { MAX_DEVICES = 64, RESULT = 256 << 10 };
+
+#define FUNCTIONS "/sys/bus/pci/drivers/vfio-pci"
 
 static struct _cl_platform_id platform = {{&dxpu_dispatch, KIND_PLATFORM, 1}};
 static cl_device_id devices[MAX_DEVICES];
@@ -39,7 +43,10 @@ static cl_device_id device_open(const char *path)
 		return NULL;
 	d->channel = channel_open(path);
 	if (!d->channel) {
-		fprintf(stderr, "dxpu: %s: %s\n", path, strerror(errno));
+		/* ENODEV is a function without an engine, or one of which pci.c has told; EBUSY is one
+		 * that another process has. */
+		if (strchr(path, '/') || (errno != ENODEV && errno != EBUSY))
+			fprintf(stderr, "dxpu: %s: %s\n", path, strerror(errno));
 		free(d);
 		return NULL;
 	}
@@ -56,18 +63,85 @@ static cl_device_id device_open(const char *path)
 	return NULL;
 }
 
+static void add_device(const char *path)
+{
+	cl_device_id d = device_count < MAX_DEVICES ? device_open(path) : NULL;
+
+	if (d)
+		devices[device_count++] = d;
+}
+
+/* is_gpu reports whether a function is a GPU of the pool. */
+static int is_gpu(const struct dirent *entry)
+{
+	static const char *const files[] = {"vendor", "device"};
+	unsigned id[2] = {0};
+
+	for (int i = 0; i < 2; i++) {
+		char path[sizeof FUNCTIONS + 32];
+		if (strlen(entry->d_name) > 16)
+			return 0;
+		snprintf(path, sizeof path, FUNCTIONS "/%.16s/%s", entry->d_name, files[i]);
+		FILE *f = fopen(path, "re");
+		int n = f ? fscanf(f, "%x", &id[i]) : 0;
+		if (f)
+			fclose(f);
+		if (n != 1)
+			return 0;
+	}
+	return id[0] == 0x1234 && id[1] == 0xd9b0;
+}
+
+static int is_socket(const struct dirent *entry)
+{
+	size_t n = strlen(entry->d_name);
+
+	return n > 5 && strcmp(entry->d_name + n - 5, ".sock") == 0;
+}
+
+/* add_sockets adds the device of a socket, or those of a directory, slot2 before slot10. */
+static void add_sockets(const char *path)
+{
+	struct dirent **list;
+	int n = scandir(path, &list, is_socket, versionsort);
+
+	if (n < 0) {
+		add_device(path);
+		return;
+	}
+	for (int i = 0; i < n; i++) {
+		char socket[256]; /* the address of a socket has room for 107 bytes */
+		int length = snprintf(socket, sizeof socket, "%s/%s", path, list[i]->d_name);
+		if (length < (int)sizeof socket)
+			add_device(socket);
+		free(list[i]);
+	}
+	free(list);
+}
+
+static void connect_functions(void)
+{
+	struct dirent **list;
+	int n = scandir(FUNCTIONS, &list, is_gpu, alphasort);
+
+	for (int i = 0; i < n; i++) {
+		add_device(list[i]->d_name);
+		free(list[i]);
+	}
+	if (n >= 0)
+		free(list);
+}
+
 static void connect_all(void)
 {
 	const char *sockets = getenv("DXPU_SOCKETS");
 	char *copy = sockets ? strdup(sockets) : NULL, *rest = NULL;
 
-	for (char *path = copy ? strtok_r(copy, ":", &rest) : NULL; path && device_count < MAX_DEVICES;
-	     path = strtok_r(NULL, ":", &rest)) {
-		cl_device_id d = device_open(path);
-		if (d)
-			devices[device_count++] = d;
-	}
+	for (char *path = copy ? strtok_r(copy, ":", &rest) : NULL; path; path = strtok_r(NULL, ":", &rest))
+		add_sockets(path);
 	free(copy);
+	if (!sockets)
+		connect_functions();
 	pthread_atfork(before_fork, in_parent, in_child);
 }
 

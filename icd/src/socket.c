@@ -1,38 +1,12 @@
-/* The socket of a vfio-user client: messages out and in, and the threads that wait. */
+/* The socket of a vfio-user client: messages out and in. */
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "vfio_private.h"
 
-int vfio_lost(struct vfio *v)
-{
-	pthread_mutex_lock(&v->lock);
-	int lost = v->lost;
-	pthread_mutex_unlock(&v->lock);
-	return lost;
-}
-
-void vfio_notify(struct vfio *v)
-{
-	pthread_mutex_lock(&v->lock);
-	v->moves++;
-	if (v->sleepers)
-		pthread_cond_broadcast(&v->moved);
-	pthread_mutex_unlock(&v->lock);
-}
-
-void vfio_mark_lost(struct vfio *v)
-{
-	pthread_mutex_lock(&v->lock);
-	v->lost = 1;
-	pthread_cond_broadcast(&v->moved);
-	pthread_mutex_unlock(&v->lock);
-	shutdown(v->fd, SHUT_RDWR);
-}
+void user_stop(struct vfio *v) { shutdown(v->fd, SHUT_RDWR); }
 
 /* writable waits until the socket takes more. The other side may have stopped reading. */
 static int writable(struct vfio *v)
@@ -46,7 +20,7 @@ static int writable(struct vfio *v)
 	return n > 0 && p.revents & POLLOUT ? 0 : -1;
 }
 
-int vfio_send(struct vfio *v, struct iovec *iov, int n, int fd)
+int user_send(struct vfio *v, struct iovec *iov, int n, int fd)
 {
 	char control[CMSG_SPACE(sizeof(int))];
 	struct msghdr m = {.msg_iov = iov, .msg_iovlen = (size_t)n};
@@ -105,7 +79,7 @@ static int take_request(struct vfio *v, struct header *h, const unsigned char *b
 		struct iovec iov[2] = {{&answer, sizeof answer}, {range, interrupt ? sizeof range : 0}};
 		answer.size += (uint32_t)iov[1].iov_len;
 		pthread_mutex_lock(&v->send);
-		int bad = vfio_send(v, iov, interrupt ? 2 : 1, -1);
+		int bad = user_send(v, iov, interrupt ? 2 : 1, -1);
 		pthread_mutex_unlock(&v->send);
 		if (bad)
 			return -1;
@@ -156,7 +130,7 @@ static int take_messages(struct vfio *v)
 
 /* receive waits up to some milliseconds for bytes, -1 for ever, and handles them. The
  * caller has the role. */
-static void receive(struct vfio *v, int ms)
+void user_receive(struct vfio *v, int ms)
 {
 	struct pollfd p = {.fd = v->fd, .events = POLLIN};
 
@@ -171,82 +145,4 @@ static void receive(struct vfio *v, int ms)
 			return;
 	}
 	vfio_mark_lost(v);
-}
-
-void *vfio_read_socket(void *arg)
-{
-	struct vfio *v = arg;
-	const struct timespec grace = {0, GRACE_NS};
-
-	while (!vfio_lost(v)) {
-		unsigned before = __atomic_load_n(&v->waits, __ATOMIC_ACQUIRE);
-		pthread_mutex_lock(&v->role);
-		while (!vfio_lost(v) && before == __atomic_load_n(&v->waits, __ATOMIC_ACQUIRE)) {
-			receive(v, -1);
-			vfio_notify(v);
-		}
-		pthread_mutex_unlock(&v->role);
-		vfio_notify(v); /* a sleeper takes the role */
-		do {
-			before = __atomic_load_n(&v->waits, __ATOMIC_ACQUIRE);
-			nanosleep(&grace, NULL);
-		} while (!vfio_lost(v) && (before != __atomic_load_n(&v->waits, __ATOMIC_ACQUIRE) ||
-					   __atomic_load_n(&v->waiting, __ATOMIC_ACQUIRE)));
-	}
-	v->interrupt(v->arg); /* ends what waits */
-	return NULL;
-}
-
-static int64_t now_ms(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
-
-/* sleep_until_moved waits for vfio_notify, unless the wait has ended already. */
-static void sleep_until_moved(struct vfio *v, int (*ready)(void *), void *arg, int ms)
-{
-	struct timespec until;
-
-	clock_gettime(CLOCK_MONOTONIC, &until);
-	until.tv_nsec += (long)(ms % 1000) * 1000000;
-	until.tv_sec += ms / 1000 + until.tv_nsec / 1000000000;
-	until.tv_nsec %= 1000000000;
-	pthread_mutex_lock(&v->lock);
-	v->sleepers++;
-	unsigned before = v->moves;
-	pthread_mutex_unlock(&v->lock);
-	/* Without the lock, because ready takes locks. */
-	int done = ready(arg), late = 0;
-	pthread_mutex_lock(&v->lock);
-	while (!done && !v->lost && before == v->moves && !late)
-		late = pthread_cond_timedwait(&v->moved, &v->lock, &until);
-	v->sleepers--;
-	pthread_mutex_unlock(&v->lock);
-}
-
-int vfio_await(struct vfio *v, int (*ready)(void *), void *arg, int timeout_ms)
-{
-	int64_t until = timeout_ms < 0 ? INT64_MAX : now_ms() + timeout_ms;
-
-	__atomic_add_fetch(&v->waits, 1, __ATOMIC_ACQ_REL);
-	__atomic_add_fetch(&v->waiting, 1, __ATOMIC_ACQ_REL);
-	while (!ready(arg) && !vfio_lost(v)) {
-		int64_t left = timeout_ms < 0 ? LONGEST_MS : until - now_ms();
-		if (left <= 0)
-			break;
-		int ms = left < LONGEST_MS ? (int)left : LONGEST_MS;
-		if (pthread_mutex_trylock(&v->role)) {
-			sleep_until_moved(v, ready, arg, ms);
-			continue;
-		}
-		if (!ready(arg))
-			receive(v, ms);
-		pthread_mutex_unlock(&v->role);
-		vfio_notify(v);
-	}
-	__atomic_sub_fetch(&v->waiting, 1, __ATOMIC_ACQ_REL);
-	return ready(arg) ? 0 : -1;
 }

@@ -73,15 +73,13 @@ void channel_free(struct channel *c, const struct staging *s)
 	vfio_notify(c->vfio);
 }
 
-/* INLINE is up to how many bytes go through the aperture with the packet. The device
- * fetches more by DMA, which takes a round trip and no processor here. */
-enum { INLINE = 4 << 10 };
-
+/* Few bytes go through the aperture with the packet. The device fetches more by DMA, which takes
+ * a round trip and no processor here. */
 int channel_upload(struct channel *c, const struct staging *s, const void *data, size_t n, struct packet *p)
 {
 	const unsigned char *bytes = data;
 
-	if (n > INLINE && c->features & FEATURE_FETCH) {
+	if (n > vfio_upload(c->vfio) && c->features & FEATURE_FETCH) {
 		if (data != s->mirror)
 			memcpy(s->mirror, data, n);
 		p->flags |= PACKET_FETCH;

@@ -1,151 +1,132 @@
+/* A device behind a transport, and the threads that wait for it. */
 #include "vfio.h"
 
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
+#include <time.h>
 
 #include "vfio_private.h"
 
-static int answered(void *arg)
+int vfio_lost(struct vfio *v)
 {
-	struct vfio *v = arg;
-
 	pthread_mutex_lock(&v->lock);
-	int open = v->open;
+	int lost = v->lost;
 	pthread_mutex_unlock(&v->lock);
-	return !open;
+	return lost;
 }
 
-/* request sends a message of up to two parts and waits for the reply, of which up to
- * room bytes go to reply. It returns the bytes there, or -1. */
-static ssize_t request(struct vfio *v, uint16_t command, struct iovec *parts, int n, int fd, void *reply, size_t room)
+void vfio_notify(struct vfio *v)
 {
-	struct header h = {0, command, sizeof h, 0, 0};
-	struct iovec iov[3] = {{&h, sizeof h}};
-	ssize_t got = -1;
-
-	for (int i = 0; i < n; i++) {
-		iov[i + 1] = parts[i];
-		h.size += (uint32_t)parts[i].iov_len;
-	}
-	pthread_mutex_lock(&v->calls);
 	pthread_mutex_lock(&v->lock);
-	h.id = ++v->id;
-	v->open = 1;
-	v->reply = reply;
-	v->room = room;
+	v->moves++;
+	if (v->sleepers)
+		pthread_cond_broadcast(&v->moved);
 	pthread_mutex_unlock(&v->lock);
+}
 
-	pthread_mutex_lock(&v->send);
-	int bad = vfio_send(v, iov, n + 1, fd);
-	pthread_mutex_unlock(&v->send);
-
-	if (!bad)
-		bad = vfio_await(v, answered, v, TIMEOUT_MS);
+void vfio_mark_lost(struct vfio *v)
+{
 	pthread_mutex_lock(&v->lock);
-	if (bad || v->open)
-		errno = ENODEV;
-	else if (v->error)
-		errno = v->error;
-	else
-		got = (ssize_t)v->got;
-	v->open = 0;
+	v->lost = 1;
+	pthread_cond_broadcast(&v->moved);
 	pthread_mutex_unlock(&v->lock);
-	pthread_mutex_unlock(&v->calls);
-	return got;
+	v->transport->stop(v);
 }
 
 int vfio_read(struct vfio *v, uint32_t region, uint64_t offset, void *data, uint32_t length)
 {
-	unsigned char reply[sizeof(struct access) + 4096];
-	struct access a = {offset, region, length};
-	struct iovec part = {&a, sizeof a};
-
-	if (length > 4096)
-		return -1;
-	if (request(v, CMD_REGION_READ, &part, 1, -1, reply, sizeof a + length) != (ssize_t)(sizeof a + length))
-		return -1;
-	memcpy(data, reply + sizeof a, length);
-	return 0;
+	return v->transport->read(v, region, offset, data, length);
 }
 
-int vfio_write_config(struct vfio *v, uint32_t offset, uint32_t value)
-{
-	struct access a = {offset, REGION_CONFIG, sizeof value};
-	struct iovec parts[2] = {{&a, sizeof a}, {&value, sizeof value}};
+int vfio_write(struct vfio *v, const struct write_part *parts, int n) { return v->transport->write(v, parts, n); }
 
-	return request(v, CMD_REGION_WRITE, parts, 2, -1, NULL, 0) < 0 ? -1 : 0;
+int vfio_map(struct vfio *v, int fd, void *memory, uint64_t address, uint64_t size)
+{
+	return v->transport->map(v, fd, memory, address, size);
 }
 
-uint64_t vfio_region_size(struct vfio *v, uint32_t region)
+uint32_t vfio_upload(struct vfio *v) { return v->transport->upload; }
+
+void vfio_after_fork(struct vfio *v) { v->transport->release(v); }
+
+static void *read_device(void *arg)
 {
-	struct region_info info = {sizeof info, 0, region, 0, 0, 0}, reply = {0};
-	struct iovec part = {&info, sizeof info};
+	struct vfio *v = arg;
+	const struct timespec grace = {0, GRACE_NS};
 
-	return request(v, CMD_REGION_INFO, &part, 1, -1, &reply, sizeof reply) < (ssize_t)sizeof reply ? 0 : reply.size;
-}
-
-int vfio_write(struct vfio *v, const struct write_part *parts, int n)
-{
-	struct {
-		struct header h;
-		struct access a;
-	} messages[MAX_PARTS];
-	struct iovec iov[2 * MAX_PARTS];
-	int filled = 0, bad = 0;
-
-	pthread_mutex_lock(&v->send);
-	for (int i = 0; i < n && !bad; i++) {
-		for (uint32_t done = 0; done < parts[i].length && !bad;) {
-			uint32_t count = parts[i].length - done;
-			if (count > MAX_WRITE)
-				count = MAX_WRITE;
-			messages[filled].h = (struct header){
-				0, CMD_REGION_WRITE, (uint32_t)(sizeof messages[0] + count), FLAG_NO_REPLY, 0};
-			messages[filled].a = (struct access){parts[i].offset + done, parts[i].region, count};
-			iov[2 * filled] = (struct iovec){&messages[filled], sizeof messages[0]};
-			iov[2 * filled + 1] = (struct iovec){(char *)(uintptr_t)parts[i].data + done, count};
-			done += count;
-			if (++filled == MAX_PARTS) {
-				bad = vfio_send(v, iov, 2 * filled, -1);
-				filled = 0;
-			}
+	while (!vfio_lost(v)) {
+		unsigned before = __atomic_load_n(&v->waits, __ATOMIC_ACQUIRE);
+		pthread_mutex_lock(&v->role);
+		while (!vfio_lost(v) && before == __atomic_load_n(&v->waits, __ATOMIC_ACQUIRE)) {
+			v->transport->receive(v, -1);
+			vfio_notify(v);
 		}
+		pthread_mutex_unlock(&v->role);
+		vfio_notify(v); /* a sleeper takes the role */
+		do {
+			before = __atomic_load_n(&v->waits, __ATOMIC_ACQUIRE);
+			nanosleep(&grace, NULL);
+		} while (!vfio_lost(v) && (before != __atomic_load_n(&v->waits, __ATOMIC_ACQUIRE) ||
+					   __atomic_load_n(&v->waiting, __ATOMIC_ACQUIRE)));
 	}
-	if (!bad && filled > 0)
-		bad = vfio_send(v, iov, 2 * filled, -1);
-	pthread_mutex_unlock(&v->send);
-	return bad;
+	v->interrupt(v->arg); /* ends what waits */
+	return NULL;
 }
 
-int vfio_map(struct vfio *v, int fd, uint64_t address, uint64_t size)
+static int64_t now_ms(void)
 {
-	struct dma_map m = {sizeof m, 3, 0, address, size};
-	struct iovec part = {&m, sizeof m};
+	struct timespec t;
 
-	return request(v, CMD_DMA_MAP, &part, 1, fd, NULL, 0) < 0 ? -1 : 0;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-void vfio_after_fork(struct vfio *v)
+/* sleep_until_moved waits for vfio_notify, unless the wait has ended already. */
+static void sleep_until_moved(struct vfio *v, int (*ready)(void *), void *arg, int ms)
 {
-	close(v->fd);
-	v->fd = -1;
+	struct timespec until;
+
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	until.tv_nsec += (long)(ms % 1000) * 1000000;
+	until.tv_sec += ms / 1000 + until.tv_nsec / 1000000000;
+	until.tv_nsec %= 1000000000;
+	pthread_mutex_lock(&v->lock);
+	v->sleepers++;
+	unsigned before = v->moves;
+	pthread_mutex_unlock(&v->lock);
+	/* Without the lock, because ready takes locks. */
+	int done = ready(arg), late = 0;
+	pthread_mutex_lock(&v->lock);
+	while (!done && !v->lost && before == v->moves && !late)
+		late = pthread_cond_timedwait(&v->moved, &v->lock, &until);
+	v->sleepers--;
+	pthread_mutex_unlock(&v->lock);
 }
 
-static int negotiate(struct vfio *v)
+int vfio_await(struct vfio *v, int (*ready)(void *), void *arg, int timeout_ms)
 {
-	static const char version[] =
-		"\0\0\0\0{\"capabilities\":{\"max_msg_fds\":1,\"max_data_xfer_size\":16384}}";
-	struct iovec part = {(char *)(uintptr_t)version, sizeof version};
-	uint16_t reply[2] = {0};
+	int64_t until = timeout_ms < 0 ? INT64_MAX : now_ms() + timeout_ms;
 
-	if (request(v, CMD_VERSION, &part, 1, -1, reply, sizeof reply) < (ssize_t)sizeof reply)
-		return -1;
-	return reply[0] == 0 ? 0 : -1;
+	__atomic_add_fetch(&v->waits, 1, __ATOMIC_ACQ_REL);
+	__atomic_add_fetch(&v->waiting, 1, __ATOMIC_ACQ_REL);
+	while (!ready(arg) && !vfio_lost(v)) {
+		int64_t left = timeout_ms < 0 ? LONGEST_MS : until - now_ms();
+		if (left <= 0)
+			break;
+		int ms = left < LONGEST_MS ? (int)left : LONGEST_MS;
+		if (pthread_mutex_trylock(&v->role)) {
+			sleep_until_moved(v, ready, arg, ms);
+			continue;
+		}
+		if (!ready(arg))
+			v->transport->receive(v, ms);
+		pthread_mutex_unlock(&v->role);
+		vfio_notify(v);
+	}
+	__atomic_sub_fetch(&v->waiting, 1, __ATOMIC_ACQ_REL);
+	return ready(arg) ? 0 : -1;
 }
 
 /* cond_init makes a condition whose time limits do not follow changes of the clock. */
@@ -159,43 +140,38 @@ static void cond_init(pthread_cond_t *c)
 	pthread_condattr_destroy(&a);
 }
 
-struct vfio *vfio_open(const char *path, void (*interrupt)(void *arg), void *arg)
+struct vfio *vfio_open(const char *device, void (*interrupt)(void *arg), void *arg)
 {
-	struct sockaddr_un a = {.sun_family = AF_UNIX};
-	struct vfio *v;
+	struct vfio *v = calloc(1, sizeof *v);
 
-	if (strlen(path) >= sizeof a.sun_path) {
-		errno = ENAMETOOLONG;
-		return NULL;
-	}
-	memcpy(a.sun_path, path, strlen(path));
-	v = calloc(1, sizeof *v);
 	if (!v)
 		return NULL;
+	/* The path of a socket has a slash, the address of a PCI function has none. */
+	v->transport = strchr(device, '/') ? &user_transport : &pci_transport;
 	v->interrupt = interrupt;
 	v->arg = arg;
-	v->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	if (v->fd < 0) {
-		free(v);
-		return NULL;
-	}
 	pthread_mutex_init(&v->calls, NULL);
 	pthread_mutex_init(&v->send, NULL);
 	pthread_mutex_init(&v->role, NULL);
 	pthread_mutex_init(&v->lock, NULL);
 	cond_init(&v->moved);
+	if (v->transport->connect(v, device)) {
+		free(v);
+		return NULL;
+	}
 	/* Signals of the program are for its own threads. */
 	sigset_t all, before;
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
-	int bad = connect(v->fd, (struct sockaddr *)&a, sizeof a) || pthread_create(&v->reader, NULL, vfio_read_socket, v);
+	int bad = pthread_create(&v->reader, NULL, read_device, v);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	if (bad) {
-		close(v->fd);
+		v->transport->release(v);
 		free(v);
+		errno = EAGAIN;
 		return NULL;
 	}
-	if (negotiate(v) || vfio_set_up(v)) {
+	if (v->transport->set_up(v)) {
 		vfio_close(v);
 		errno = ENODEV;
 		return NULL;
@@ -207,7 +183,7 @@ void vfio_close(struct vfio *v)
 {
 	vfio_mark_lost(v);
 	pthread_join(v->reader, NULL);
-	close(v->fd);
+	v->transport->release(v);
 	pthread_mutex_destroy(&v->calls);
 	pthread_mutex_destroy(&v->send);
 	pthread_mutex_destroy(&v->role);

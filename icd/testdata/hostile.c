@@ -7,12 +7,13 @@
 struct vfio *vfio_open(const char *path, void (*f)(void *arg), void *arg) { (void)path; (void)f; (void)arg; return NULL; }
 void vfio_close(struct vfio *v) { (void)v; }
 void vfio_after_fork(struct vfio *v) { (void)v; }
+void vfio_mark_lost(struct vfio *v) { (void)v; }
 int vfio_lost(struct vfio *v) { (void)v; return 0; }
 int vfio_read(struct vfio *v, uint32_t r, uint64_t o, void *d, uint32_t n) { (void)v; (void)r; (void)o; (void)d; (void)n; return -1; }
 int vfio_write(struct vfio *v, const struct write_part *p, int n) { (void)v; (void)p; (void)n; return 0; }
 int vfio_await(struct vfio *v, int (*f)(void *arg), void *arg, int ms) { (void)v; (void)ms; return f(arg) ? 0 : -1; }
 void vfio_notify(struct vfio *v) { (void)v; }
-int vfio_map(struct vfio *v, int fd, uint64_t a, uint64_t n) { (void)v; (void)fd; (void)a; (void)n; return -1; }
+int vfio_map(struct vfio *v, int fd, void *m, uint64_t a, uint64_t n) { (void)v; (void)fd; (void)m; (void)a; (void)n; return -1; }
 
 static int calls;
 static int32_t status;

@@ -25,10 +25,11 @@ static const char source[] =
 	"#include \"scale.h\"\n"
 	"int scale(int v);\n"
 	"__constant sampler_t nearest = CLK_NORMALIZED_COORDS_FALSE | CLK_ADDRESS_CLAMP | CLK_FILTER_NEAREST;\n"
-	"__kernel void invert(read_only image2d_t a, write_only image2d_t b, sampler_t s) {\n"
+	"typedef struct { int white[6]; } image_pair_t;\n" /* named like an image, and none */
+	"__kernel void invert(read_only image2d_t a, write_only image2d_t b, sampler_t s, image_pair_t p) {\n"
 	"	int2 at = (int2)(get_global_id(0), get_global_id(1));\n"
 	"	uint4 v = read_imageui(a, s, at), w = read_imageui(a, nearest, at);\n"
-	"	write_imageui(b, at, (uint4)(scale(v.x), 255 - w.y, w.z, v.w));\n"
+	"	write_imageui(b, at, (uint4)(scale(v.x), p.white[5] - w.y, w.z, v.w));\n"
 	"}\n"
 	"__kernel void say(int n) { printf(\"kernel %d says %d\\n\", n, FACTOR); }\n";
 
@@ -94,6 +95,7 @@ static void kernels(cl_program g)
 	cl_mem a = image(CL_MEM_READ_ONLY | CL_MEM_COPY_HOST_PTR, CL_MEM_OBJECT_IMAGE2D, H, 0, 0, pixels);
 	cl_mem b = image(CL_MEM_WRITE_ONLY, CL_MEM_OBJECT_IMAGE2D, H, 0, 0, NULL);
 	cl_sampler s = clCreateSampler(c, CL_FALSE, CL_ADDRESS_CLAMP_TO_EDGE, CL_FILTER_NEAREST, &code);
+	const cl_int white[6] = {0, 0, 0, 0, 0, 255};
 	cl_kernel k, copy, say;
 
 	check(code, "sampler");
@@ -102,6 +104,7 @@ static void kernels(cl_program g)
 	check(clSetKernelArg(k, 0, sizeof a, &a), "argument");
 	check(clSetKernelArg(k, 1, sizeof b, &b), "argument");
 	check(clSetKernelArg(k, 2, sizeof s, &s), "argument");
+	check(clSetKernelArg(k, 3, sizeof white, white), "argument");
 	copy = clCloneKernel(k, &code);
 	check(code, "clone");
 	clReleaseKernel(k);
