@@ -201,14 +201,20 @@ func checkNodes(nodes []Node) error {
 	}
 	gpus := 0
 	for i := range nodes {
-		n := &nodes[i]
-		if n.GPUs < 0 || n.GPUs > MaxGPUs || n.MilliCPU < 0 || n.MemoryMiB < 0 {
-			return fmt.Errorf("cluster: node %q: %d GPUs, %d millicores, %d MiB: want 0 to %d GPUs and nothing negative", n.Name, n.GPUs, n.MilliCPU, n.MemoryMiB, MaxGPUs)
+		if err := nodes[i].check(); err != nil {
+			return fmt.Errorf("cluster: %w", err)
 		}
-		gpus += n.GPUs
+		gpus += nodes[i].GPUs
 	}
 	if gpus == 0 {
 		return fmt.Errorf("cluster: none of the %d nodes has a GPU", len(nodes))
+	}
+	return nil
+}
+
+func (n *Node) check() error {
+	if n.GPUs < 0 || n.GPUs > MaxGPUs || n.MilliCPU < 0 || n.MemoryMiB < 0 {
+		return fmt.Errorf("node %q: %d GPUs, %d millicores, %d MiB: want 0 to %d GPUs and nothing negative", n.Name, n.GPUs, n.MilliCPU, n.MemoryMiB, MaxGPUs)
 	}
 	return nil
 }
@@ -224,15 +230,25 @@ func checkPods(pods []Pod) error {
 	var demand int64
 	for i := range pods {
 		p := &pods[i]
-		whole := p.GPUs >= 0 && p.GPUs <= MaxGPUs && (p.MilliGPU == Milli || p.GPUs == 0 && p.MilliGPU == 0)
-		part := p.GPUs == 1 && p.MilliGPU > 0 && p.MilliGPU <= Milli
-		if !whole && !part || p.Copies < 0 || p.Copies > maxCopies || p.MilliCPU < 0 || p.MemoryMiB < 0 {
-			return fmt.Errorf("cluster: pod %q: %d GPUs of %d thousandths, %d millicores, %d MiB: want 0 to %d whole GPUs (%d thousandths) or a part of one", p.Name, p.GPUs, p.MilliGPU, p.MilliCPU, p.MemoryMiB, MaxGPUs, Milli)
+		if err := p.check(); err != nil {
+			return fmt.Errorf("cluster: %w", err)
 		}
 		demand += p.total()
 	}
 	if demand == 0 {
 		return fmt.Errorf("cluster: none of the %d pods asks for a GPU", len(pods))
+	}
+	return nil
+}
+
+func (p *Pod) check() error {
+	whole := p.GPUs >= 0 && p.GPUs <= MaxGPUs && (p.MilliGPU == Milli || p.GPUs == 0 && p.MilliGPU == 0)
+	part := p.GPUs == 1 && p.MilliGPU > 0 && p.MilliGPU <= Milli
+	if !whole && !part || p.Copies < 0 || p.Copies > maxCopies || p.MilliCPU < 0 || p.MemoryMiB < 0 {
+		return fmt.Errorf("pod %q: %d GPUs of %d thousandths, %d millicores, %d MiB: want 0 to %d whole GPUs (%d thousandths) or a part of one", p.Name, p.GPUs, p.MilliGPU, p.MilliCPU, p.MemoryMiB, MaxGPUs, Milli)
+	}
+	if p.Deleted > 0 && p.Deleted < p.Created {
+		return fmt.Errorf("pod %q: deleted at %d s, before its creation at %d s", p.Name, p.Deleted, p.Created)
 	}
 	return nil
 }

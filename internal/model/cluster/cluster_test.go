@@ -379,39 +379,6 @@ func TestKeptScoresAreBounded(t *testing.T) {
 	}
 }
 
-func TestWrongLists(t *testing.T) {
-	const nodes, pods = "name,cpu_milli,memory_mib,gpu,model\n", "name,cpu_milli,memory_mib,num_gpu,gpu_milli\n"
-	for _, tc := range [][2]string{
-		{"", "no header"},
-		{"a,b\n", "no column name or sn"},
-		{nodes, "no nodes"},
-		{nodes + "a,1,1,x,\n", `line 2: gpu "x"`},
-		{nodes + "a,1,1,99,\n", "17 GPUs"},
-		{nodes + "a,1,1\n", "wrong number of fields"},
-		{nodes + "a,1,1,-1,\n", `gpu "-1"`},
-		{nodes + "a,1e300,1,1,\n", `cpu_milli "1e300"`},
-		{nodes + "a,1e13,1,1,\n", `cpu_milli "1e13"`},
-		{nodes + "a,1,1,0,\n", "has a GPU"},
-	} {
-		text, want := tc[0], tc[1]
-		if _, err := ReadNodes(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v, want %q", text, err, want)
-		}
-	}
-	for _, tc := range [][2]string{
-		{pods, "no pods"},
-		{pods + "a,1,1,2,500\n", "2 GPUs of 500 thousandths"},
-		{pods + "a,1,1,1,0\n", "1 GPUs of 0 thousandths"},
-		{pods + "a,1,1,0,0\n", "asks for a GPU"},
-		{pods + "a,NaN,1,1,1\n", `cpu_milli "NaN"`},
-	} {
-		text, want := tc[0], tc[1]
-		if _, err := ReadPods(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v, want %q", text, err, want)
-		}
-	}
-}
-
 func FuzzLoad(f *testing.F) {
 	f.Add("servers: [{count: 4, cores: 8, memory-gib: 8, gpus: 8, model: A}]\nrequests: [{weight: 1, gpus: 0.5, cores: 1}]\npolicies: [fgd]\npools: [{name: p}]\nseeds: 1\n")
 	f.Fuzz(func(t *testing.T, text string) {

@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"cmp"
 	"container/heap"
 	"math"
 	"slices"
@@ -81,8 +80,10 @@ func (t *timeline) run(next func() (stay, bool)) timelineResult {
 	t.pass(t.to)
 	t.r.Hours = t.to - t.from
 	t.r.Unstarted = t.waiting.n
-	for _, w := range t.waiting.all() {
-		t.count(w, false)
+	for _, l := range t.waiting.order {
+		for _, w := range l.jobs {
+			t.count(w, false)
+		}
 	}
 	t.r.BySize = t.sizes.list()
 	return t.r
@@ -175,20 +176,39 @@ func (t *timeline) leaveUntil(until float64) {
 	}
 }
 
+// maxBackfill bounds the shapes of waiting jobs that are considered when jobs end, as the
+// schedulers of clusters do (Slurm's bf_max_job_test): a queue that grows without end would
+// take a time in proportion to its square.
+const maxBackfill = 1000
+
 // startWaiting starts jobs that fit now, in the order of their arrival. Of each shape
-// only the first is tried: if it does not fit, the others do not.
+// only the first is tried: if it does not fit, neither do the others, nor jobs that ask for
+// more.
 func (t *timeline) startWaiting() {
-	for _, l := range t.waiting.heads() {
-		for len(l.jobs) > 0 && t.start(l.jobs[0]) {
-			t.waiting.drop(l)
+	var failed []*Pod
+	for i, passed := 0, 0; i < len(t.waiting.order) && passed < maxBackfill; {
+		s := t.waiting.order[i].jobs[0]
+		if !slices.ContainsFunc(failed, s.pod.asksMore) {
+			if t.start(s) {
+				t.waiting.drop(i)
+				continue
+			}
+			failed = append(failed, s.pod)
 		}
+		i, passed = i+1, passed+1
 	}
+}
+
+// asksMore reports whether the pod cannot start where and when a smaller one could not.
+func (p *Pod) asksMore(small *Pod) bool {
+	return p.Models == small.Models && p.copies() == small.copies() && p.shared() == small.shared() &&
+		p.MilliCPU >= small.MilliCPU && p.MemoryMiB >= small.MemoryMiB && p.GPUs >= small.GPUs && p.MilliGPU >= small.MilliGPU
 }
 
 // startFIFO starts jobs until the oldest does not fit.
 func (t *timeline) startFIFO() {
-	for l := t.waiting.oldest(); l != nil && t.start(l.jobs[0]); l = t.waiting.oldest() {
-		t.waiting.drop(l)
+	for len(t.waiting.order) > 0 && t.start(t.waiting.order[0].jobs[0]) {
+		t.waiting.drop(0)
 	}
 }
 
@@ -207,75 +227,6 @@ func (d *departures) Pop() any {
 	last := (*d)[len(*d)-1]
 	*d = (*d)[:len(*d)-1]
 	return last
-}
-
-// waitingJobs are those of each shape in the order of their arrival.
-type waitingJobs struct {
-	n     int
-	lines map[waitingShape]*waitingLine
-}
-
-type waitingShape struct {
-	shape
-	copies int
-}
-
-type waitingLine struct {
-	key  waitingShape
-	jobs []stay
-}
-
-func (w *waitingJobs) add(s stay) {
-	if w.lines == nil {
-		w.lines = map[waitingShape]*waitingLine{}
-	}
-	k := waitingShape{s.pod.shape(), s.pod.copies()}
-	if w.lines[k] == nil {
-		w.lines[k] = &waitingLine{key: k}
-	}
-	w.lines[k].jobs = append(w.lines[k].jobs, s)
-	w.n++
-}
-
-// drop removes the first job of a line.
-func (w *waitingJobs) drop(l *waitingLine) {
-	w.n--
-	if l.jobs = l.jobs[1:]; len(l.jobs) == 0 {
-		delete(w.lines, l.key)
-	}
-}
-
-// oldest returns the line whose first job came first, or nil.
-func (w *waitingJobs) oldest() (best *waitingLine) {
-	for _, l := range w.lines {
-		if best == nil || compareStays(l.jobs[0], best.jobs[0]) < 0 {
-			best = l
-		}
-	}
-	return best
-}
-
-// heads returns the lines in the order of the arrival of their first jobs.
-func (w *waitingJobs) heads() []*waitingLine {
-	out := make([]*waitingLine, 0, len(w.lines))
-	for _, l := range w.lines {
-		out = append(out, l)
-	}
-	slices.SortFunc(out, func(a, b *waitingLine) int { return compareStays(a.jobs[0], b.jobs[0]) })
-	return out
-}
-
-// compareStays orders jobs that arrive at the same time by what they ask for.
-func compareStays(a, b stay) int {
-	return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.pod.Name, b.pod.Name), cmp.Compare(a.pod.MilliCPU, b.pod.MilliCPU), cmp.Compare(a.life, b.life))
-}
-
-func (w *waitingJobs) all() []stay {
-	var out []stay
-	for _, l := range w.heads() {
-		out = append(out, l.jobs...)
-	}
-	return out
 }
 
 // quantile returns the value below which a share of the values lies; it sorts them.

@@ -79,6 +79,24 @@ failures:
 	}
 }
 
+// The first year is as the others, also where repairs are longer than it.
+func TestFailuresAreStationary(t *testing.T) {
+	r := run(t, `
+experiment: failures
+servers: [{count: 1000, gpus: 8}]
+seeds: 40
+failures:
+  rates: {gpu: 0.1}
+  repair: {median-days: 30, mean-days: 365.25}
+  years: 1
+`)
+	// Away are 8000 * 0.1 outages a year times a year on average. Some are of the same GPU.
+	want := 8000 * (1 - math.Exp(-0.1))
+	if v := cell(t, r, "away", "pool", "gpus_mean"); math.Abs(v/want-1) > 0.02 {
+		t.Errorf("%.1f GPUs are away on average, want %.1f", v, want)
+	}
+}
+
 // Boxes and proxies that fail take all their GPUs, and both ways of counting agree.
 func TestSparesOfBoxes(t *testing.T) {
 	r := run(t, `

@@ -12,6 +12,7 @@ type fillStudy struct {
 	e       *Experiment
 	who     []contestant
 	results []FillResult // by contestant, then seed
+	times   allocTimes
 }
 
 func newFillStudy(e *Experiment) *fillStudy {
@@ -24,7 +25,7 @@ func newFillStudy(e *Experiment) *fillStudy {
 			}
 		}
 	}
-	s.results = make([]FillResult, s.runs())
+	s.results, s.times = make([]FillResult, s.runs()), make(allocTimes, s.runs())
 	return s
 }
 
@@ -33,7 +34,7 @@ func (s *fillStudy) runs() int { return len(s.who) * s.e.Seeds }
 func (s *fillStudy) run(i int) {
 	c, seed := s.who[i/s.e.Seeds], uint64(i%s.e.Seeds)
 	f := Fill{Nodes: s.e.Nodes, Pods: s.e.Pods, Demand: s.e.Demand, Seed: seed}
-	s.results[i] = f.run(c.name, c.placer(f.Nodes, f.Pods, seed), f.arrivals(rngOf(seed, 1)))
+	s.results[i] = f.run(c.name, s.times.of(i, c.placer(f.Nodes, f.Pods, seed), s.e.Clock), f.arrivals(rngOf(seed, 1)))
 }
 
 // of returns the runs of a contestant.
@@ -83,6 +84,9 @@ func (s *fillStudy) report(r *Report) {
 		r.Plots = append(r.Plots, plot)
 	}
 	s.reportHosts(r, main)
+	if s.e.Clock != nil {
+		r.Tables = append(r.Tables, s.times.table(s.who[:main], func(who int) []int { return span(who*s.e.Seeds, s.e.Seeds) }))
+	}
 }
 
 // reportHosts tells how much GPU the pools give with fewer hosts.

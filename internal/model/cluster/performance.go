@@ -44,7 +44,9 @@ type Profile struct {
 type Prices struct {
 	GPUHour    float64 `yaml:"gpu-hour"`    // value of an hour of a GPU at native speed
 	ServerHour float64 `yaml:"server-hour"` // what a server, or a host of a pool, costs
-	BoxHour    float64 `yaml:"box-hour"`    // what a box with its proxy costs beyond that
+	BoxHour    float64 `yaml:"box-hour"`    // what a box with its proxies costs beyond that
+	// GPUCostHour is what a GPU costs beside its server or box. Only the experiment size has it.
+	GPUCostHour float64 `yaml:"gpu-cost-hour"`
 }
 
 // Limits of profiles.
@@ -84,7 +86,7 @@ func (p *Performance) prepare() error {
 			return fmt.Errorf("performance: mix: profile %q with weight %v: want a profile of the list and a weight above 0", m.Profile, m.Weight)
 		}
 	}
-	for _, v := range []float64{p.Prices.GPUHour, p.Prices.ServerHour, p.Prices.BoxHour} {
+	for _, v := range []float64{p.Prices.GPUHour, p.Prices.ServerHour, p.Prices.BoxHour, p.Prices.GPUCostHour} {
 		if !(v >= 0 && v <= maxCount) {
 			return fmt.Errorf("performance: price %v: want 0 to %g", v, maxCount)
 		}

@@ -46,6 +46,7 @@ type pool struct {
 	served map[string]*placement.Box // of ManagerParts: the boxes with their parts
 	uses   []poolUse                 // of running pods, and unused ones
 	unused []int32
+	slots  []uint32 // a buffer of setIn
 }
 
 // boxState is a box and which of its GPUs are free.
@@ -68,10 +69,24 @@ type poolUse struct {
 const maxBoxSize = 64
 
 func newPool(nodes []Node, opt PoolOptions) *pool {
+	return newPoolOf(keptHosts(nodes, opt.HostsKept), nodes, opt)
+}
+
+// newPoolFor makes a pool that knows the jobs to come.
+func newPoolFor(pods []Pod, hosts, nodes []Node, opt PoolOptions) *pool {
+	// Without jobs that ask for parts, the slots of parts would only take time.
+	opt.ManagerParts = opt.ManagerParts && slices.ContainsFunc(pods, func(p Pod) bool { return p.shared() })
+	p := newPoolOf(hosts, nodes, opt)
+	p.setTypical(pods)
+	return p
+}
+
+// newPoolOf makes a pool of hosts without their GPUs, and of the GPUs of other nodes.
+func newPoolOf(hosts, nodes []Node, opt PoolOptions) *pool {
 	if opt.BoxSize == 0 {
 		opt.BoxSize = 8
 	}
-	p := &pool{opt: opt, hosts: newHostIndex(keptHosts(nodes, opt.HostsKept)), boxes: placement.NewPool(), free: map[string]int{}, state: map[string]*boxState{}, served: map[string]*placement.Box{}}
+	p := &pool{opt: opt, hosts: newHostIndex(hosts), boxes: placement.NewPool(), free: map[string]int{}, state: map[string]*boxState{}, served: map[string]*placement.Box{}}
 	for i := range nodes {
 		p.free[cmp.Or(nodes[i].Model, unnamed)] += nodes[i].GPUs
 	}
@@ -210,7 +225,7 @@ func (c *pool) choose(p *Pod) []placement.Ref {
 
 // chooseOf asks for GPUs of a model; "" lets the manager choose.
 func (c *pool) chooseOf(p *Pod, model string) []placement.Ref {
-	req := placement.Request{Count: p.GPUs, Model: model, SameBox: c.opt.OneBox}
+	req := placement.Request{Count: p.GPUs, Model: model, SameBox: c.opt.OneBox, Silent: true}
 	if c.opt.WorstFit {
 		if p.GPUs > 1 && c.opt.OneBox != placement.Avoided {
 			return c.emptiest(p.GPUs, model)
@@ -278,22 +293,38 @@ func (c *pool) modelsFor(p *Pod) []string {
 
 var anyModel = []string{""}
 
-// set marks GPUs as free or bound.
+// set marks GPUs as free or bound, those of one box at a time.
 func (c *pool) set(refs []placement.Ref, free bool) {
+	for len(refs) > 0 {
+		n := 1
+		for n < len(refs) && refs[n].Box == refs[0].Box {
+			n++
+		}
+		c.setIn(refs[0].Box, refs[:n], free)
+		refs = refs[n:]
+	}
+}
+
+// setIn marks GPUs of one box.
+func (c *pool) setIn(box string, refs []placement.Ref, free bool) {
+	s := c.state[box]
+	c.slots = c.slots[:0]
 	for _, r := range refs {
-		s := c.state[r.Box]
-		if s.free ^= 1 << r.Slot; free {
-			c.free[s.model]++
-			s.nfree++
-		} else {
-			c.free[s.model]--
-			s.nfree--
-		}
-		if c.opt.ManagerParts {
-			c.setServed(r, free)
-			continue
-		}
-		c.boxes.SetGPU(r.Box, placement.GPU{Slot: r.Slot, Model: s.model, Usable: true, Free: free})
+		s.free ^= 1 << r.Slot
+		c.slots = append(c.slots, r.Slot)
+	}
+	n := len(refs)
+	if !free {
+		n = -n
+	}
+	c.free[s.model] += n
+	s.nfree += n
+	if !c.opt.ManagerParts {
+		c.boxes.SetFree(box, c.slots, free)
+		return
+	}
+	for _, r := range refs {
+		c.setServed(r, free)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 // Limits of a trace.
@@ -21,9 +22,18 @@ const (
 
 // column is a field of a CSV by any of its names.
 type column struct {
-	names    []string
-	required bool
+	names []string
+	need  need
 }
+
+// need says what a list must have of a column.
+type need uint8
+
+const (
+	optional need = iota
+	required      // the column, which may be empty in a line
+	filled        // the column, and a value in each line
+)
 
 // table reads the rows of a CSV whose first line names the columns.
 type table struct {
@@ -45,13 +55,51 @@ func openTable(r io.Reader, what string, cols []column) (*table, error) {
 	for i := range header {
 		header[i] = strings.ToLower(strings.TrimSpace(strings.TrimPrefix(header[i], "\ufeff")))
 	}
+	if err := checkHeader(header); err != nil {
+		return nil, fmt.Errorf("cluster: %s: %w", what, err)
+	}
 	for i, c := range cols {
-		t.at[i] = slices.IndexFunc(header, func(h string) bool { return slices.Contains(c.names, h) })
-		if t.at[i] < 0 && c.required {
-			return nil, fmt.Errorf("cluster: %s: no column %s among %q", what, strings.Join(c.names, " or "), header)
+		is := func(h string) bool { return slices.Contains(c.names, h) }
+		t.at[i] = slices.IndexFunc(header, is)
+		if t.at[i] < 0 {
+			if c.need != optional {
+				return nil, fmt.Errorf("cluster: %s: no column %s among %s", what, strings.Join(c.names, " or "), listed(header))
+			}
+			continue
+		}
+		name := header[t.at[i]]
+		if slices.Contains(header[t.at[i]+1:], name) {
+			return nil, fmt.Errorf("cluster: %s: two columns %s: leave one", what, name)
 		}
 	}
 	return t, nil
+}
+
+// checkHeader tells apart what is no CSV of this kind.
+func checkHeader(header []string) error {
+	all := strings.Join(header, "")
+	switch {
+	case !utf8.ValidString(all) || strings.Contains(all, "\x00"):
+		return errors.New("the first line is not text in UTF-8: save the list as CSV in UTF-8")
+	case strings.Contains(all, "\r"):
+		return errors.New("lines end with CR alone: want LF or CRLF")
+	case len(header) == 1 && strings.ContainsAny(all, ";\t"):
+		return fmt.Errorf("one column %s: want columns that are separated by commas", listed(header))
+	}
+	return nil
+}
+
+// listed quotes the names of columns, and not more than a message can have.
+func listed(header []string) string {
+	const most = 20
+	var out []string
+	for _, h := range header[:min(len(header), most)] {
+		out = append(out, strconv.Quote(clip(h)))
+	}
+	if len(header) > most {
+		out = append(out, "...")
+	}
+	return strings.Join(out, ", ")
 }
 
 // next reads a row; it returns false at the end.
@@ -60,13 +108,26 @@ func (t *table) next(n int) (bool, error) {
 	switch {
 	case errors.Is(err, io.EOF):
 		return false, nil
+	case errors.Is(err, csv.ErrFieldCount):
+		return false, t.wrong("%d columns: want %d as in the first line", len(row), t.r.FieldsPerRecord)
 	case err != nil:
 		return false, fmt.Errorf("cluster: %s: %w", t.what, err)
 	case n >= maxRows:
 		return false, fmt.Errorf("cluster: %s: more than %d rows", t.what, maxRows)
 	}
 	t.row = row
+	for i, c := range t.cols {
+		if c.need == filled && t.text(i) == "" {
+			return false, t.wrong("%s is empty", c.names[0])
+		}
+	}
 	return true, nil
+}
+
+// wrong returns an error that names the line.
+func (t *table) wrong(format string, args ...any) error {
+	line, _ := t.r.FieldPos(0)
+	return fmt.Errorf("cluster: %s, line %d: %w", t.what, line, fmt.Errorf(format, args...))
 }
 
 func (t *table) text(i int) string {
@@ -90,10 +151,18 @@ func (t *table) amount(i int) (float64, error) {
 	}
 	f, err := strconv.ParseFloat(s, 64)
 	if err != nil || math.IsNaN(f) || f < 0 || f > maxNumber {
-		line, _ := t.r.FieldPos(0)
-		return 0, fmt.Errorf("cluster: %s, line %d: %s %q: want a number from 0 to %.0e", t.what, line, t.cols[i].names[0], s, float64(maxNumber))
+		return 0, t.wrong("%s %q: want a number from 0 to %.0e", t.cols[i].names[0], clip(s), float64(maxNumber))
 	}
 	return f, nil
+}
+
+// count returns a column as a number of GPUs.
+func (t *table) count(i int) (int, error) {
+	f, err := t.amount(i)
+	if err == nil && f != math.Trunc(f) {
+		err = t.wrong("%s %v: want a whole number", t.cols[i].names[0], f)
+	}
+	return int(f), err
 }
 
 // numbers reads several columns.
@@ -111,7 +180,13 @@ func (t *table) numbers(into map[int]*int64) error {
 // ReadNodes reads a node list as CSV: the columns name (or sn), cpu_milli, memory_mib,
 // gpu and model, in any order, as in Alibaba's openb lists.
 func ReadNodes(r io.Reader) ([]Node, error) {
-	t, err := openTable(r, "nodes", []column{{[]string{"name", "sn"}, true}, {[]string{"cpu_milli"}, true}, {[]string{"memory_mib"}, true}, {[]string{"gpu"}, true}, {[]string{"model"}, false}})
+	t, err := openTable(r, "nodes", []column{
+		{[]string{"name", "sn"}, filled},
+		{[]string{"cpu_milli"}, filled},
+		{[]string{"memory_mib"}, filled},
+		{[]string{"gpu"}, filled},
+		{[]string{"model"}, optional},
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -125,11 +200,15 @@ func ReadNodes(r io.Reader) ([]Node, error) {
 			return out, checkNodes(out)
 		}
 		n := Node{Name: clip(t.text(0)), Model: clip(t.text(4))}
-		var gpus int64
-		if err := t.numbers(map[int]*int64{1: &n.MilliCPU, 2: &n.MemoryMiB, 3: &gpus}); err != nil {
+		if err := t.numbers(map[int]*int64{1: &n.MilliCPU, 2: &n.MemoryMiB}); err != nil {
 			return nil, err
 		}
-		n.GPUs = int(min(gpus, MaxGPUs+1))
+		if n.GPUs, err = t.count(3); err != nil {
+			return nil, err
+		}
+		if err := n.check(); err != nil {
+			return nil, t.wrong("%w", err)
+		}
 		out = append(out, n)
 	}
 }
@@ -139,25 +218,38 @@ func ReadNodes(r io.Reader) ([]Node, error) {
 // (models separated by "|"), creation_time and deletion_time (seconds).
 func ReadPods(r io.Reader) ([]Pod, error) {
 	t, err := openTable(r, "pods", []column{
-		{[]string{"name"}, true},
-		{[]string{"cpu_milli"}, true},
-		{[]string{"memory_mib"}, true},
-		{[]string{"num_gpu"}, true},
-		{[]string{"gpu_milli"}, true},
-		{[]string{"gpu_spec"}, false},
-		{[]string{"creation_time"}, false},
-		{[]string{"deletion_time"}, false},
+		{[]string{"name"}, required},
+		{[]string{"cpu_milli"}, filled},
+		{[]string{"memory_mib"}, filled},
+		{[]string{"num_gpu"}, filled},
+		{[]string{"gpu_milli"}, filled},
+		{[]string{"gpu_spec"}, optional},
+		{[]string{"creation_time"}, optional},
+		{[]string{"deletion_time"}, optional},
 	})
 	if err != nil {
 		return nil, err
 	}
 	return readRows(t, func() (Pod, error) {
-		p := Pod{Name: clip(t.text(0)), Models: clip(t.text(5))}
-		var gpus int64
-		err := t.numbers(map[int]*int64{1: &p.MilliCPU, 2: &p.MemoryMiB, 3: &gpus, 4: &p.MilliGPU, 6: &p.Created, 7: &p.Deleted})
-		p.GPUs = int(min(gpus, MaxGPUs+1))
+		p := Pod{Name: clip(t.text(0)), Models: models(t.text(5))}
+		err := t.numbers(map[int]*int64{1: &p.MilliCPU, 2: &p.MemoryMiB, 4: &p.MilliGPU, 6: &p.Created, 7: &p.Deleted})
+		if err == nil {
+			p.GPUs, err = t.count(3)
+		}
 		return p, err
 	})
+}
+
+// models returns the names of GPU models without spaces around them.
+func models(s string) string {
+	if !strings.Contains(s, " ") {
+		return clip(s)
+	}
+	names := strings.Split(clip(s), "|")
+	for i := range names {
+		names[i] = strings.TrimSpace(names[i])
+	}
+	return strings.Join(names, "|")
 }
 
 // clip copies a field of a reused record and bounds its length.

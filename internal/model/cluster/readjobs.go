@@ -43,26 +43,28 @@ const maxHeader = 4096
 // was there before, one without a deletion time stays.
 func readInstances(r io.Reader) ([]Pod, error) {
 	t, err := openTable(r, "instances", []column{
-		{[]string{"instance_sn"}, true},
-		{[]string{"cpu_request"}, true},
-		{[]string{"memory_request"}, true},
-		{[]string{"gpu_request"}, true},
-		{[]string{"creation_time"}, true},
-		{[]string{"deletion_time"}, true},
+		{[]string{"instance_sn"}, required},
+		{[]string{"cpu_request"}, filled},
+		{[]string{"memory_request"}, filled},
+		{[]string{"gpu_request"}, filled},
+		{[]string{"creation_time"}, required},
+		{[]string{"deletion_time"}, required},
 	})
 	if err != nil {
 		return nil, err
 	}
 	return readRows(t, func() (Pod, error) {
 		p := Pod{Name: clip(t.text(0)), MilliGPU: Milli}
-		var gpus int64
 		var cores, memory float64
 		err := t.amounts(map[int]*float64{1: &cores, 2: &memory})
 		if err == nil {
-			err = t.numbers(map[int]*int64{3: &gpus, 4: &p.Created, 5: &p.Deleted})
+			err = t.numbers(map[int]*int64{4: &p.Created, 5: &p.Deleted})
 		}
-		p.MilliCPU, p.MemoryMiB, p.GPUs = int64(math.Round(cores*1000)), int64(math.Round(memory*1024)), int(min(gpus, MaxGPUs+1))
-		if gpus == 0 {
+		if err == nil {
+			p.GPUs, err = t.count(3)
+		}
+		p.MilliCPU, p.MemoryMiB = int64(math.Round(cores*1000)), int64(math.Round(memory*1024))
+		if p.GPUs == 0 {
 			p.MilliGPU = 0
 		}
 		return p, err
@@ -83,15 +85,15 @@ const (
 )
 
 var genericColumns = []column{
-	colName:     {[]string{"job", "name", "job_id", "jobid", "id"}, true},
-	colGPUs:     {[]string{"gpus", "num_gpus", "num_gpu", "gpu_num", "gpu"}, true},
-	colSubmit:   {[]string{"submit", "submit_time", "submitted_time", "arrival_time", "start_time", "timestamp"}, false},
-	colDuration: {[]string{"duration", "run_time", "runtime", "duration_s"}, false},
-	colEnd:      {[]string{"end", "end_time", "finished_time"}, false},
-	colCores:    {[]string{"cores", "cpus", "num_cpus", "cpu_num", "cpu"}, false},
-	colMemory:   {[]string{"memory_gib", "mem_gib", "memory"}, false},
-	colModels:   {[]string{"models", "gpu_type", "model"}, false},
-	colProfile:  {[]string{"profile", "model_name"}, false},
+	colName:     {[]string{"job", "name", "job_id", "jobid", "id"}, required},
+	colGPUs:     {[]string{"gpus", "num_gpus", "num_gpu", "gpu_num", "gpu"}, filled},
+	colSubmit:   {[]string{"submit", "submit_time", "submitted_time", "arrival_time", "start_time", "timestamp"}, optional},
+	colDuration: {[]string{"duration", "run_time", "runtime", "duration_s"}, optional},
+	colEnd:      {[]string{"end", "end_time", "finished_time"}, optional},
+	colCores:    {[]string{"cores", "cpus", "num_cpus", "cpu_num", "cpu"}, optional},
+	colMemory:   {[]string{"memory_gib", "mem_gib", "memory"}, optional},
+	colModels:   {[]string{"models", "gpu_type", "model"}, optional},
+	colProfile:  {[]string{"profile", "model_name"}, optional},
 }
 
 // wholeHost is the number of GPUs of each copy of a job that needs more than one host has.
@@ -105,7 +107,7 @@ func readGeneric(r io.Reader, d JobDefaults) ([]Pod, error) {
 		return nil, err
 	}
 	return readRows(t, func() (Pod, error) {
-		p := Pod{Name: clip(t.text(colName)), Models: clip(t.text(colModels)), Profile: clip(t.text(colProfile)), MilliGPU: Milli}
+		p := Pod{Name: clip(t.text(colName)), Models: models(t.text(colModels)), Profile: clip(t.text(colProfile)), MilliGPU: Milli}
 		var gpus, cores, memory, duration float64
 		if err := t.amounts(map[int]*float64{colGPUs: &gpus, colCores: &cores, colMemory: &memory, colDuration: &duration}); err != nil {
 			return p, err
@@ -142,8 +144,7 @@ func (t *table) splitGPUs(p *Pod, gpus float64) error {
 	case gpus < 1:
 		p.GPUs, p.MilliGPU = 1, max(int64(math.Round(gpus*Milli)), 1)
 	case whole != gpus || gpus > wholeHost*maxCopies:
-		line, _ := t.r.FieldPos(0)
-		return fmt.Errorf("cluster: %s, line %d: %v GPUs: want a part of one, or a whole number up to %d", t.what, line, gpus, wholeHost*maxCopies)
+		return t.wrong("%v GPUs: want a part of one, or a whole number up to %d", gpus, wholeHost*maxCopies)
 	case gpus > MaxGPUs:
 		p.GPUs, p.Copies = wholeHost, (int(whole)+wholeHost-1)/wholeHost
 	default:
@@ -166,6 +167,9 @@ func readRows(t *table, one func() (Pod, error)) ([]Pod, error) {
 		p, err := one()
 		if err != nil {
 			return nil, err
+		}
+		if err := p.check(); err != nil {
+			return nil, t.wrong("%w", err)
 		}
 		out = append(out, p)
 	}
@@ -206,6 +210,5 @@ func (t *table) time(i int) (int64, error) {
 			return at.Unix(), nil
 		}
 	}
-	line, _ := t.r.FieldPos(0)
-	return 0, fmt.Errorf("cluster: %s, line %d: %s %q: want seconds or a time such as 2017-10-07 02:24:50", t.what, line, t.cols[i].names[0], s)
+	return 0, t.wrong("%s %q: want seconds or a time such as 2017-10-07 02:24:50", t.cols[i].names[0], clip(s))
 }

@@ -20,7 +20,7 @@ import (
 type Scenario struct {
 	Name        string `yaml:"-"` // of the file
 	Description string `yaml:"description"`
-	// Kind is fill (the default), churn, replay or failures.
+	// Kind is fill (the default), churn, replay, failures or size.
 	Kind string `yaml:"experiment"`
 	// Nodes and Pods are CSV files; without them, Servers and
 	// Requests describe a cluster and its jobs.
@@ -55,6 +55,7 @@ type Scenario struct {
 
 	Performance *Performance `yaml:"performance"`
 	Failures    *Failures    `yaml:"failures"`
+	Size        *Size        `yaml:"size"`
 }
 
 // Kinds of experiments.
@@ -64,6 +65,7 @@ const (
 	kindReplay = "replay"
 
 	kindFailures = "failures"
+	kindSize     = "size"
 )
 
 // Servers are equal servers of a made-up cluster.
@@ -153,6 +155,11 @@ func (s *Scenario) prepare(data fs.FS) (*Experiment, error) {
 		}
 		return e, s.Failures.check(e.Nodes)
 	}
+	if s.Failures != nil {
+		if err := s.Failures.prepare(data); err != nil {
+			return nil, err
+		}
+	}
 	if e.Pods, err = s.pods(data); err != nil {
 		return nil, err
 	}
@@ -191,10 +198,12 @@ func (s *Scenario) queue() Queueing {
 func (s *Scenario) check() error {
 	within := func(v, low, high float64) bool { return v >= low && v <= high } // false for NaN
 	switch n := len(s.Policies) + len(s.Pools); {
-	case !slices.Contains([]string{kindFill, kindChurn, kindReplay, kindFailures}, s.Kind):
-		return fmt.Errorf("experiment %q: want fill, churn, replay or failures", s.Kind)
-	case (s.Kind == kindFailures) != (s.Failures != nil):
-		return errors.New("want failures with the experiment failures, and only there")
+	case !slices.Contains([]string{kindFill, kindChurn, kindReplay, kindFailures, kindSize}, s.Kind):
+		return fmt.Errorf("experiment %q: want fill, churn, replay, failures or size", s.Kind)
+	case s.Kind != kindSize && (s.Kind == kindFailures) != (s.Failures != nil):
+		return errors.New("want failures with the experiment failures, and else only with the experiment size")
+	case (s.Kind == kindSize) != (s.Size != nil):
+		return errors.New("want size with the experiment size, and only there")
 	case !within(s.Demand, 0.1, maxDemand):
 		return fmt.Errorf("demand %v: want 0.1 to %d", s.Demand, maxDemand)
 	case n > maxRuns || (n == 0) != (s.Kind == kindFailures):
@@ -226,7 +235,7 @@ func (s *Scenario) check() error {
 			return fmt.Errorf("hosts-kept: %v: want 1 to 100 per cent", v)
 		}
 	}
-	return errors.Join(s.SetSeeds(s.Seeds), s.checkContestants())
+	return errors.Join(s.SetSeeds(s.Seeds), s.checkContestants(), s.Size.check())
 }
 
 // SetSeeds changes the number of runs.
@@ -255,16 +264,26 @@ func (s *Scenario) checkContestants() error {
 // maxJobs bounds the jobs of one run.
 const maxJobs = 50_000_000
 
-// checkWork bounds the jobs that arrive in one run of churn.
+// checkWork bounds the jobs that arrive in one run of churn, and wants times for a replay.
 func (s *Scenario) checkWork(e *Experiment) error {
-	if s.Kind != kindChurn {
+	var held float64 // thousandths of GPU
+	switch s.Kind {
+	case kindChurn:
+		held = slices.Max(s.Loads) * float64(totalGPU(e.Nodes))
+	case kindSize:
+		if err := s.Size.checkCluster(e, s.Failures); err != nil {
+			return err
+		}
+		held = s.Size.GPUs * Milli
+	case kindReplay:
+		if !slices.ContainsFunc(e.Pods, func(p Pod) bool { return p.Created != e.Pods[0].Created || p.Deleted > p.Created }) {
+			return fmt.Errorf("%s: the list has no times: want another experiment than replay", s.Pods)
+		}
+		return nil
+	default:
 		return nil
 	}
-	var demand float64
-	for i := range e.Pods {
-		demand += float64(e.Pods[i].total())
-	}
-	jobs := slices.Max(s.Loads) * float64(totalGPU(e.Nodes)) / demand * float64(len(e.Pods)) * (s.WarmUp + s.Lives)
+	jobs := held / meanDemand(e.Pods) * (s.WarmUp + s.Lives)
 	if jobs > maxJobs {
 		return fmt.Errorf("%.0f jobs arrive in a run: want at most %d: lower lives or warm-up-lives", jobs, maxJobs)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"time"
 )
 
 // Experiment is a scenario with the lists that it names.
@@ -13,6 +14,9 @@ type Experiment struct {
 	*Scenario
 	Nodes []Node
 	Pods  []Pod
+	// Clock makes fill, churn and replay report the time of each allocation; nil: they do
+	// not, and equal experiments give equal reports.
+	Clock func() time.Duration
 }
 
 // contestant is one of the policies and pools that a scenario compares.
@@ -39,9 +43,7 @@ func (e *Experiment) contestants() []contestant {
 // placer returns an empty cluster.
 func (c contestant) placer(nodes []Node, pods []Pod, seed uint64) placer {
 	if c.pool != nil {
-		p := newPool(nodes, *c.pool)
-		p.setTypical(pods)
-		return p
+		return newPoolFor(pods, keptHosts(nodes, c.pool.HostsKept), nodes, *c.pool)
 	}
 	nodes = orderOf(c.name, nodes, rngOf(seed, 3))
 	return newScheduler(nodes, policies[c.name].make(nodes, typicalPods(pods)), rngOf(seed, 2))
@@ -56,6 +58,9 @@ func (e *Experiment) Run(ctx context.Context, done func(n, of int)) (*Report, er
 		gpus += e.Nodes[i].GPUs
 	}
 	r.Facts = append(r.Facts, fmt.Sprintf("%d servers, %d GPUs; mean of %d runs", len(e.Nodes), gpus, e.Seeds))
+	if m := countMisfits(e.Nodes, e.Pods); m.all() > 0 {
+		r.Facts = append(r.Facts, fmt.Sprintf("%d of the %d jobs fit on no server, not even an empty one: %v", m.all(), len(e.Pods), m))
+	}
 	s := e.study(r)
 	if err := parallel(ctx, s.runs(), s.run, done); err != nil {
 		return nil, err
@@ -79,6 +84,8 @@ func (e *Experiment) study(r *Report) study {
 		return newReplayStudy(e, r)
 	case kindFailures:
 		return newFailureStudy(e, r)
+	case kindSize:
+		return newSizeStudy(e, r)
 	}
 	return newFillStudy(e)
 }

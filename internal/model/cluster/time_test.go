@@ -219,3 +219,60 @@ func FuzzReadJobs(f *testing.F) {
 		}
 	})
 }
+
+// Waiting jobs come in the order of their arrival, whatever their shapes, and a queue with
+// very many shapes ends in a bounded time.
+func TestWaitingOrder(t *testing.T) {
+	var w waitingJobs
+	small, large := Pod{GPUs: 1, MilliGPU: Milli}, Pod{GPUs: 2, MilliGPU: Milli}
+	for i, p := range []*Pod{&small, &large, &small, &small, &large} {
+		w.add(stay{pod: p, at: float64(i)})
+	}
+	for i, want := range []float64{0, 1, 2, 3, 4} {
+		if at := w.order[0].jobs[0].at; at != want || w.n != 5-i {
+			t.Fatalf("%v with %d waiting, want %v", at, w.n, want)
+		}
+		w.drop(0)
+	}
+	if len(w.order) > 0 || len(w.lines) > 0 {
+		t.Errorf("%d lines are left", len(w.order))
+	}
+	w.add(stay{pod: &small, at: 1})
+	w.add(stay{pod: &large, at: 2})
+	w.add(stay{pod: &small, at: 3})
+	if w.drop(1); w.n != 2 || len(w.order) != 1 || w.order[0].jobs[0].at != 1 {
+		t.Errorf("%d waiting in %d lines", w.n, len(w.order))
+	}
+}
+
+// countingPlacer is a cluster of which nothing is free.
+type countingPlacer struct {
+	placer
+	tries int
+}
+
+func (c *countingPlacer) place(*Pod) (placed, bool) { c.tries++; return placed{}, false }
+
+// When jobs end, what is tried is bounded, and a job that asks for more than one that did
+// not fit is not tried.
+func TestBackfillIsBounded(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		pod  func(i int) Pod
+		want int
+	}{
+		{"each asks for more", func(i int) Pod { return Pod{GPUs: 1, MilliGPU: Milli, MilliCPU: int64(i)} }, 1},
+		{"more of one, less of another", func(i int) Pod { return Pod{GPUs: 1, MilliGPU: Milli, MilliCPU: int64(i), MemoryMiB: int64(-i)} }, maxBackfill},
+		{"other models", func(i int) Pod { return Pod{GPUs: 1, MilliGPU: Milli, Models: fmt.Sprint(i % 7), MilliCPU: int64(i)} }, 7},
+	} {
+		c := &countingPlacer{}
+		line := timeline{pl: c}
+		for i := range 3 * maxBackfill {
+			p := tc.pod(i)
+			line.waiting.add(stay{pod: &p, at: float64(i)})
+		}
+		if line.startWaiting(); c.tries != tc.want {
+			t.Errorf("%s: %d tries, want %d", tc.name, c.tries, tc.want)
+		}
+	}
+}

@@ -14,6 +14,7 @@ type timeStudy struct {
 	who     []contestant
 	cases   []timeCase
 	results []timelineResult // by case, contestant, seed
+	times   allocTimes
 }
 
 // timeCase is a stream of jobs.
@@ -30,7 +31,7 @@ func (s *timeStudy) runs() int { return len(s.cases) * len(s.who) * s.e.Seeds }
 func (s *timeStudy) run(i int) {
 	c, seed := s.cases[i/s.e.Seeds/len(s.who)], uint64(i%s.e.Seeds)
 	who := s.who[i/s.e.Seeds%len(s.who)]
-	t := timeline{pl: who.placer(s.e.Nodes, s.e.Pods, seed), queue: s.e.queue(), from: c.from, to: c.to}
+	t := timeline{pl: s.times.of(i, who.placer(s.e.Nodes, s.e.Pods, seed), s.e.Clock), queue: s.e.queue(), from: c.from, to: c.to}
 	if who.pool != nil && s.e.Performance != nil {
 		t.speed = s.e.Performance.speed
 	}
@@ -40,30 +41,40 @@ func (s *timeStudy) run(i int) {
 // newChurnStudy makes jobs arrive at random (Poisson) so that they ask for a share of the
 // cluster's GPU on average, the load. Lives are exponential.
 func newChurnStudy(e *Experiment, r *Report) *timeStudy {
-	var mean float64
-	for i := range e.Pods {
-		mean += float64(e.Pods[i].total())
-	}
-	mean /= float64(len(e.Pods))
 	s := &timeStudy{e: e, who: e.contestants()}
 	from := e.WarmUp * e.Life
 	for _, load := range e.Loads {
-		rate := load * float64(totalGPU(e.Nodes)) / mean / e.Life // jobs an hour
 		s.cases = append(s.cases, timeCase{
 			key: fmt.Sprintf("%g", 100*load), title: fmt.Sprintf("at a load of %g %%", 100*load), load: load,
 			from: from, to: from + e.Lives*e.Life,
-			jobs: func(seed uint64) func() (stay, bool) {
-				rng, at := rngOf(seed, 4), 0.0
-				return func() (stay, bool) {
-					at += rng.ExpFloat64() / rate
-					return stay{&e.Pods[rng.IntN(len(e.Pods))], at, rng.ExpFloat64() * e.Life}, true
-				}
-			},
+			jobs: e.arrivals(load * float64(totalGPU(e.Nodes))),
 		})
 	}
 	r.Facts = append(r.Facts, fmt.Sprintf("jobs arrive at random and live %g h on average; figures of %g lives after %g lives", e.Life, e.Lives, e.WarmUp))
-	s.results = make([]timelineResult, s.runs())
+	s.results, s.times = make([]timelineResult, s.runs()), make(allocTimes, s.runs())
 	return s
+}
+
+// arrivals returns the jobs of a seed. If each started at once, they would hold the given
+// thousandths of GPU on average.
+func (e *Experiment) arrivals(held float64) func(seed uint64) func() (stay, bool) {
+	rate := held / meanDemand(e.Pods) / e.Life // jobs an hour
+	return func(seed uint64) func() (stay, bool) {
+		rng, at := rngOf(seed, 4), 0.0
+		return func() (stay, bool) {
+			at += rng.ExpFloat64() / rate
+			return stay{&e.Pods[rng.IntN(len(e.Pods))], at, rng.ExpFloat64() * e.Life}, true
+		}
+	}
+}
+
+// meanDemand is that of a job in thousandths of GPU.
+func meanDemand(pods []Pod) float64 {
+	var sum float64
+	for i := range pods {
+		sum += float64(pods[i].total())
+	}
+	return sum / float64(len(pods))
 }
 
 // newReplayStudy makes the jobs arrive and end when the list says.
@@ -102,7 +113,7 @@ func newReplayStudy(e *Experiment, r *Report) *timeStudy {
 			return stays[i-1], true
 		}
 	}}}}
-	s.results = make([]timelineResult, s.runs())
+	s.results, s.times = make([]timelineResult, s.runs()), make(allocTimes, s.runs())
 	return s
 }
 
@@ -140,6 +151,14 @@ func (s *timeStudy) report(r *Report) {
 	}
 	if s.e.queue() != Refuse {
 		r.Plots = append(r.Plots, s.waitPlot())
+	}
+	if s.e.Clock != nil {
+		r.Tables = append(r.Tables, s.times.table(s.who, func(who int) (out []int) {
+			for at := range s.cases {
+				out = append(out, span((at*len(s.who)+who)*s.e.Seeds, s.e.Seeds)...)
+			}
+			return out
+		}))
 	}
 }
 

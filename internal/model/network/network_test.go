@@ -1,0 +1,232 @@
+package network_test
+
+import (
+	"fmt"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/dxpu-project/dxpu/internal/model/network"
+	"github.com/dxpu-project/dxpu/internal/model/perf"
+)
+
+// paper is the paper's system: a round trip of 6.8 µs with the parts of Table 7 (17.7,
+// 27.9 and 54.4 %), each TLP in a packet of its own, two links of 100 Gb/s to each proxy.
+func paper(gpus int) network.Spec {
+	return network.Spec{
+		Requester: perf.V100, MPS: 128, TLPs: 1, Header: 32,
+		GPUs: gpus, Hosts: 1, Boxes: 1, Racks: 1, Paths: 1,
+		Memory: 1204, Wire: 1896, Conversion: 925,
+		GPULink: float64(perf.Gen3x16.Write()), HostLink: 25e9, BoxLink: 25e9,
+		In: 1 << 20, Time: 200 * time.Microsecond, Seed: 1,
+	}
+}
+
+func measure(t *testing.T, s network.Spec) network.Result {
+	t.Helper()
+	r, err := s.Measure(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// One GPU reads at Equation 1, whatever its tags and the round trip, and the packets take
+// the sum of the parts.
+func TestEquation1(t *testing.T) {
+	for _, tags := range []int{16, 140, 256} {
+		for _, far := range []time.Duration{0, 10 * time.Microsecond, 100 * time.Microsecond} {
+			s := paper(1)
+			s.Tags, s.Wire = tags, s.Wire+far
+			s.GPULink, s.HostLink, s.BoxLink = 0, 0, 0
+			s.Time = 100 * s.RTT()
+			r := measure(t, s)
+			want := s.ReadThroughput(s.RTT())
+			if off := float64(r.Total.In/want) - 1; math.Abs(off) > 0.02 || r.P50 != s.RTT() || r.P99 != s.RTT() {
+				t.Errorf("%d tags, round trip %v: %v, %v and %v; Equation 1 says %v", tags, s.RTT(), r.Total.In, r.P50, r.P99, want)
+			}
+		}
+	}
+}
+
+// Table 12 of the paper, host to GPUs: the rate of two GPUs is that of its workload, and
+// the number of packets in process is taken from eight. Four lie between.
+func TestTable12(t *testing.T) {
+	for _, row := range []struct {
+		gpus        int
+		toGPU, host [2]float64 // batch 64 and 128, GB/s
+	}{{2, [2]float64{2.6, 2.6}, [2]float64{1.3, 1.3}}, {4, [2]float64{4.9, 5.0}, [2]float64{2.3, 2.3}}, {8, [2]float64{8.4, 8.3}, [2]float64{3.6, 3.6}}} {
+		s := paper(row.gpus)
+		s.InProcess = 180
+		window := int(s.Window())
+		s.In, s.Out, s.Compute, s.Time = 20*window, 10*window, 132*time.Microsecond, 8*time.Millisecond
+		r := measure(t, s)
+		for i, paper := range row.toGPU {
+			off := 100 * (r.Total.In.GB()/paper - 1)
+			t.Logf("%d GPUs, batch %d: host to GPUs %v, paper %.1f (%+.1f %%); GPUs to host %v, paper %.1f", row.gpus, 64<<i, r.Total.In, paper, off, r.Total.Out, row.host[i])
+			if math.Abs(off) > 5 {
+				t.Errorf("%d GPUs, batch %d: %v, paper %.1f", row.gpus, 64<<i, r.Total.In, paper)
+			}
+		}
+	}
+}
+
+// Many boxes that write to one host fill its link and share it evenly. A small buffer
+// loses packets; marks keep it from that, and keep the delay short.
+func TestIncast(t *testing.T) {
+	s := paper(16)
+	s.In, s.Out, s.Boxes, s.Header, s.TLPs = 0, 1<<20, 16, 32, 8
+	s.Buffer, s.Time = 256<<10, 4*time.Millisecond
+	drops := measure(t, s)
+	s.Mark = 64 << 10
+	marks := measure(t, s)
+	t.Logf("without marks %v, %v at 99 %%, %d dropped; with %v, %v, %d dropped, %d marked", drops.Total.Out, drops.P99, drops.Dropped, marks.Total.Out, marks.P99, marks.Dropped, marks.Marked)
+	full := s.HostLink * float64(s.TLPs*s.MPS) / float64(s.TLPs*s.MPS+s.Header)
+	for name, r := range map[string]network.Result{"drops": drops, "marks": marks} {
+		if share := float64(r.Total.Out) / full; share < 0.85 || share > 1.001 {
+			t.Errorf("%s: %v, the link carries %v", name, r.Total.Out, perf.BytesPerSecond(full))
+		}
+	}
+	for _, g := range marks.PerGPU {
+		if fair := float64(g.Out) * 16 / full; fair < 0.6 || fair > 1.4 {
+			t.Errorf("a GPU writes at %v, a sixteenth is %v", g.Out, perf.BytesPerSecond(full/16))
+		}
+	}
+	if drops.Dropped == 0 || drops.Marked > 0 || marks.Marked == 0 || marks.Dropped*10 > drops.Dropped || marks.P99 >= drops.P99 {
+		t.Error("marks do not spare the buffer")
+	}
+}
+
+// Uplinks of racks that carry less than the links below them bound the rate.
+func TestUplink(t *testing.T) {
+	s := paper(8)
+	s.In, s.Out, s.Hosts, s.Boxes, s.Racks, s.TLPs = 0, 1<<20, 2, 8, 2, 8
+	s.Uplink, s.Buffer, s.Mark, s.Time = 5e9, 1<<20, 64<<10, 4*time.Millisecond
+	r := measure(t, s)
+	// GPUs 0 to 3 are host 0's, in rack 0; boxes 1 and 3 are in rack 1.
+	near, far := r.PerGPU[0].Out+r.PerGPU[2].Out, r.PerGPU[1].Out+r.PerGPU[3].Out
+	full := s.Uplink * float64(s.TLPs*s.MPS) / float64(s.TLPs*s.MPS+s.Header)
+	if share := float64(far) / full; share < 0.8 || share > 1.001 {
+		t.Errorf("from the other rack %v, the uplink carries %v", far, perf.BytesPerSecond(full))
+	}
+	if near < far {
+		t.Errorf("within the rack %v, across %v", near, far)
+	}
+}
+
+// A write to a GPU of another box passes the host's proxy twice.
+func TestPeer(t *testing.T) {
+	s := paper(2)
+	s.In, s.Out, s.Peer = 0, 1<<20, true
+	near := measure(t, s)
+	if share := near.PerGPU[0].Out / perf.Gen3x16.Write(); share < 0.98 || share > 1.001 {
+		t.Errorf("within the box %v, the link carries %v", near.PerGPU[0].Out, perf.Gen3x16.Write())
+	}
+	s.Boxes, s.InProcess, s.Time = 2, 100, 4*time.Millisecond
+	s.HostLink, s.BoxLink = 0, 0
+	far := measure(t, s)
+	// Both GPUs' packets take two conversions each in the host's proxy.
+	want := perf.BytesPerSecond(float64(s.InProcess) / s.Conversion.Seconds() / 2 * float64(s.MPS))
+	if total := far.Total.Out; math.Abs(float64(total/want)-1) > 0.03 {
+		t.Errorf("across boxes %v, the proxy converts %v", total, want)
+	}
+}
+
+// Lost packets are sent again, and reads of a lossy network go on.
+func TestLoss(t *testing.T) {
+	clean := measure(t, paper(2))
+	s := paper(2)
+	s.Loss, s.Out, s.Time = 0.0001, 1<<18, 2*time.Millisecond
+	lossy := measure(t, s)
+	if lossy.Lost == 0 || lossy.Total.In < clean.Total.In/3 || lossy.Total.In >= clean.Total.In || lossy.Total.Out == 0 {
+		t.Errorf("%v in, %v out, %d of %d lost; without losses %v", lossy.Total.In, lossy.Total.Out, lossy.Lost, lossy.Packets, clean.Total.In)
+	}
+}
+
+// A path that fails stops the GPUs that use it until their senders leave it. Then all share
+// the other one.
+func TestPathFailure(t *testing.T) {
+	s := paper(8)
+	s.Paths, s.TLPs, s.Time = 2, 8, 2*time.Millisecond
+	s.FailAfter, s.Detect = time.Millisecond, 100*time.Microsecond
+	r := measure(t, s)
+	t.Logf("before %v, after %v, gap %v, %d lost", r.Before.In, r.After.In, r.Gap, r.Lost)
+	rate := func(links float64) float64 { // of the box's links, or of all tags
+		return min(links*float64(s.TLPs*s.MPS)/float64(s.TLPs*s.MPS+s.Header), 8*float64(s.ReadThroughput(s.RTT())))
+	}
+	if before := float64(r.Before.In) / rate(25e9); before < 0.9 || before > 1.001 {
+		t.Errorf("before the failure %v, both links carry %v", r.Before.In, perf.BytesPerSecond(rate(25e9)))
+	}
+	if after := float64(r.After.In) / rate(12.5e9); after < 0.8 || after > 1.001 {
+		t.Errorf("after it %v, one link carries %v", r.After.In, perf.BytesPerSecond(rate(12.5e9)))
+	}
+	if least := s.Detect + s.RTT(); r.Gap < least || r.Gap > least+10*s.RTT() || r.Lost == 0 {
+		t.Errorf("%v without data and %d packets lost; noticed after %v", r.Gap, r.Lost, least)
+	}
+	for i, g := range r.PerGPU {
+		if g.In == 0 {
+			t.Errorf("GPU %d gets nothing", i)
+		}
+	}
+	s.FailAfter, s.Detect = 0, 0
+	if whole := measure(t, s); whole.Gap > 10*s.RTT() || whole.Lost > 0 || whole.After.In > 0 {
+		t.Errorf("without a failure %v without data, %d lost, %v after it", whole.Gap, whole.Lost, whole.After.In)
+	}
+}
+
+// The same spec gives the same result, another seed another one.
+func TestSeed(t *testing.T) {
+	s := paper(4)
+	s.Loss, s.Compute, s.Out = 0.01, time.Microsecond, 4096
+	a, b := measure(t, s), measure(t, s)
+	s.Seed++
+	c := measure(t, s)
+	if fmt.Sprint(a) != fmt.Sprint(b) || fmt.Sprint(a) == fmt.Sprint(c) {
+		t.Errorf("%v, again %v, with another seed %v", a, b, c)
+	}
+}
+
+func TestRefuses(t *testing.T) {
+	for name, change := range map[string]func(*network.Spec){
+		"no GPUs":                 func(s *network.Spec) { s.GPUs = 0 },
+		"more hosts than GPUs":    func(s *network.Spec) { s.Hosts = 3 },
+		"racks":                   func(s *network.Spec) { s.Racks = 9 },
+		"no tags":                 func(s *network.Spec) { s.Tags = 0 },
+		"payload":                 func(s *network.Spec) { s.MPS = 1 << 20 },
+		"no round trip":           func(s *network.Spec) { s.Memory, s.Wire, s.Conversion = 0, 0, 0 },
+		"round trip that wraps":   func(s *network.Spec) { s.Conversion = math.MaxInt64 / 4 },
+		"link that is no rate":    func(s *network.Spec) { s.BoxLink = math.NaN() },
+		"nothing to copy":         func(s *network.Spec) { s.In = 0 },
+		"peers that read":         func(s *network.Spec) { s.Peer = true },
+		"loss of all":             func(s *network.Spec) { s.Loss = 1 },
+		"a path that fails alone": func(s *network.Spec) { s.FailAfter = time.Microsecond },
+		"a failure after the end": func(s *network.Spec) { s.Paths, s.FailAfter = 2, s.Time },
+		"no paths":                func(s *network.Spec) { s.Paths = 0 },
+		"no time":                 func(s *network.Spec) { s.Time = 0 },
+	} {
+		s := paper(2)
+		change(&s)
+		if _, err := s.Measure(t.Context()); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+}
+
+func BenchmarkPackets(b *testing.B) {
+	for _, n := range []int{8, 64, 512} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			s := paper(n)
+			s.Boxes, s.Hosts = (n+7)/8, (n+7)/8
+			s.Time = 20 * time.Microsecond
+			var packets uint64
+			for b.Loop() {
+				r, err := s.Measure(b.Context())
+				if err != nil {
+					b.Fatal(err)
+				}
+				packets += r.Packets
+			}
+			b.ReportMetric(float64(packets)/b.Elapsed().Seconds(), "packets/s")
+		})
+	}
+}
