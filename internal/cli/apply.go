@@ -24,7 +24,8 @@ func newApplyCommand(conn *connection) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "apply", Short: "Make the tenants and leases that a file describes", Args: cobra.NoArgs,
 		Long: `Make the tenants, with their quotas, and the leases that a YAML file describes. The
-keys of the file are the flags of "dxpu tenant set" and "dxpu lease create":
+keys of the file are the flags of "dxpu tenant set" and "dxpu lease create"; those that
+can be repeated take a list:
 
   tenants:
     - name: team-a
@@ -48,7 +49,10 @@ The command can be repeated: it creates what is missing, and changes what differ
 tenant gets the description and the quota of the file, and where the file has none no
 limit, no guarantee and the weight 1. A lease is known by its name in its tenant, which the manager keeps as the label
 "name"; its count can change, by a resize, and everything else needs a new lease. The
-command deletes nothing. A lease that has ended is made again.`,
+command deletes nothing. A lease that has ended is made again.
+
+With --dry-run the manager checks everything as if the command were carried out, says
+which GPUs each lease would get now, and changes nothing.`,
 		Example: `  dxpu apply -f pool.yaml --dry-run
   dxpu apply -f pool.yaml
   generate-leases | dxpu apply -f -`,
@@ -122,6 +126,7 @@ type apply struct {
 	dryRun bool
 	api    poolAPI
 	done   applied
+	wanted []wanted // of a dry run
 }
 
 // run makes all objects, also after an error with one of them: the tenants first.
@@ -145,15 +150,15 @@ func (a *apply) run(ctx context.Context) error {
 			errs = append(errs, &aboutError{"lease " + l.Name, err})
 		}
 	}
+	if a.dryRun {
+		errs = append(errs, a.preview(ctx)...)
+	}
 	return severalErrors(errs)
 }
 
 // note records an action.
-func (a *apply) note(kind, name, id, did, would string) {
-	if a.dryRun && would != "" {
-		did = would
-	}
-	a.done = append(a.done, action{kind, name, id, did})
+func (a *apply) note(kind, name, id, what string) {
+	a.done = append(a.done, action{kind, name, id, what})
 }
 
 func (a *apply) tenant(ctx context.Context, t *tenantSpec) error {
@@ -169,23 +174,23 @@ func (a *apply) tenant(ctx context.Context, t *tenantSpec) error {
 	}
 	has.Quota.Weight = max(1, has.Quota.Weight) // 0 is the default, 1
 	if !missing && proto.Equal(has, want) {
-		a.note("tenant", t.Name, "", "unchanged", "")
+		a.note("tenant", t.Name, "", "unchanged")
 		return nil
 	}
-	if !a.dryRun {
-		want.ResourceVersion = old.GetTenant().GetResourceVersion()
-		_, err := callOn(ctx, a.api, poolAPI.PutTenant, &dxpuv1.PutTenantRequest{
-			Tenant: want, UpdateMask: &fieldmaskpb.FieldMask{Paths: []string{"description", "quota"}},
-		})
-		if err != nil {
-			return &aboutError{"tenant " + t.Name, err}
-		}
-	}
+	want.ResourceVersion = old.GetTenant().GetResourceVersion()
+	req := &dxpuv1.PutTenantRequest{Tenant: want, UpdateMask: &fieldmaskpb.FieldMask{Paths: []string{"description", "quota"}}}
+	what := "changed"
 	if missing {
-		a.note("tenant", t.Name, "", "created", "would be created")
-	} else {
-		a.note("tenant", t.Name, "", "changed", "would be changed")
+		what = "created"
 	}
+	if a.dryRun {
+		a.would("tenant", t.Name, "", what, &dxpuv1.PreviewChange{Call: &dxpuv1.PreviewChange_PutTenant{PutTenant: req}})
+		return nil
+	}
+	if _, err := callOn(ctx, a.api, poolAPI.PutTenant, req); err != nil {
+		return &aboutError{"tenant " + t.Name, err}
+	}
+	a.note("tenant", t.Name, "", what)
 	return nil
 }
 
@@ -206,17 +211,18 @@ func (a *apply) lease(ctx context.Context, l *leaseSpec, existing []*dxpuv1.Leas
 	if current != nil {
 		return a.resize(ctx, l, current)
 	}
-	if a.dryRun {
-		a.note("lease", l.Name, "", "", "would be created")
-		return nil
-	}
 	// The same command at the same time elsewhere makes the same request.
 	sum := sha256.Sum256([]byte(l.spec.Tenant + "/" + l.Name))
-	res, err := callOn(ctx, a.api, poolAPI.CreateLease, &dxpuv1.CreateLeaseRequest{Spec: l.spec, RequestId: fmt.Sprintf("apply-%x-%s", sum[:8], last)})
+	req := &dxpuv1.CreateLeaseRequest{Spec: l.spec, RequestId: fmt.Sprintf("apply-%x-%s", sum[:8], last)}
+	if a.dryRun {
+		a.would("lease", l.Name, "", "created", &dxpuv1.PreviewChange{Call: &dxpuv1.PreviewChange_CreateLease{CreateLease: req}})
+		return nil
+	}
+	res, err := callOn(ctx, a.api, poolAPI.CreateLease, req)
 	if err != nil {
 		return err
 	}
-	a.note("lease", l.Name, res.Lease.Id, "created", "")
+	a.note("lease", l.Name, res.Lease.Id, "created")
 	return nil
 }
 
@@ -227,17 +233,19 @@ func (a *apply) resize(ctx context.Context, l *leaseSpec, current *dxpuv1.Lease)
 			`"dxpu lease delete %s" ends it, and the next "dxpu apply" makes it again; or write another name`, current.Id)
 	}
 	if l.spec.Count == current.Spec.Count {
-		a.note("lease", l.Name, current.Id, "unchanged", "")
+		a.note("lease", l.Name, current.Id, "unchanged")
 		return nil
 	}
-	if !a.dryRun {
-		req := &dxpuv1.ResizeLeaseRequest{LeaseId: current.Id, Count: l.spec.Count, ResourceVersion: current.ResourceVersion}
-		if _, err := callOn(ctx, a.api, poolAPI.ResizeLease, req); err != nil {
-			return err
-		}
+	req := &dxpuv1.ResizeLeaseRequest{LeaseId: current.Id, Count: l.spec.Count, ResourceVersion: current.ResourceVersion}
+	what := fmt.Sprintf("resized from %d to %d GPUs", current.Spec.Count, l.spec.Count)
+	if a.dryRun {
+		a.would("lease", l.Name, current.Id, what, &dxpuv1.PreviewChange{Call: &dxpuv1.PreviewChange_ResizeLease{ResizeLease: req}})
+		return nil
 	}
-	what := fmt.Sprintf("from %d to %d GPUs", current.Spec.Count, l.spec.Count)
-	a.note("lease", l.Name, current.Id, "resized "+what, "would be resized "+what)
+	if _, err := callOn(ctx, a.api, poolAPI.ResizeLease, req); err != nil {
+		return err
+	}
+	a.note("lease", l.Name, current.Id, what)
 	return nil
 }
 

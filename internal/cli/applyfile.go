@@ -6,7 +6,6 @@ import (
 
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v4"
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
@@ -45,12 +44,23 @@ type leaseSpec struct {
 	Host         string            `yaml:"host"`
 	HostLabel    map[string]string `yaml:"host-label"`
 	BoxLabel     map[string]string `yaml:"box-label"`
+	Toleration   []string          `yaml:"toleration"`
+	GPU          []string          `yaml:"gpu"`
+	GPUMemory    string            `yaml:"gpu-memory"`
+	Compute      string            `yaml:"compute"`
+	Class        string            `yaml:"class"`
+	Share        string            `yaml:"share"`
+	Affinity     string            `yaml:"affinity"`
+	AntiAffinity string            `yaml:"anti-affinity"`
+	Exclusion    string            `yaml:"exclusion"`
+	Workload     string            `yaml:"workload"`
 	HostDomain   string            `yaml:"host-domain"`
 	Priority     int32             `yaml:"priority"`
 	Preemptible  bool              `yaml:"preemptible"`
 	Gang         string            `yaml:"gang"`
 	GangSize     uint32            `yaml:"gang-size"`
 	Expires      string            `yaml:"expires"`
+	TTL          string            `yaml:"ttl"`
 	Queue        bool              `yaml:"queue"`
 	QueueTimeout string            `yaml:"queue-timeout"`
 	Label        map[string]string `yaml:"label"`
@@ -122,20 +132,28 @@ func (l *leaseSpec) message() (*dxpuv1.LeaseSpec, error) {
 		}
 		labels[k] = v
 	}
-	m := &dxpuv1.LeaseSpec{
-		Count: max(l.Count, 1), Model: l.Model, HostId: l.Host, HostLabels: l.HostLabel, BoxLabels: l.BoxLabel, HostDomain: l.HostDomain,
-		Tenant: l.Tenant, Priority: l.Priority, Preemptible: l.Preemptible, Wait: l.Queue || l.QueueTimeout != "", Labels: labels,
-	}
-	if l.Gang != "" || l.GangSize != 0 {
-		m.Gang, m.Wait = &dxpuv1.Gang{Name: l.Gang, Size: l.GangSize}, true
-	}
-	// The rest has the syntax of flags.
+	// The values have the syntax of flags.
 	o := &leaseFlags{}
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 	o.register(flags)
-	for _, v := range []struct{ flag, text string }{
-		{"memory", l.Memory}, {"kind", l.Kind}, {"nvlink", l.NVLink}, {"same-box", l.SameBox}, {"expires", l.Expires},
-	} {
+	durationVar(flags, &o.queueFor, "queue-timeout", 0, "")
+	values := []struct{ flag, text string }{
+		{"memory", l.Memory},
+		{"kind", l.Kind},
+		{"nvlink", l.NVLink},
+		{"same-box", l.SameBox},
+		{"expires", l.Expires},
+		{"ttl", l.TTL},
+		{"queue-timeout", l.QueueTimeout},
+		{"gpu-memory", l.GPUMemory},
+		{"compute", l.Compute},
+		{"class", l.Class},
+		{"share", l.Share},
+	}
+	for _, t := range l.Toleration {
+		values = append(values, struct{ flag, text string }{"toleration", t})
+	}
+	for _, v := range values {
 		if v.text == "" {
 			continue
 		}
@@ -143,16 +161,14 @@ func (l *leaseSpec) message() (*dxpuv1.LeaseSpec, error) {
 			return nil, valueError(err)
 		}
 	}
-	m.MinMemoryBytes, m.BoxKind, m.Nvlink, m.SameBox = o.spec.MinMemoryBytes, o.spec.BoxKind, o.spec.Nvlink, o.spec.SameBox
-	if o.expires != 0 {
-		m.ExpiresAfter = durationpb.New(o.expires)
+	s := &o.spec
+	if l.Count == 0 {
+		l.Count = max(1, uint32(len(l.GPU)))
 	}
-	if l.QueueTimeout != "" {
-		d, err := parseDuration(l.QueueTimeout)
-		if err != nil {
-			return nil, fmt.Errorf("queue-timeout: %w", err)
-		}
-		m.WaitTimeout = durationpb.New(d)
-	}
-	return m, nil
+	s.Count, s.Model, s.HostId, s.HostLabels, s.BoxLabels, s.HostDomain = l.Count, l.Model, l.Host, l.HostLabel, l.BoxLabel, l.HostDomain
+	s.Tenant, s.Priority, s.Preemptible, s.Wait, s.Labels, s.GpuIds = l.Tenant, l.Priority, l.Preemptible, l.Queue, labels, l.GPU
+	o.gang.Name, o.gang.Size = l.Gang, l.GangSize
+	r := &o.part.rules
+	r.Affinity, r.AntiAffinity, r.Exclusion, r.Workload = l.Affinity, l.AntiAffinity, l.Exclusion, l.Workload
+	return o.message(), nil
 }

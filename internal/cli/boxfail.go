@@ -30,8 +30,8 @@ func newBoxFailCommand() *cobra.Command {
 ecc-uncorrectable. The box must run on this machine, with --admin-listen and
 --allow-faults.
 
-XID 48 calls for a reset, and 79 (fallen off the bus) and 64 for a replacement. XID 31
-is an error of the application. "dxpu describe gpu" shows the counted errors. A slice
+XID 48 calls for a reset, and 79 (fallen off the bus) for a replacement. XID 31 is an
+error of the application. "dxpu describe gpu" shows the counted errors. A slice
 of a GPU fails alone; with --whole-gpu the GPU fails, and with it all its slices.`,
 		Example: `  dxpu box fail --admin http://127.0.0.1:9100 --slot 0 --xid 48
   dxpu box fail --admin http://127.0.0.1:9100 --slot 2 --fault kill`,

@@ -232,11 +232,11 @@ func exitCode(err error) int {
 var fieldFlags = map[string]string{
 	"spec.count": "--count", "spec.model": "--model", "spec.min_memory_bytes": "--memory", "spec.box_kind": "--kind",
 	"spec.nvlink": "--nvlink", "spec.same_box": "--same-box", "spec.host_id": "--host", "spec.host_domain": "--host-domain",
-	"spec.host_labels": "--host-label", "spec.box_labels": "--box-label", "spec.gpu_ids": "--gpu", "spec.tenant": "--tenant", "spec.priority": "--priority",
+	"spec.host_labels": "--host-label", "spec.labels": "--label", "spec.tolerations": "--toleration", "spec.box_labels": "--box-label", "spec.gpu_ids": "--gpu", "spec.tenant": "--tenant", "spec.priority": "--priority",
 	"spec.part": "--gpu-memory", "spec.part.memory_bytes": "--gpu-memory", "spec.part.compute": "--compute", "spec.part.class": "--class", "spec.part.share": "--share",
 	"spec.part_rules": "--affinity", "spec.part_rules.affinity": "--affinity", "spec.part_rules.anti_affinity": "--anti-affinity",
 	"spec.part_rules.exclusion": "--exclusion", "spec.part_rules.workload": "--workload", "part": "", "part.share": "--share",
-	"spec.expires_after": "--expires", "spec.wait": "--queue", "spec.gang.name": "--gang", "spec.gang.size": "--gang-size", "spec.preemptible": "--preemptible", "spec.wait_timeout": "--queue-timeout",
+	"spec.expires_after": "--expires", "spec.ttl": "--ttl", "spec.wait": "--queue", "spec.gang": "--gang", "spec.gang.name": "--gang", "spec.gang.size": "--gang-size", "spec.preemptible": "--preemptible", "spec.wait_timeout": "--queue-timeout",
 	"request_id": "--request-id", "count": "--count", "reason": "--reason", "deadline": "--deadline",
 	"role": "--role", "tenant": "--tenant", "description": "--description", "expires_after": "--expires",
 	"tenant.id": "", "tenant.description": "--description", "tenant.quota.max_gpus": "--max-gpus",

@@ -27,6 +27,7 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/internal/agent"
 	"github.com/dxpu-project/dxpu/internal/pool/auth"
+	"github.com/dxpu-project/dxpu/internal/sharing/nvidiatest"
 )
 
 func TestMain(m *testing.M) {
@@ -62,6 +63,7 @@ var programs = map[string]func(){
 	"dxpu":           func() { os.Exit(Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) },
 	"dxpu-fake-node": func() { os.Exit(fakeNode(os.Args[1:])) },
 	"dxpu-fake-oidc": func() { os.Exit(fakeProvider(os.Args[1:])) },
+	"nvidia-smi":     nvidiatest.Main,
 }
 
 // startedByTest marks the process that TestStartedAsProgram starts.
@@ -121,7 +123,9 @@ func scriptCommands() map[string]func(*testscript.TestScript, bool, []string) {
 		"refused":     func(ts *testscript.TestScript, _ bool, args []string) { expectCode(ts, exitRefused, args) },
 		"managers":    chooseManagers,
 		"leader":      findLeader,
-		"signal":      signalManager,
+
+		"initial-cluster": findCluster,
+		"signal":          signalManager,
 		"await-follower": func(ts *testscript.TestScript, _ bool, args []string) {
 			poll(ts, func() bool { return strings.HasPrefix(readyz(args[0]), "follower: ") }, args[0]+" did not become a follower")
 		},

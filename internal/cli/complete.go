@@ -58,6 +58,7 @@ var namers = map[string]namer{
 		boxes, err := boxNames(ctx, conn)
 		return append(hosts, boxes...), err
 	},
+	"MAINTENANCE": namesOf(poolAPI.ListMaintenance, &dxpuv1.ListMaintenanceRequest{PageSize: maxCompletions}, (*dxpuv1.ListMaintenanceResponse).GetMaintenance, (*dxpuv1.Maintenance).GetId),
 	"MODEL": func(ctx context.Context, conn *connection) (models []string, err error) {
 		res, err := call(ctx, conn, poolAPI.GetPool, &dxpuv1.GetPoolRequest{})
 		for _, s := range res.GetPool().GetSpares() {

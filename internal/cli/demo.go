@@ -3,13 +3,16 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 
 	"github.com/spf13/cobra"
 
+	"github.com/dxpu-project/dxpu/device/opencl"
 	"github.com/dxpu-project/dxpu/internal/demo"
 	"github.com/dxpu-project/dxpu/internal/vm/qemu"
 )
@@ -25,6 +28,28 @@ func makeDir(dir string) error {
 	return nil
 }
 
+// locateOpenCL finds what the part about OpenCL needs, or says what is missing.
+func locateOpenCL(ctx context.Context) demo.OpenCL {
+	program, err := opencl.FindProgram()
+	var found []opencl.Found
+	if err == nil {
+		if found, err = opencl.List(ctx, program); err == nil && len(found) == 0 {
+			err = opencl.ErrNoDevice
+		}
+	}
+	var driver, benchmark string
+	if err == nil {
+		driver, err = findDriver("")
+	}
+	if err == nil {
+		benchmark, err = exec.LookPath("clpeak")
+	}
+	if err != nil {
+		return demo.OpenCL{Reason: err.Error()}
+	}
+	return demo.OpenCL{Driver: driver, Program: benchmark, Device: found[0].Name}
+}
+
 func newDemoCommand() *cobra.Command {
 	var embedded bool
 	var out *output
@@ -35,12 +60,14 @@ func newDemoCommand() *cobra.Command {
 GPUs each, and a host whose VM is an unmodified Linux guest in an unmodified QEMU. A
 GPU is hot-plugged into the running guest, and a program there uses it and checks
 every result. Then the GPU is killed, the spare takes its place, and the program runs
-again. At last the GPU is detached. The command prints a timeline and leaves no
-process running.
+again. At last the GPU is detached. Two hosts share a GPU, and a program of another
+project computes in the guest on an OpenCL device of this machine. The command prints a
+timeline and leaves no process running.
 
 QEMU (10.1 or newer) and the guest are in the cache directory, into which "make demo"
 installs them. If they are not available, or with --embedded, a root complex in Go
-replaces the VM.`,
+replaces the VM. Without a VM, an OpenCL platform (PoCL), clpeak and the OpenCL driver
+("make icd"), the part about OpenCL is left out.`,
 		Example: `  make demo
   dxpu demo --embedded --json`,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
@@ -60,6 +87,9 @@ replaces the VM.`,
 				return err
 			default:
 				cfg.Install = &install
+			}
+			if cfg.Install != nil {
+				cfg.OpenCL = locateOpenCL(cmd.Context())
 			}
 			if err := makeDir(dir); err != nil {
 				return err

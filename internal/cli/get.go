@@ -17,7 +17,7 @@ import (
 
 func newGetCommand(conn *connection) *cobra.Command {
 	return conn.register(group("get", "List the contents of the pool",
-		`List hosts, boxes, GPUs, leases, tenants, events, tokens or the audit log, or
+		`List hosts, boxes, GPUs, leases, maintenance, tenants, events, tokens or the audit log, or
 summarise the pool. Names after the kind select objects.
 
 Tables fit the terminal; -o wide prints all columns, uncut. -o name prints one name on
@@ -28,7 +28,7 @@ set.`,
   dxpu get leases --watch
   dxpu lease delete $(dxpu get leases --tenant team-a -o name)`,
 		newGetPoolCommand(conn), newGetHostsCommand(conn), newGetBoxesCommand(conn), newGetGPUsCommand(conn),
-		newGetLeasesCommand(conn), eventsCommand(conn),
+		newGetLeasesCommand(conn), newGetMaintenanceCommand(conn), eventsCommand(conn),
 		tenantsCommand(conn, "tenants [TENANT...]", "tenant"), tokensCommand(conn, "tokens [TOKEN...]", "token"), newGetAuditCommand(conn)))
 }
 
@@ -115,6 +115,11 @@ func nodeState(n *dxpuv1.NodeInfo) string {
 	}
 	if len(n.Taints) > 0 {
 		s += ",tainted"
+	}
+	switch n.MaintenanceState {
+	case dxpuv1.MaintenanceState_MAINTENANCE_STATE_DRAINING, dxpuv1.MaintenanceState_MAINTENANCE_STATE_RUNNING:
+		s += ",maintenance"
+	case dxpuv1.MaintenanceState_MAINTENANCE_STATE_PLANNED, dxpuv1.MaintenanceState_MAINTENANCE_STATE_UNSPECIFIED:
 	}
 	if n.Unstable {
 		s += ",unstable"
@@ -224,7 +229,7 @@ func printLeases(w io.Writer, all *dxpuv1.ListLeasesResponse) {
 // gpusOf returns the GPUs that a lease holds or is about to get.
 func gpusOf(l *dxpuv1.Lease) []string {
 	var out []string
-	for _, b := range l.Bindings {
+	for _, b := range l.GetBindings() {
 		switch b.State {
 		case dxpuv1.BindingState_BINDING_STATE_PREPARING, dxpuv1.BindingState_BINDING_STATE_READY, dxpuv1.BindingState_BINDING_STATE_ATTACHED:
 			out = append(out, b.GpuId)
@@ -276,7 +281,7 @@ func describeLease(w io.Writer, l *dxpuv1.Lease) {
 	if l.ActiveTime != nil {
 		fmt.Fprintf(w, "active  after %s\n", duration(l.ActiveTime.AsTime().Sub(l.CreateTime.AsTime())))
 	}
-	for _, b := range l.Bindings {
+	for _, b := range l.GetBindings() {
 		why := ""
 		if b.Reason != 0 {
 			why = " (" + enumWord(b.Reason) + ")"
@@ -307,6 +312,9 @@ func describeNode(w io.Writer, kind string, n *dxpuv1.NodeInfo) {
 		fmt.Fprintf(w, "cordon  %s\n", n.CordonReason)
 	}
 	describeTaints(w, n.Taints)
+	if n.MaintenanceId != "" {
+		fmt.Fprintf(w, "maintenance %s is %s\n", n.MaintenanceId, enumWord(n.MaintenanceState))
+	}
 	for _, a := range n.Addresses {
 		fmt.Fprintf(w, "path %d  %s\n", a.Path, a.Address)
 	}

@@ -21,7 +21,7 @@ func newLeaseCommand(conn *connection) *cobra.Command {
   dxpu lease explain --count 8 --nvlink required
   dxpu lease resize l-17 --count 4
   dxpu lease delete l-17 --wait`,
-		newLeaseCreateCommand(conn), newLeaseResizeCommand(conn), newLeaseDeleteCommand(conn), newLeaseExplainCommand(conn)))
+		newLeaseCreateCommand(conn), newLeaseResizeCommand(conn), newLeaseRenewCommand(conn), newLeaseDeleteCommand(conn), newLeaseExplainCommand(conn)))
 }
 
 // leaseFlags are the flags that describe a lease.
@@ -30,6 +30,7 @@ type leaseFlags struct {
 	gang              dxpuv1.Gang
 	part              partFlags
 	expires, queueFor time.Duration
+	ttl               time.Duration
 }
 
 func (o *leaseFlags) register(f *pflag.FlagSet) {
@@ -53,12 +54,16 @@ func (o *leaseFlags) register(f *pflag.FlagSet) {
 	f.Uint32Var(&o.gang.Size, "gang-size", 0, "`number` of leases of the gang, this one included")
 	f.BoolVar(&o.spec.Preemptible, "preemptible", false, "allow a lease with a higher priority to take the GPUs")
 	durationVar(f, &o.expires, "expires", 0, "end the lease after this time")
+	durationVar(f, &o.ttl, "ttl", o.ttl, "end the lease if it is not renewed for this time, 10s to a day (\"dxpu lease renew\")")
 }
 
 // message returns the spec.
 func (o *leaseFlags) message() *dxpuv1.LeaseSpec {
 	if o.expires != 0 {
 		o.spec.ExpiresAfter = durationpb.New(o.expires)
+	}
+	if o.ttl != 0 {
+		o.spec.Ttl = durationpb.New(o.ttl)
 	}
 	if o.queueFor != 0 {
 		o.spec.Wait, o.spec.WaitTimeout = true, durationpb.New(o.queueFor)
@@ -258,6 +263,30 @@ func resized(l *dxpuv1.Lease) bool {
 		}
 	}
 	return attached == l.Spec.Count && !slices.ContainsFunc(l.Bindings, func(b *dxpuv1.Binding) bool { return b.HeldMemoryBytes > 0 })
+}
+
+func newLeaseRenewCommand(conn *connection) *cobra.Command {
+	return &cobra.Command{
+		Use: "renew LEASE...", Short: "Keep leases with a time to live", Args: cobra.MinimumNArgs(1),
+		Long: `Keep leases that have a time to live ("dxpu lease create --ttl") for that time from
+now. A program renews its lease about three times in each ttl, as "dxpu run" does by
+itself, so that the lease ends soon after a program that was killed.`,
+		Example: `  while dxpu lease renew l-17; do sleep 10; done`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			api, err := conn.pool()
+			if err != nil {
+				return err
+			}
+			return each(args, func(id string) error {
+				res, err := callOn(cmd.Context(), api, poolAPI.RenewLease, &dxpuv1.RenewLeaseRequest{LeaseId: id})
+				if err != nil {
+					return err
+				}
+				_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s is kept until %s\n", id, date(res.Lease.RenewBefore))
+				return err
+			})
+		},
+	}
 }
 
 func newLeaseExplainCommand(conn *connection) *cobra.Command {

@@ -15,7 +15,8 @@ import (
 )
 
 // chooseManagers finds addresses for three managers: ADDRESS0 to ADDRESS2 of
-// their APIs, PEERS of their etcds, and DXPU_MANAGER, all of them.
+// their APIs, PEERS of their etcds, and DXPU_MANAGER, all of them; and ADDRESS3 and PEER3
+// for one that replaces another.
 func chooseManagers(ts *testscript.TestScript, _ bool, _ []string) {
 	// Fixed ports on loopback addresses of their own: another connection could take a
 	// port that was just found to be free.
@@ -27,6 +28,8 @@ func chooseManagers(ts *testscript.TestScript, _ bool, _ []string) {
 		urls = append(urls, "http://"+at+":7470")
 		peers = append(peers, fmt.Sprintf("m%d=http://%s:2380", i, at))
 	}
+	ts.Setenv("ADDRESS3", net+".4:7470")
+	ts.Setenv("PEER3", "http://"+net+".4:2380")
 	ts.Setenv("PEERS", strings.Join(peers, ","))
 	ts.Setenv("DXPU_MANAGER", strings.Join(urls, ","))
 }
@@ -57,12 +60,17 @@ func findLeader(ts *testscript.TestScript, _ bool, _ []string) {
 	}, "no manager leads, or none follows")
 }
 
-// signalManager sends a manager a signal that "kill" does not know:
+// signalManager sends a manager, by its name or its address, a signal that "kill" does not
+// know:
 //
-//	signal STOP|CONT|KILL m0|m1|m2
+//	signal STOP|CONT|KILL m0|m1|m2|ADDRESS
 func signalManager(ts *testscript.TestScript, _ bool, args []string) {
 	for _, cmd := range ts.BackgroundCmds() {
-		if i := slices.Index(cmd.Args, "--etcd-name"); i >= 0 && cmd.Args[i+1] == args[1] && cmd.ProcessState == nil {
+		is := func(flag string) bool {
+			i := slices.Index(cmd.Args, flag)
+			return i >= 0 && cmd.Args[i+1] == args[1]
+		}
+		if (is("--etcd-name") || is("--listen")) && cmd.ProcessState == nil {
 			ts.Check(cmd.Process.Signal(map[string]os.Signal{"STOP": syscall.SIGSTOP, "CONT": syscall.SIGCONT, "KILL": syscall.SIGKILL}[args[0]]))
 			// A stopped process would never end if the script fails.
 			ts.Defer(func() { _ = cmd.Process.Signal(syscall.SIGCONT) })
@@ -81,4 +89,15 @@ func readyz(url string) string {
 	defer func() { _ = res.Body.Close() }()
 	raw, _ := io.ReadAll(res.Body)
 	return string(raw)
+}
+
+// findCluster sets CLUSTER to the value of --etcd-initial-cluster in a file:
+//
+//	initial-cluster FILE
+func findCluster(ts *testscript.TestScript, _ bool, args []string) {
+	_, after, ok := strings.Cut(ts.ReadFile(args[0]), "--etcd-initial-cluster ")
+	if !ok {
+		ts.Fatalf("no --etcd-initial-cluster in %s", args[0])
+	}
+	ts.Setenv("CLUSTER", strings.Fields(after)[0])
 }

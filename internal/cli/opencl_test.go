@@ -64,6 +64,7 @@ func buildOpenCL(ts *testscript.TestScript, _ bool, args []string) {
 		program("errors"),
 		program("images"),
 		program("include"),
+		program("lost"),
 	} {
 		c.Dir = root
 		c.Env = append(os.Environ(), "CGO_ENABLED=0")

@@ -301,7 +301,7 @@ Attached GPUs work while the manager is away.` + tracingHelp,
 	f.StringVar(&o.vm.RootPort, "root-port", "rp%d", "ID of a slot's root port in the VM; %d stands for the slot")
 	f.BoolVar(&o.vm.MessageDMA, "message-dma", false, "serve a VM that does not share its memory, by messages: slow, and drivers may read stale data")
 	durationVar(f, &o.vm.AccessTimeout, "access-timeout", 0, "answer an access of the VM with all ones after this time (default 4s, less than QEMU's x-msg-timeout)")
-	durationVar(f, &o.host.CompletionTimeout, "completion-timeout", 0, "longest time that a device may take to answer a request; a slow link extends it to at most 4s (default 1s)")
+	durationVar(f, &o.host.CompletionTimeout, "completion-timeout", 0, "longest time that a device may take to answer a request; a slow link extends it to at most 4s (default 800ms with --qmp, or 1s)")
 	return cmd
 }
 

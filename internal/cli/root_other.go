@@ -38,3 +38,7 @@ func localCommands(*connection) []*cobra.Command {
 func localGPUCommands() []*cobra.Command { return needsLinux("dxpu gpu", "list", "test") }
 
 func localModelCommands() []*cobra.Command { return needsLinux("dxpu model", "run", "calls") }
+
+func localShareCommands() []*cobra.Command {
+	return needsLinux("dxpu share", "serve", "run", "create", "list", "resize", "hold", "resume", "end", "cdi", "partition")
+}

@@ -12,9 +12,11 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
+	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -30,7 +32,7 @@ type runOptions struct {
 }
 
 func newRunCommand(conn *connection) *cobra.Command {
-	o := &runOptions{conn: conn}
+	o := &runOptions{conn: conn, lease: leaseFlags{ttl: defaultRunTTL}}
 	cmd := &cobra.Command{
 		Use: "run [flags] -- PROGRAM [ARGUMENT...]", Short: "Run an OpenCL program on GPUs of the pool", Args: cobra.MinimumNArgs(1),
 		Long: `Run an OpenCL program on GPUs of the pool. The command leases the GPUs for this host,
@@ -44,7 +46,8 @@ libdxpu-opencl.so beside dxpu or in /usr/lib/dxpu, found by the ICD loader of th
 program through $OCL_ICD_VENDORS.
 
 A program whose GPU is lost gets CL_DEVICE_NOT_AVAILABLE. A signal to the command ends
-the program first. Only SIGKILL leaves the lease behind: --expires bounds it.`,
+the program first. After SIGKILL the lease ends by itself within --ttl, because this command
+does not renew it any more.`,
 		Example: `  dxpu run --gpus 1 --host h1 --socket-dir /run/dxpu -- clpeak
   dxpu run --gpus 2 --model "NVIDIA H200" --socket-dir /run/dxpu -- clinfo`,
 		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
@@ -63,10 +66,10 @@ the program first. Only SIGKILL leaves the lease behind: --expires bounds it.`,
 // driverName is the file of the OpenCL driver.
 const driverName = "libdxpu-opencl.so"
 
-// findDriver returns the path of the OpenCL driver.
-func (o *runOptions) findDriver() (string, error) {
-	candidates := []string{o.driver}
-	if o.driver == "" {
+// findDriver returns the path of the OpenCL driver; "" looks where it is installed.
+func findDriver(name string) (string, error) {
+	candidates := []string{name}
+	if name == "" {
 		candidates = []string{filepath.Join("/usr/lib/dxpu", driverName)}
 		if self, err := os.Executable(); err == nil {
 			candidates = append([]string{filepath.Join(filepath.Dir(self), driverName)}, candidates...)
@@ -94,7 +97,7 @@ func (o *runOptions) run(cmd *cobra.Command, args []string) (err error) {
 	if _, err := exec.LookPath(args[0]); err != nil {
 		return err
 	}
-	driver, err := o.findDriver()
+	driver, err := findDriver(o.driver)
 	if err != nil {
 		return err
 	}
@@ -125,6 +128,7 @@ func (o *runOptions) run(cmd *cobra.Command, args []string) (err error) {
 	signal.Notify(further, os.Interrupt, syscall.SIGTERM)
 	defer signal.Stop(further)
 	defer func() { err = errors.Join(err, release(cmd.Context(), api, id)) }()
+	defer o.keep(cmd, api, id)()
 	w := &leaseWait{api: api, out: cmd.ErrOrStderr(), limit: o.timeout, done: hasState(dxpuv1.LeaseState_LEASE_STATE_ACTIVE)}
 	lease, err := w.run(cmd.Context(), created.Lease)
 	if err != nil {
@@ -133,6 +137,38 @@ func (o *runOptions) run(cmd *cobra.Command, args []string) (err error) {
 	return runProgram(cmd, args, []string{
 		"OCL_ICD_VENDORS=" + vendors + "/", "OCL_ICD_FILENAMES=", "DXPU_LEASE=" + id, "DXPU_SOCKETS=" + o.sockets(lease),
 	})
+}
+
+// defaultRunTTL is how long the lease outlives a command that was killed.
+const defaultRunTTL = 30 * time.Second
+
+// keep renews the lease until stop is called.
+func (o *runOptions) keep(cmd *cobra.Command, api poolAPI, id string) (stop func()) {
+	if o.lease.ttl == 0 {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(cmd.Context()))
+	var running sync.WaitGroup
+	running.Go(func() {
+		every := time.NewTicker(o.lease.ttl / 3)
+		defer every.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-every.C:
+			}
+			_, err := callOn(ctx, api, poolAPI.RenewLease, &dxpuv1.RenewLeaseRequest{LeaseId: id})
+			if code := connect.CodeOf(err); code == connect.CodeNotFound || code == connect.CodeFailedPrecondition {
+				fmt.Fprintf(cmd.ErrOrStderr(), "the lease cannot be renewed: %v\n", err)
+				return
+			}
+		}
+	})
+	return func() {
+		cancel()
+		running.Wait()
+	}
 }
 
 // sockets returns the sockets of the lease's GPUs, with colons between them.

@@ -21,13 +21,17 @@ import (
 )
 
 func newShareCommand() *cobra.Command {
-	return group("share", "Compare the policies that share a GPU",
-		`Compare the policies that share one GPU between several clients, against a model of a
-GPU in virtual time. The same input gives the same output. docs/share.md describes
-the policies, the model and what the figures mean.`,
-		`  dxpu share compare --html compare.html
+	return group("share", "Share the GPUs of this machine, and compare policies",
+		`Share the NVIDIA GPUs of this machine between programs, by an agent ("dxpu share serve")
+and dxpu's driver library: docs/sharing.md takes ten minutes. "dxpu share partition" divides a GPU by MIG.
+
+The other commands compare the policies that share one GPU between several clients,
+against a model of a GPU in virtual time. The same input gives the same output.
+docs/share.md describes the policies, the model and what the figures mean.`,
+		`  dxpu share run --gpu-memory 8GiB --compute 30% -- python train.py
+  dxpu share compare --html compare.html
   dxpu share simulate gemini`,
-		newSharePoliciesCommand(), newShareCompareCommand(), newShareSimulateCommand())
+		append(localShareCommands(), newSharePoliciesCommand(), newShareCompareCommand(), newShareSimulateCommand())...)
 }
 
 // sharePolicy is a policy in the list.

@@ -20,12 +20,12 @@ import (
 func newSimCommand() *cobra.Command {
 	return group("sim", "Simulate clusters, and the data plane in virtual time",
 		`Simulate with the code of the daemons: the worth of a pool for a cluster and its jobs
-("run", "compare"), and the proxies, the embedded host and the software GPU over a network in
-virtual time ("bandwidth", "network"). There, computation takes no time, so the results show the
-protocol alone.`,
+("run", "compare"), the proxies, the embedded host and the software GPU over a network in
+virtual time ("bandwidth", "network"), where computation takes no time, and the packets of many
+GPUs ("packets").`,
 		`  dxpu sim run scenarios/uniform.yaml
   dxpu sim bandwidth --tags 140 --mrrs 128 --rtt 6.8us,4.9us`,
-		newSimRunCommand(), newSimCompareCommand(), newSimBandwidthCommand(), newSimNetworkCommand())
+		newSimRunCommand(), newSimCompareCommand(), newSimBandwidthCommand(), newSimNetworkCommand(), newSimPacketsCommand())
 }
 
 func newSimBandwidthCommand() *cobra.Command {

@@ -64,3 +64,26 @@ func TestSimBandwidthRefuses(t *testing.T) {
 		})
 	}
 }
+
+// The failure of a path shows what is left, and for how long a GPU stands still.
+func TestSimPacketsFailure(t *testing.T) {
+	args := []string{"packets", "--gpus", "4", "--paths", "2", "--box-link", "50", "--tlps", "8", "--time", "200us", "--fail-after", "100us", "--detect", "20us"}
+	out, err := runSim(args...)
+	if err != nil || !strings.Contains(out, "before the failure of a path") {
+		t.Fatal(err, out)
+	}
+	out, err = runSim(append(args, "-o", "json")...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rows []simPacketsRow
+	if err := json.Unmarshal([]byte(out), &rows); err != nil || len(rows) != 1 {
+		t.Fatal(err, out)
+	}
+	if r := rows[0]; r.Gap < 20_000 || r.After > 0.7*r.Before || r.After == 0 || r.Lost == 0 {
+		t.Errorf("%+v", r)
+	}
+	if _, err := runSim("packets", "--fail-after", "10us"); err == nil || !strings.Contains(err.Error(), "want two paths") {
+		t.Errorf("%v", err)
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -20,12 +21,14 @@ import (
 type simFiles struct {
 	data, report, csv string
 	seeds             int
+	allocationTime    bool
 }
 
 func (s *simFiles) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&s.data, "data", "", "folder of the node and pod lists (default: that of the scenario)")
 	f.IntVar(&s.seeds, "seeds", 0, "number of runs of each policy (default: that of the scenario)")
+	f.BoolVar(&s.allocationTime, "allocation-time", false, "add a table of the time of one allocation on this machine (fill, churn and replay), which differs from run to run")
 	f.StringVar(&s.report, "report", "", "write tables and plots to this `file`.html, which needs no other file")
 	f.StringVar(&s.csv, "csv", "", "write all tables to this `file`.csv, one line for each cell")
 }
@@ -66,6 +69,10 @@ func (s *simFiles) run(ctx context.Context, file string, report func(format stri
 			return nil, usagef("--seeds: %v", err)
 		}
 	}
+	if s.allocationTime {
+		start := time.Now()
+		e.Clock = func() time.Duration { return time.Since(start) }
+	}
 	return e.Run(ctx, func(n, of int) { report("%s: %d of %d runs", e.Name, n, of) })
 }
 
@@ -83,10 +90,11 @@ one of these:
   churn     jobs come and go at random, with a set load
   replay    jobs come and go at the times of the list
   failures  GPUs, hosts, boxes and proxies fail and are repaired; no jobs
+  size      how many servers, or hosts and GPUs, jobs need
 
 It names node and job lists as CSV, which are in the folder --data, or describes
 servers and requests itself. Each line is the mean of all seeds. Equal files give equal
-results, byte by byte.`,
+results, byte by byte, but for the table of --allocation-time.`,
 		Example: `  dxpu sim run scenarios/uniform.yaml
   dxpu sim run scenarios/openb-default.yaml --data ~/openb --report openb.html
   dxpu sim run scenarios/churn.yaml -o json`,

@@ -20,10 +20,13 @@ func TestShippedScenarios(t *testing.T) {
 			if strings.HasSuffix(file, "faults.yaml") {
 				t.Skip("it needs InfiniteHBD's list of faults")
 			}
-			if strings.HasPrefix(filepath.Base(file), "openb") {
-				data := os.Getenv("DXPU_OPENB")
+			for prefix, folder := range map[string]string{"openb": "DXPU_OPENB", "dlrm": "DXPU_DLRM"} {
+				if !strings.HasPrefix(filepath.Base(file), prefix) {
+					continue
+				}
+				data := os.Getenv(folder)
 				if data == "" {
-					t.Skip("DXPU_OPENB is not set: the folder of Alibaba's openb lists")
+					t.Skipf("%s is not set: the folder of Alibaba's list", folder)
 				}
 				args = append(args, "--data", data)
 			}
@@ -33,6 +36,13 @@ func TestShippedScenarios(t *testing.T) {
 			}
 			if strings.Contains(file, "churn") || strings.HasSuffix(file, "queue.yaml") || strings.HasSuffix(file, "worth.yaml") || strings.HasSuffix(file, "failures.yaml") {
 				return // the model's own tests look at the figures
+			}
+			if strings.HasSuffix(file, "dlrm.yaml") {
+				started := simColumn(t, out, "use_replay", "gpu_accepted")
+				if started["pool"] < 99.99 || started["fgd"] < 99.5 || started["first-fit"] > 50 {
+					t.Errorf("started, %% of the GPUs asked for: %v", started)
+				}
+				return
 			}
 			at100 := simColumn(t, out, "allocation", "gpu_at_100")
 			switch filepath.Base(file) {
@@ -117,6 +127,20 @@ func TestSimFiles(t *testing.T) {
 	for _, no := range []string{"src=", "href=\"http", "<script", "@import"} {
 		if strings.Contains(all[0], no) {
 			t.Errorf("%q in the page", no)
+		}
+	}
+}
+
+// The time of allocations is in a table of its own, and only if it is asked for.
+func TestSimAllocationTime(t *testing.T) {
+	for _, file := range []string{"small-servers", "queue"} {
+		out, err := runSim("run", "../../scenarios/"+file+".yaml", "--seeds", "1", "--allocation-time", "-o", "json")
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, mean, longest := simColumn(t, out, "allocation_time", "allocations"), simColumn(t, out, "allocation_time", "mean_us"), simColumn(t, out, "allocation_time", "longest_us")
+		if n["pool"] < 1 || mean["pool"] <= 0 || longest["pool"] < mean["pool"] || len(n) < 2 {
+			t.Errorf("%s: %v allocations, mean %v, longest %v", file, n, mean, longest)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -31,9 +32,13 @@ const (
 )
 
 func (d *demo) startVM(ctx context.Context) (computer, error) {
+	files, err := d.cfg.OpenCL.files(ctx)
+	if err != nil {
+		return nil, err
+	}
 	v, err := qemu.Start(ctx, qemu.Spec{
 		Install: *d.cfg.Install, Dir: d.cfg.Dir, Slots: vmSlots, IOMMU: true, QMPSocket: d.procs.Path("qmp.sock"),
-		Files: []qemu.File{{Path: guestProgram, Source: d.cfg.Program}},
+		Files: append(files, qemu.File{Path: guestProgram, Source: d.cfg.Program}),
 	})
 	if err != nil {
 		return nil, err
@@ -84,6 +89,15 @@ func (v vm) test(ctx context.Context, out io.Writer) error {
 		err = fmt.Errorf("the program in the guest exited with status %d", exit)
 	}
 	return err
+}
+
+func (v vm) openCL(ctx context.Context, o OpenCL) (string, error) {
+	out, exit, err := v.Run(ctx, fmt.Sprintf(bindGPU, reg.VendorID, reg.DeviceID)+fmt.Sprintf("OCL_ICD_VENDORS=%s/%s %s --kernel-latency",
+		openCLDir, filepath.Base(o.Driver), qemu.ProgramCommand(openCLDir, o.Program)))
+	if err == nil && exit != 0 {
+		err = fmt.Errorf("clpeak exited with status %d: %s", exit, lastLine(out))
+	}
+	return out, err
 }
 
 func (v vm) bootID(ctx context.Context) (string, error) {
@@ -191,6 +205,10 @@ func (e *embeddedHost) test(ctx context.Context, out io.Writer) error {
 	_, _ = fmt.Fprintf(out, "%d checks passed in %v; %d interrupts, %d stale\n",
 		len(report.Checks), report.Duration.Round(time.Millisecond), report.Interrupts, report.Stale)
 	return dev.Close()
+}
+
+func (e *embeddedHost) openCL(context.Context, OpenCL) (string, error) {
+	return "", errors.New("OpenCL programs need a VM")
 }
 
 // bootID returns the process ID: the embedded host boots with this process.

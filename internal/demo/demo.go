@@ -29,6 +29,7 @@ type Config struct {
 	Dir     string        // an empty directory for sockets and logs
 	Install *qemu.Install // nil: the embedded host replaces the VM
 	Reason  string        // why there is no VM, as text
+	OpenCL  OpenCL        // for a VM
 	Out     io.Writer
 }
 
@@ -64,6 +65,8 @@ type computer interface {
 	sees(ctx context.Context, present bool) (string, error)
 	// test runs the test of the GPU, which checks every result and writes to out.
 	test(ctx context.Context, out io.Writer) error
+	// openCL runs a program of OpenCL, and returns what it prints.
+	openCL(ctx context.Context, o OpenCL) (string, error)
 	// bootID returns an ID that changes with each boot.
 	bootID(ctx context.Context) (string, error)
 	close() error
@@ -102,11 +105,14 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 	return d.report, err
 }
 
+// action is a step before it has run.
+type action struct {
+	name string
+	do   func(ctx context.Context) (detail string, err error)
+}
+
 func (d *demo) run(ctx context.Context) error {
-	for _, s := range []struct {
-		name string
-		do   func(ctx context.Context) (detail string, err error)
-	}{
+	for _, s := range append([]action{
 		{"manager, box-a and box-b start", d.startPool},
 		{"host proxy and VM start", d.startComputer},
 		{"a lease for one GPU is created and attached", d.attach},
@@ -122,7 +128,7 @@ func (d *demo) run(ctx context.Context) error {
 		{"both use it at the same time", d.measureSlices},
 		{"one slice fails, the other goes on", d.failSlice},
 		{"the leases are deleted, the slices detached", d.endShared},
-	} {
+	}, d.openCL()...) {
 		if err := d.step(ctx, s.name, s.do); err != nil {
 			return err
 		}
@@ -408,6 +414,12 @@ func (d *demo) sameBoot(ctx context.Context) (string, error) {
 // detach deletes the lease and waits for the guest and the pool.
 func (d *demo) detach(ctx context.Context) (string, error) {
 	at := time.Now()
+	detail, err := d.release(ctx)
+	d.figure("detach, until the GPU is scrubbed and free", time.Since(at))
+	return detail, err
+}
+
+func (d *demo) release(ctx context.Context) (string, error) {
 	if _, err := d.api.DeleteLease(ctx, connect.NewRequest(&dxpuv1.DeleteLeaseRequest{LeaseId: d.lease})); err != nil {
 		return "", err
 	}
@@ -418,6 +430,5 @@ func (d *demo) detach(ctx context.Context) (string, error) {
 		lease, err := d.getLease(ctx, d.lease)
 		return lease.GetState() == dxpuv1.LeaseState_LEASE_STATE_RELEASED, err
 	})
-	d.figure("detach, until the GPU is scrubbed and free", time.Since(at))
 	return "unplugged by the guest, reset, scrubbed and free", err
 }

@@ -1,0 +1,309 @@
+//go:build linux
+
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/dxpu-project/dxpu/hook"
+	"github.com/dxpu-project/dxpu/internal/sharing/agent"
+)
+
+// sharePart are the flags that describe a share of a GPU of this machine.
+type sharePart struct {
+	dir            string
+	memory         uint64
+	compute, limit uint32 // thousandths
+	class          string
+	gpus           []string
+	name           string
+}
+
+// localShareCommands are the commands of "dxpu share" for the GPUs of this machine.
+func localShareCommands() []*cobra.Command {
+	return []*cobra.Command{
+		newShareServeCommand(), newShareRunCommand(), newShareCreateCommand(), newShareListCommand(), newShareResizeCommand(),
+		newShareHoldCommand(true), newShareHoldCommand(false), newShareEndCommand(), newShareCDICommand(),
+		newShareGPUsCommand(), newShareRepairCommand(), newShareOCICommand(), newShareAdoptCommand(), newSharePartitionCommand(),
+	}
+}
+
+func agentDirVar(f *pflag.FlagSet, dir *string) {
+	f.StringVar(dir, "dir", shareDir(), "`folder` of the agent (default $DXPU_SHARE_DIR)")
+}
+
+func (o *sharePart) register(f *pflag.FlagSet) {
+	agentDirVar(f, &o.dir)
+	o.registerSize(f)
+	f.StringVar(&o.class, "class", "online", "class of the work: online (bounded latency) or offline")
+	f.StringSliceVar(&o.gpus, "gpu", nil, "`names` of the GPUs, separated by commas (default: the one with the most room)")
+	f.StringVar(&o.name, "name", "", "name of the share (default: the agent chooses it)")
+}
+
+func (o *sharePart) registerSize(f *pflag.FlagSet) {
+	memoryVar(f, &o.memory, "gpu-memory", "memory on each GPU, such as 8GiB")
+	computeVar(f, &o.compute, "compute", "share of each GPU's compute, such as 30% (default: what others leave)")
+	computeVar(f, &o.limit, "limit", "highest share of the compute (default: --compute)")
+}
+
+// part returns what the agent is asked for.
+func (o *sharePart) part() (agent.Part, error) {
+	p := agent.Part{Memory: int64(o.memory), GPUs: o.gpus, ID: o.name, Offline: o.class == "offline"}
+	if o.class != "" && o.class != "online" && o.class != "offline" {
+		return p, usagef("--class %q: want online or offline", o.class)
+	}
+	const ppm = 1000 // in a thousandth
+	if o.compute > 0 {
+		p.Compute = new(int64(o.compute) * ppm)
+	}
+	if o.limit > 0 {
+		p.Limit = new(int64(o.limit) * ppm)
+	}
+	if o.limit > 0 && o.limit < o.compute {
+		return p, usagef("--limit %s is below --compute %s", percentWord(o.limit), percentWord(o.compute))
+	}
+	return p, nil
+}
+
+// whole is part for a new share, which needs memory.
+func (o *sharePart) whole() (agent.Part, error) {
+	if o.memory == 0 {
+		return agent.Part{}, usage(withHint(errors.New("--gpu-memory is missing"), "write it like --gpu-memory 8GiB"))
+	}
+	return o.part()
+}
+
+// agentError adds what to do when no agent answers.
+func agentError(err error) error {
+	if errors.Is(err, agent.ErrNoAgent) {
+		return withHint(err, `start it with "dxpu share serve"; --dir names its folder; only root and its --group may ask`)
+	}
+	return err
+}
+
+func newShareRunCommand() *cobra.Command {
+	o := &sharePart{}
+	var hookDir string
+	cmd := &cobra.Command{
+		Use: "run [flags] -- PROGRAM [ARGUMENT...]", Short: "Run a program with a part of a GPU of this machine", Args: cobra.MinimumNArgs(1),
+		Long: `Run a program with a part of a GPU of this machine. The command asks the agent ("dxpu
+share serve") for a share, and replaces itself by the program, with dxpu's driver library
+in place of NVIDIA's. So signals and the exit code are the program's own.
+
+The share ends when the program and all its children in the share have ended, whatever
+way. Its memory and compute hold for all these processes together.`,
+		Example: `  dxpu share run --gpu-memory 8GiB --compute 30% --class offline -- python train.py
+  dxpu share run --gpu-memory 4GiB --gpu 0000:3b:00.0 -- ./server`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			p, err := o.whole()
+			if err != nil {
+				return err
+			}
+			// Before the share, which would be for nothing.
+			program, err := exec.LookPath(args[0])
+			if err != nil {
+				return err
+			}
+			library, err := hook.Find(hookDir)
+			if err != nil {
+				return err
+			}
+			p.Owned = true
+			s, err := agent.NewClient(o.dir).Create(cmd.Context(), p)
+			if err != nil {
+				return agentError(err)
+			}
+			env, err := hook.Settings{}.Environ(os.Environ(), library)
+			if err != nil {
+				return err
+			}
+			// Inherited variables beside the library's: programs see the GPUs of the share only.
+			env = append(env, "DXPU_SHARE="+s.Socket)
+			if driver := os.Getenv("DXPU_REAL_LIBCUDA"); driver != "" {
+				env = append(env, "DXPU_REAL_LIBCUDA="+driver)
+			}
+			if len(s.UUIDs) == len(s.GPUs) {
+				env = append(env, "CUDA_VISIBLE_DEVICES="+strings.Join(s.UUIDs, ","))
+			}
+			return fmt.Errorf("%s: %w", program, syscall.Exec(program, args, env))
+		},
+	}
+	f := cmd.Flags()
+	f.SetInterspersed(false)
+	o.register(f)
+	f.StringVar(&hookDir, "hook-dir", "", "folder of dxpu's libcuda.so.1 (default: hook/ beside this program)")
+	return cmd
+}
+
+func newShareCreateCommand() *cobra.Command {
+	o := &sharePart{}
+	cmd := valueCommand(&cobra.Command{
+		Use: "create", Short: "Make a share of a GPU of this machine", Args: cobra.NoArgs,
+		Long: `Make a share of a GPU of this machine, which stays until "dxpu share end". Programs
+belong to it with DXPU_SHARE set to its socket, and dxpu's driver library. Containers
+get it by "dxpu share cdi".`,
+		Example: `  dxpu share create --name web --gpu-memory 8GiB --compute 60%`,
+	}, func(cmd *cobra.Command, _ []string) (localShares, error) {
+		p, err := o.whole()
+		if err != nil {
+			return nil, err
+		}
+		s, err := agent.NewClient(o.dir).Create(cmd.Context(), p)
+		return localShares{s}, agentError(err)
+	}, printShares)
+	o.register(cmd.Flags())
+	return cmd
+}
+
+// localShares are shares of this machine.
+type localShares []agent.Share
+
+func (l localShares) names() []string {
+	var out []string
+	for i := range l {
+		out = append(out, l[i].ID)
+	}
+	return out
+}
+
+func newShareListCommand() *cobra.Command {
+	var dir string
+	var processes bool
+	cmd := valueCommand(&cobra.Command{
+		Use: "list", Short: "List the shares of the GPUs of this machine", Args: cobra.NoArgs,
+		Long: `List the shares of the GPUs of this machine: limits, memory in use, launches and GPU
+time. --processes lists the processes of each share in their place.`,
+		Example: `  dxpu share list
+  dxpu share list --processes
+  dxpu share list -o json`,
+	}, func(cmd *cobra.Command, _ []string) (localShares, error) {
+		l, err := agent.NewClient(dir).Shares(cmd.Context())
+		return l, agentError(err)
+	}, func(w io.Writer, l localShares) {
+		if processes {
+			printProcesses(w, l)
+		} else {
+			printShares(w, l)
+		}
+	})
+	f := cmd.Flags()
+	agentDirVar(f, &dir)
+	f.BoolVar(&processes, "processes", false, "list the processes of the shares")
+	return cmd
+}
+
+func printShares(w io.Writer, l localShares) {
+	t := newTable(w, "NAME", "CLASS", "GPUS", "MEMORY", "USED", "COMPUTE", "LIMIT", "PROCESSES", "LAUNCHES", "GPU TIME", "STATE", wideColumn("SOCKET"))
+	for i := range l {
+		s := &l[i]
+		state := s.State
+		if s.Evicted != "" {
+			state += ", was evicted: " + s.Evicted
+		}
+		t.row(s.ID, s.Class, strings.Join(s.GPUs, ","), size(uint64(s.Memory)), size(uint64(s.Used)), ppmWord(s.Compute), ppmWord(s.Limit),
+			len(s.Processes), s.Launches, duration(s.GPUTime.Duration()), state, s.Socket)
+	}
+	t.flush()
+}
+
+// ppmWord returns a share in per cent, "-" for none.
+func ppmWord(ppm int64) string {
+	if ppm <= 0 {
+		return "-"
+	}
+	return percentWord(uint32(ppm / 1000))
+}
+
+func printProcesses(w io.Writer, l localShares) {
+	t := newTable(w, "SHARE", "PID", "MEMORY", "LAUNCHES", "GPU TIME", "WAITING", "CONNECTED")
+	for i := range l {
+		for _, p := range l[i].Processes {
+			connected := "yes"
+			if !p.Connected {
+				connected = "no"
+			}
+			t.row(l[i].ID, p.PID, size(uint64(p.Memory)), p.Launches, duration(p.GPUTime.Duration()), p.Waiting, connected)
+		}
+	}
+	t.flush()
+}
+
+func newShareResizeCommand() *cobra.Command {
+	o := &sharePart{}
+	cmd := valueCommand(&cobra.Command{
+		Use: "resize NAME", Short: "Change memory and compute of a share while it is in use", Args: cobra.ExactArgs(1),
+		Long: `Change memory and compute of a share while it is in use. Sizes that are not given stay.
+A share whose programs use more than its new memory gets no more, and keeps the room
+until they free it.`,
+		Example: `  dxpu share resize web --gpu-memory 12GiB
+  dxpu share resize web --compute 20% --limit 50%`,
+	}, func(cmd *cobra.Command, args []string) (localShares, error) {
+		p, err := o.part()
+		if err != nil {
+			return nil, err
+		}
+		if p.Memory == 0 && p.Compute == nil && p.Limit == nil {
+			return nil, usagef("nothing to change: give --gpu-memory, --compute or --limit")
+		}
+		s, err := agent.NewClient(o.dir).Resize(cmd.Context(), args[0], p)
+		return localShares{s}, agentError(err)
+	}, printShares)
+	agentDirVar(cmd.Flags(), &o.dir)
+	o.registerSize(cmd.Flags())
+	return cmd
+}
+
+func newShareHoldCommand(held bool) *cobra.Command {
+	var dir string
+	cmd := &cobra.Command{
+		Use: "hold NAME...", Short: "Stop the launches of shares", Args: cobra.MinimumNArgs(1),
+		Long: `Stop the launches of shares. Launches in flight go on, and memory stays. The programs
+wait until "dxpu share resume".`,
+		Example: "  dxpu share hold batch",
+	}
+	if !held {
+		cmd.Use, cmd.Short = "resume NAME...", "Let the launches of held shares go on"
+		cmd.Long, cmd.Example = `Let the launches of shares go on that "dxpu share hold" stopped.`, "  dxpu share resume batch"
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		var failed error
+		for _, name := range args {
+			failed = errors.Join(failed, agentError(agent.NewClient(dir).Hold(cmd.Context(), name, held)))
+		}
+		return failed
+	}
+	agentDirVar(cmd.Flags(), &dir)
+	return cmd
+}
+
+func newShareEndCommand() *cobra.Command {
+	var dir string
+	grace := 10 * time.Second
+	cmd := &cobra.Command{
+		Use: "end NAME...", Short: "End shares with their programs", Args: cobra.MinimumNArgs(1),
+		Long: `End shares. Their programs are asked to end: the driver library waits for the kernels
+in flight and sends SIGTERM. After --grace the agent kills the programs that are left.`,
+		Example: `  dxpu share end web
+  dxpu share end batch --grace 2m`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var failed error
+			for _, name := range args {
+				failed = errors.Join(failed, agentError(agent.NewClient(dir).End(cmd.Context(), name, grace)))
+			}
+			return failed
+		},
+	}
+	agentDirVar(cmd.Flags(), &dir)
+	durationVar(cmd.Flags(), &grace, "grace", grace, "time that the programs have to end")
+	return cmd
+}

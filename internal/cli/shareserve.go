@@ -1,0 +1,252 @@
+//go:build linux
+
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/dxpu-project/dxpu/internal/sharing/agent"
+	"github.com/dxpu-project/dxpu/internal/sharing/broker"
+	"github.com/dxpu-project/dxpu/internal/sharing/gpus"
+	"github.com/dxpu-project/dxpu/internal/sharing/nvidia"
+	gpushare "github.com/dxpu-project/dxpu/share"
+)
+
+// shareServe are the flags of "dxpu share serve".
+type shareServe struct {
+	dir, state, root, group string
+	policy, without         string
+	kernelLog               string
+	gpus                    []string
+	overCommit              int
+	admin                   adminOptions
+	log                     logOptions
+}
+
+// shareDir is the folder of the agent that the commands of this machine use.
+func shareDir() string { return cmp.Or(os.Getenv("DXPU_SHARE_DIR"), "/run/dxpu/share") }
+
+// threadsPerSM is the number of threads that a multiprocessor has room for, on most
+// GPUs since Kepler. Policies use it to predict how much of a GPU a launch fills.
+const threadsPerSM = 2048
+
+func newShareServeCommand() *cobra.Command {
+	o := &shareServe{}
+	cmd := &cobra.Command{
+		Use: "serve", Short: "Run the agent that divides the NVIDIA GPUs of this machine", Args: cobra.NoArgs,
+		Long: `Run the agent that divides the NVIDIA GPUs of this machine between programs. Programs
+get a part of a GPU by "dxpu share run", or by a share that "dxpu share create" made.
+The driver library of dxpu asks the agent for memory and for permits of launches.
+
+The agent finds the GPUs by sysfs, and their memory by nvidia-smi. --gpu names those to
+share, or describes one by hand, with the memory in bytes or with a unit:
+
+  --gpu 0000:3b:00.0
+  --gpu 0000:3b:00.0,memory=15GiB,sms=80
+  --gpu test,memory=4GiB                    # for the fake driver: the first device
+
+The default policy is gemini: it keeps shares and limits of compute for programs with
+contexts of their own, and so needs neither MPS nor MIG. "dxpu share policies" lists the
+others. With mps, mig and streams the gates stay open: the hardware keeps the shares.
+
+Only root, and with --group the members of a group, may ask for shares. The agent keeps
+them in --state. A later agent takes them over, and the programs go on meanwhile:
+with --without-agent closed, their launches wait for it.
+
+The agent reads the errors of the GPUs (XID) in the kernel log. By NVIDIA's catalogue it
+ignores an error, ends the program that made it, or takes the GPU out of service: its
+programs are asked to end, nvidia-smi resets it, and it returns by itself, at once or after
+a time that doubles. "dxpu share gpus" shows the state.`,
+		Example: `  dxpu share serve --group video
+  dxpu share serve --policy tgs --admin-listen 127.0.0.1:9105
+  dxpu share serve --gpu test,memory=4GiB --dir /tmp/share --state /tmp/share.json`,
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.dir, "dir", shareDir(), "`folder` of the sockets (default $DXPU_SHARE_DIR)")
+	f.StringVar(&o.state, "state", "/var/lib/dxpu/share.json", "`file` with the shares")
+	f.StringArrayVar(&o.gpus, "gpu", nil, "`GPU` to share, as ADDRESS or NAME[,memory=SIZE][,sms=NUMBER]; repeat it for more (default: all)")
+	f.StringVar(&o.policy, "policy", "gemini", "`policy` that divides each GPU")
+	f.StringVar(&o.without, "without-agent", "open", "launches while no agent runs: open (they go on) or closed (they wait)")
+	f.StringVar(&o.group, "group", "", "`group` whose members may ask for shares, beside root")
+	f.IntVar(&o.overCommit, "memory-percent", 100, "memory that shares may have together, in percent of the GPU's")
+	f.StringVar(&o.kernelLog, "kernel-log", "/dev/kmsg", "`file` with the errors of the GPUs; none: they are not watched")
+	f.StringVar(&o.root, "root", "/", "`folder` with sys and proc")
+	o.admin.register(f, "GET /metrics and /healthz")
+	o.log.register(f)
+	return cmd
+}
+
+func (o *shareServe) run(cmd *cobra.Command) error {
+	if err := o.admin.check(); err != nil {
+		return err
+	}
+	if _, err := gpushare.Find(o.policy); err != nil {
+		return usage(withHint(fmt.Errorf("--policy %s: no such policy", o.policy), `"dxpu share policies" lists them`))
+	}
+	if o.without != "open" && o.without != "closed" {
+		return usagef("--without-agent %q: want open or closed", o.without)
+	}
+	if err := inRange("--memory-percent", 100, 1000, o.overCommit); err != nil {
+		return err
+	}
+	log := o.log.logger(cmd)
+	group, err := groupID(o.group)
+	if err != nil {
+		return err
+	}
+	list, err := o.find(cmd.Context(), log)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(o.state), 0o700); err != nil {
+		return fmt.Errorf("--state: %w", err)
+	}
+	a, err := agent.New(agent.Config{
+		Broker: broker.Config{GPUs: list, Policy: o.policy, Closed: o.without == "closed", OverCommit: o.overCommit},
+		Dir:    o.dir, State: o.state, Group: group, Log: log,
+		KernelLog: openKernelLog(o.kernelLog, log), Reset: resetBy(nvidia.Programs{}, list),
+	})
+	if err != nil {
+		return err
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(a, buildInfo())
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	admin, err := o.admin.open(cmd.Context(), mux)
+	if err != nil {
+		return err
+	}
+	for _, g := range list {
+		log.Info("GPU is shared", "gpu", g.Name, "model", g.Model, "memory", g.Device.Memory, "multiprocessors", g.Device.SMs)
+	}
+	work, ctx := errgroup.WithContext(cmd.Context())
+	work.Go(func() error { return a.Run(ctx) })
+	work.Go(func() error { return admin(ctx) })
+	notifyReady()
+	return work.Wait()
+}
+
+// groupID returns the number of a group, -1 for none.
+func groupID(name string) (int, error) {
+	if name == "" {
+		return -1, nil
+	}
+	g, err := user.LookupGroup(name)
+	if err != nil {
+		return 0, usagef("--group: %w", err)
+	}
+	return strconv.Atoi(g.Gid)
+}
+
+// find returns the GPUs to share.
+func (o *shareServe) find(ctx context.Context, log *slog.Logger) ([]broker.GPU, error) {
+	var all []broker.GPU
+	memory := memorySizes(ctx, log)
+	found, err := gpus.Find(o.root)
+	if err != nil {
+		return nil, fmt.Errorf("--root: %w", err)
+	}
+	for i := range found {
+		all = append(all, foundGPU(&found[i], memory))
+	}
+	if len(o.gpus) == 0 {
+		for i := range all {
+			if all[i].Device.Memory == 0 {
+				return nil, withHint(fmt.Errorf("the memory of GPU %s is not known: nvidia-smi does not list it", all[i].Name), "--gpu %s,memory=16GiB", all[i].Name)
+			}
+		}
+		if len(all) == 0 {
+			return nil, withHint(fmt.Errorf("no NVIDIA GPU below %s", filepath.Join(o.root, "sys/bus/pci/devices")), "describe one with --gpu, to try the agent with the fake driver")
+		}
+		return all, nil
+	}
+	var out []broker.GPU
+	for _, text := range o.gpus {
+		g, err := namedGPU(text, all)
+		if err != nil {
+			return nil, err
+		}
+		if slices.ContainsFunc(out, func(x broker.GPU) bool { return x.Name == g.Name }) {
+			return nil, usagef("--gpu %s is there twice", g.Name)
+		}
+		out = append(out, g)
+	}
+	return out, nil
+}
+
+// memorySizes returns the memory of the GPUs by UUID and by PCI address, as far as
+// nvidia-smi knows it.
+func memorySizes(ctx context.Context, log *slog.Logger) map[string]int64 {
+	out := map[string]int64{}
+	devices, err := nvidia.Programs{}.Devices(ctx)
+	if err != nil {
+		log.Info("nvidia-smi gives no memory of GPUs", "error", err)
+	}
+	for _, d := range devices {
+		if g, err := gpus.ParseAddress(strings.ToLower(strings.TrimPrefix(d.PCI, "0000"))); err == nil {
+			out[g.Address] = d.Memory
+		}
+	}
+	return out
+}
+
+func foundGPU(g *gpus.GPU, memory map[string]int64) broker.GPU {
+	sms, _ := gpus.Multiprocessors(g.Model)
+	return broker.GPU{
+		Name: g.Address, Model: g.Model, UUID: g.UUID, Domain: g.Domain, Address: g.Function,
+		Device: gpushare.Device{SMs: sms, ThreadsPerSM: threadsPerSM, Memory: memory[g.Address]},
+	}
+}
+
+// namedGPU returns the GPU that a value of --gpu names or describes.
+func namedGPU(text string, all []broker.GPU) (broker.GPU, error) {
+	name, rest, _ := strings.Cut(text, ",")
+	g := broker.GPU{Name: name, Device: gpushare.Device{SMs: 80, ThreadsPerSM: threadsPerSM}}
+	if i := slices.IndexFunc(all, func(x broker.GPU) bool { return x.Name == name }); i >= 0 {
+		g = all[i]
+	} else if strings.Contains(name, ":") {
+		return g, usage(withHint(fmt.Errorf("--gpu %s: no NVIDIA GPU at this address", name), `"lspci -d 10de:" lists them`))
+	}
+	for _, setting := range strings.Split(rest, ",") {
+		key, value, _ := strings.Cut(setting, "=")
+		switch key {
+		case "":
+		case "memory":
+			n, err := parseSize(value)
+			if err != nil {
+				return g, usagef("--gpu %s: memory: %w", name, err)
+			}
+			g.Device.Memory = int64(n)
+		case "sms":
+			n, err := strconv.ParseUint(value, 10, 12)
+			if err != nil || n == 0 {
+				return g, usagef("--gpu %s: sms %q: want 1 to 4095", name, value)
+			}
+			g.Device.SMs = int32(n)
+		default:
+			return g, usagef("--gpu %s: unknown setting %q: want memory or sms", name, key)
+		}
+	}
+	if name == "" || g.Device.Memory == 0 {
+		return g, usage(withHint(fmt.Errorf("--gpu %q: its memory is not known", text), "--gpu %s,memory=16GiB", cmp.Or(name, "NAME")))
+	}
+	return g, nil
+}

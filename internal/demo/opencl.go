@@ -1,0 +1,116 @@
+package demo
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/localpool"
+	"github.com/dxpu-project/dxpu/internal/vm/qemu"
+)
+
+// OpenCL is what the third chapter needs: an unmodified OpenCL program computes in the guest on an
+// OpenCL device of this machine.
+type OpenCL struct {
+	Reason  string // why the chapter is left out; "": it is not
+	Driver  string // libdxpu-opencl.so
+	Program string // clpeak
+	Device  string // name of the device
+}
+
+const (
+	openCLBox = "box-d"
+	openCLDir = "/opt/opencl" // in the guest
+	// Two slots of the same device: one of them is held back as a spare.
+	openCLSlots = `slots:
+  - opencl: {memory: 1073741824, aperture: 16777216}
+  - opencl: {memory: 1073741824, aperture: 16777216}
+`
+)
+
+func (o OpenCL) there() bool { return o.Driver != "" }
+
+// files are those of the guest.
+func (o OpenCL) files(ctx context.Context) ([]qemu.File, error) {
+	if !o.there() {
+		return nil, nil
+	}
+	files, err := qemu.ProgramFiles(ctx, openCLDir, o.Program)
+	return append(files, qemu.File{Path: path.Join(openCLDir, filepath.Base(o.Driver)), Source: o.Driver}), err
+}
+
+// openCL returns the steps of the third chapter.
+func (d *demo) openCL() []action {
+	if !d.cfg.OpenCL.there() {
+		if d.cfg.OpenCL.Reason != "" {
+			d.say("The part about OpenCL is left out: %s.", d.cfg.OpenCL.Reason)
+		}
+		return nil
+	}
+	return []action{
+		{"a box with an OpenCL device of this machine starts", d.startOpenCL},
+		{"the guest gets the device as a GPU", d.attachOpenCL},
+		{"clpeak, unmodified, computes on it in the guest", d.runOpenCL},
+		{"the lease is deleted, the device detached", d.release},
+	}
+}
+
+func (d *demo) startOpenCL(ctx context.Context) (string, error) {
+	file := d.procs.Path(openCLBox + ".yaml")
+	if err := os.WriteFile(file, []byte(openCLSlots), 0o644); err != nil {
+		return "", err
+	}
+	if err := d.procs.Start(openCLBox, "box", "--manager", d.url, "--name", openCLBox, "--config", file); err != nil {
+		return "", err
+	}
+	err := localpool.Poll(ctx, func() (bool, error) {
+		box, err := d.api.GetBox(ctx, connect.NewRequest(&dxpuv1.GetBoxRequest{BoxId: openCLBox}))
+		return err == nil && box.Msg.GetBox().GetNode().GetConnected(), nil
+	})
+	return d.cfg.OpenCL.Device, err
+}
+
+func (d *demo) attachOpenCL(ctx context.Context) (string, error) {
+	res, err := d.api.CreateLease(ctx, connect.NewRequest(&dxpuv1.CreateLeaseRequest{Spec: &dxpuv1.LeaseSpec{
+		Count: 1, HostId: hostName, GpuIds: []string{openCLBox + "/0"},
+	}}))
+	if err != nil {
+		return "", err
+	}
+	d.lease = res.Msg.GetLease().GetId()
+	if _, err := d.active(ctx); err != nil {
+		return "", err
+	}
+	return d.pc.sees(ctx, true)
+}
+
+// bindGPU gives the GPU of the guest to vfio-pci.
+const bindGPU = `for d in /sys/bus/pci/devices/*; do
+	[ "$(cat $d/vendor 2>/dev/null)$(cat $d/device 2>/dev/null)" = "0x%04x0x%04x" ] || continue
+	echo vfio-pci >$d/driver_override && echo ${d##*/} >/sys/bus/pci/drivers_probe
+done
+`
+
+// runOpenCL runs clpeak's test of the latency of kernels, which compiles all its kernels.
+func (d *demo) runOpenCL(ctx context.Context) (string, error) {
+	at := time.Now()
+	out, err := d.pc.openCL(ctx, d.cfg.OpenCL)
+	var lines []string
+	for line := range strings.Lines(out) {
+		if line = strings.TrimSpace(line); strings.HasPrefix(line, "Device:") || strings.HasPrefix(line, "Kernel launch latency") {
+			lines = append(lines, line)
+		}
+	}
+	if err == nil && len(lines) != 2 {
+		err = fmt.Errorf("clpeak prints %q", out)
+	}
+	d.figure("clpeak in the guest, with the compilation of its kernels", time.Since(at))
+	return strings.Join(lines, "\n"), err
+}
