@@ -34,6 +34,8 @@ func TestKubelet(t *testing.T) {
 	n := newNodesEnv(t, versions[0])
 	t.Run("a program computes", func(t *testing.T) { n.on(t).computes() })
 	t.Run("the plugin restarts", func(t *testing.T) { n.on(t).pluginRestarts() })
+	t.Run("a third of a GPU", func(t *testing.T) { n.on(t).partOfGPU() })
+	t.Run("an error of the GPU", func(t *testing.T) { n.on(t).gpuError() })
 	t.Run("the GPU fails", func(t *testing.T) { n.on(t).gpuFails() })
 	t.Run("the node dies", func(t *testing.T) { n.on(t).nodeDies() })
 }
@@ -59,7 +61,7 @@ func newNodesEnv(t *testing.T, version string) *nodesEnv {
 	dir := t.TempDir()
 	program, driver := kubetest.BuildOpenCL(t, dir)
 	image := filepath.Join(dir, "image.tar")
-	if err := kubetest.BuildImage(image, map[string]string{"/bin/program": program}, driver); err != nil {
+	if err := kubetest.BuildImage(image, map[string]string{"/bin/program": program, "/bin/dxpu": programs.dxpu}, driver); err != nil {
 		t.Fatal(err)
 	}
 	n := &nodesEnv{env: newEnv(t, version, kubetest.PoolSpec{Boxes: 2, GPUs: 1, Hosts: 2, Slots: 2, OpenCL: true}), driver: driver}
@@ -136,7 +138,7 @@ func (n *nodesEnv) computes() {
 	pod := n.waitDone("once")
 	n.t.Logf("from the creation of the pod to its end: %v", time.Since(began).Round(time.Millisecond))
 	text, err := n.log(pod)
-	if err != nil || !strings.Contains(text, computed) || !strings.Contains(text, "sockets /run/dxpu/slot") {
+	if err != nil || !strings.Contains(text, computed) || !strings.Contains(text, "sockets /run/dxpu\n") {
 		n.t.Errorf("the program printed, %v:\n%s", err, text)
 	}
 	n.deletePod("once")
@@ -163,7 +165,7 @@ func (n *nodesEnv) noSpecifications() {
 func (n *nodesEnv) pluginRestarts() {
 	n.createPod(podSpec{name: "runs", command: loop, node: n.nodes[0].Name})
 	first := n.waitRunning("runs")
-	n.waitRounds(first, 1)
+	n.waitPrinted(first, computed, 1)
 	n.plugins[0].Kill()
 	n.createPod(podSpec{name: "waits", command: "exec program", once: true, node: n.nodes[0].Name})
 	n.waitEvent("waits", "FailedPrepareDynamicResources", "")
@@ -173,7 +175,7 @@ func (n *nodesEnv) pluginRestarts() {
 	if err != nil || again.UID != first.UID || again.Status.ContainerStatuses[0].RestartCount > 0 {
 		n.t.Errorf("the pod that ran before: %v, %v", again, err)
 	}
-	n.waitRounds(first, n.rounds(first)+1)
+	n.waitPrinted(first, computed, n.printed(first, computed)+1)
 	n.deletePod("runs")
 	n.deletePod("waits")
 	n.waitNoLease()
@@ -183,28 +185,30 @@ func (n *nodesEnv) pluginRestarts() {
 // loop repeats the program until it fails.
 const loop = "while program; do :; done"
 
-// rounds returns how often the program of a pod has had the right results.
-func (n *nodesEnv) rounds(p *corev1.Pod) int {
-	text, err := n.log(p)
+// printed returns how often a pod has printed a text.
+func (n *nodesEnv) printed(p *corev1.Pod, text string) int {
+	all, err := n.log(p)
 	if err != nil {
 		return 0
 	}
-	return strings.Count(text, computed)
+	return strings.Count(all, text)
 }
 
-func (n *nodesEnv) waitRounds(p *corev1.Pod, most int) {
+// waitPrinted waits until a pod has printed a text so often.
+func (n *nodesEnv) waitPrinted(p *corev1.Pod, text string, times int) {
 	n.t.Helper()
-	n.wait("results of pod "+p.Name, func(context.Context) (bool, error) {
-		r := n.rounds(p)
-		return r >= most, fmt.Errorf("%d of %d", r, most)
+	n.wait(fmt.Sprintf("pod %s to print %q", p.Name, text), func(context.Context) (bool, error) {
+		r := n.printed(p, text)
+		return r >= times, fmt.Errorf("%d of %d times", r, times)
 	})
 }
 
 // deploy creates a deployment of one pod: each successor has a claim of its own.
-func (n *nodesEnv) deploy(name string) {
+func (n *nodesEnv) deploy(s podSpec) {
 	n.t.Helper()
-	one, labels := int32(1), map[string]string{"app": name}
-	spec := n.podSpec(podSpec{name: name, command: loop})
+	one, name := int32(1), s.name
+	labels := map[string]string{"app": name}
+	spec := n.podSpec(s)
 	for _, key := range []string{corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable} {
 		now := int64(0)
 		spec.Tolerations = append(spec.Tolerations, corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: &now})
@@ -227,8 +231,9 @@ func (n *nodesEnv) undeploy(name string) {
 	n.waitNoLease()
 }
 
-// waitComputing waits for a pod of a deployment, other than a given one, that computes.
-func (n *nodesEnv) waitComputing(name, other string) (pod *corev1.Pod) {
+// waitComputing waits for a pod of a deployment, other than a given one, that has printed
+// that its results are right.
+func (n *nodesEnv) waitComputing(name, other, right string) (pod *corev1.Pod) {
 	n.t.Helper()
 	n.wait("a pod of "+name+" that computes", func(ctx context.Context) (bool, error) {
 		list, err := n.Kube.CoreV1().Pods("default").List(ctx, metav1.ListOptions{LabelSelector: "app=" + name})
@@ -236,7 +241,7 @@ func (n *nodesEnv) waitComputing(name, other string) (pod *corev1.Pod) {
 			return false, err
 		}
 		for i := range list.Items {
-			if p := &list.Items[i]; string(p.UID) != other && p.DeletionTimestamp == nil && n.rounds(p) > 0 {
+			if p := &list.Items[i]; string(p.UID) != other && p.DeletionTimestamp == nil && n.printed(p, right) > 0 {
 				pod = p
 				return true, nil
 			}
@@ -248,8 +253,8 @@ func (n *nodesEnv) waitComputing(name, other string) (pod *corev1.Pod) {
 
 // gpuFails: the box of a pod's GPU dies; the successor of the pod computes on the spare.
 func (n *nodesEnv) gpuFails() {
-	n.deploy("survivor")
-	first := n.waitComputing("survivor", "")
+	n.deploy(podSpec{name: "survivor", command: loop})
+	first := n.waitComputing("survivor", "", computed)
 	l := n.onlyLease()
 	box := 0
 	if l.Bindings[0].BoxId == "box-2" {
@@ -257,7 +262,7 @@ func (n *nodesEnv) gpuFails() {
 	}
 	began := time.Now()
 	n.pool.KillBox(box)
-	second := n.waitComputing("survivor", string(first.UID))
+	second := n.waitComputing("survivor", string(first.UID), computed)
 	n.t.Logf("from the death of the box to results of the next pod: %v", time.Since(began).Round(100*time.Millisecond))
 	if now := n.onlyLease(); now.Bindings[0].BoxId == l.Bindings[0].BoxId {
 		n.t.Errorf("pod %s computes on the box that died", second.Name)
@@ -272,8 +277,8 @@ func (n *nodesEnv) gpuFails() {
 // the lease is released and the pod computes on the other node.
 func (n *nodesEnv) nodeDies() {
 	ctx := n.t.Context()
-	n.deploy("mover")
-	first := n.waitComputing("mover", "")
+	n.deploy(podSpec{name: "mover", command: loop})
+	first := n.waitComputing("mover", "", computed)
 	l := n.onlyLease()
 	at := 0
 	if first.Spec.NodeName == n.nodes[1].Name {
@@ -298,7 +303,7 @@ func (n *nodesEnv) nodeDies() {
 	if _, err := n.Kube.CoreV1().Nodes().Patch(ctx, n.nodes[at].Name, types.JSONPatchType, out, metav1.PatchOptions{}); err != nil {
 		n.t.Fatal(err)
 	}
-	second := n.waitComputing("mover", string(first.UID))
+	second := n.waitComputing("mover", string(first.UID), computed)
 	n.t.Logf("from the death of the node to results of the next pod: %v", time.Since(began).Round(100*time.Millisecond))
 	if second.Spec.NodeName != n.nodes[1-at].Name {
 		n.t.Errorf("the next pod is on %s", second.Spec.NodeName)

@@ -37,7 +37,7 @@ func run(m *testing.M) int {
 }
 
 // patience bounds every wait of a test, on a busy machine too.
-const patience = 2 * time.Minute
+const patience = 5 * time.Minute
 
 // env is a cluster with a pool and a controller.
 type env struct {

@@ -4,14 +4,18 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"strings"
 
 	"connectrpc.com/connect"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/claims"
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/kubetest"
 )
 
@@ -24,6 +28,11 @@ type podSpec struct {
 	class           string // of the device; empty: that of the pool
 	selector        string // CEL
 	node            string // only there
+	capacity        string // of each GPU, such as "memory=16Gi,compute=30"; empty: all
+	parameters      string // fields of the lease's parameters, in JSON
+	tolerations     []resourceapi.DeviceToleration
+	requests        int    // that are alike, each for its GPUs; 0: one
+	distinct        bool   // the GPUs of the requests differ
 	extended        int64  // GPUs as an extended resource instead of a claim
 	command         string // of a shell in the image of programs, for a real kubelet
 	once            bool   // the pod ends with its program
@@ -69,16 +78,40 @@ func (e *env) podSpec(s podSpec) corev1.PodSpec {
 // template creates a template of claims for a pod, and returns its name.
 func (e *env) template(s podSpec) string {
 	e.t.Helper()
-	r := resourceapi.ExactDeviceRequest{DeviceClassName: cmp.Or(s.class, class), Count: max(s.gpus, 1)}
+	r := resourceapi.ExactDeviceRequest{DeviceClassName: cmp.Or(s.class, class), Count: max(s.gpus, 1), Tolerations: s.tolerations}
 	if s.selector != "" {
 		r.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: s.selector}}}
 	}
+	if s.capacity != "" {
+		r.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{}}
+		for one := range strings.SplitSeq(s.capacity, ",") {
+			name, value, _ := strings.Cut(one, "=")
+			r.Capacity.Requests[resourceapi.QualifiedName(name)] = resource.MustParse(value)
+		}
+	}
 	t := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: s.name, Namespace: s.in()}}
-	t.Spec.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &r}}
+	d := &t.Spec.Spec.Devices
+	d.Requests = []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &r}}
+	for i := 1; i < s.requests; i++ {
+		d.Requests = append(d.Requests, resourceapi.DeviceRequest{Name: fmt.Sprintf("gpu%d", i), Exactly: &r})
+	}
+	if s.distinct {
+		name := resourceapi.FullyQualifiedName(class + "/gpu")
+		d.Constraints = []resourceapi.DeviceConstraint{{DistinctAttribute: &name}}
+	}
+	if s.parameters != "" {
+		d.Config = []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: parameters(s.parameters)}}
+	}
 	if _, err := e.Kube.ResourceV1().ResourceClaimTemplates(s.in()).Create(e.t.Context(), t, metav1.CreateOptions{}); err != nil {
 		e.t.Fatal(err)
 	}
 	return s.name
+}
+
+// parameters returns the configuration of leases with some fields.
+func parameters(fields string) resourceapi.DeviceConfiguration {
+	raw := fmt.Appendf(nil, `{"apiVersion":%q,"kind":%q,%s}`, claims.ParametersVersion, claims.ParametersKind, fields)
+	return resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: class, Parameters: runtime.RawExtension{Raw: raw}}}
 }
 
 func (e *env) pod(ctx context.Context, name string) (*corev1.Pod, error) {

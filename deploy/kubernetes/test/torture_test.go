@@ -22,12 +22,12 @@ import (
 // TestTorture makes random faults while pods come and go, and checks the invariants of both
 // APIs after each pause of the faults.
 func TestTorture(t *testing.T) {
-	const faults, perRound = 500, 50
+	const perRound = 25
 	e := newEnv(t, versions[0], kubetest.PoolSpec{Boxes: 4, GPUs: 4, Hosts: 6, Slots: 4, Simulate: true}, "--queue-timeout", "10s")
 	const seed = 17
 	random := rand.New(rand.NewPCG(seed, 0))
 	pods := map[string]bool{}
-	for n := 0; n < faults; {
+	for n := 0; n < scale.faults; {
 		for range perRound {
 			e.fault(random, n, pods)
 			n++
@@ -49,7 +49,11 @@ func (e *env) fault(r *rand.Rand, n int, pods map[string]bool) {
 	switch k := r.IntN(100); {
 	case k < 40 && len(pods) < 14: // more than the pool has room for, at times
 		name := "t" + strconv.Itoa(n)
-		e.createPod(podSpec{name: name, gpus: 1 + int64(r.IntN(2))})
+		s := podSpec{name: name, gpus: 1 + int64(r.IntN(2))}
+		if r.IntN(2) == 0 {
+			s.capacity = "memory=20Gi,compute=30"
+		}
+		e.createPod(s)
 		pods[name] = true
 	case k < 70:
 		for name := range pods { // in mid-attach, often
@@ -102,6 +106,8 @@ func (e *env) checkInvariants() {
 	})
 }
 
+func useOf(claim, device, share string) string { return claim + "/" + device + "/" + share }
+
 // disagree returns an invariant that does not hold.
 func disagree(list []resourceapi.ResourceClaim, leases []*dxpuv1.Lease) error {
 	byUse := map[string]*dxpuv1.Lease{}
@@ -109,7 +115,7 @@ func disagree(list []resourceapi.ResourceClaim, leases []*dxpuv1.Lease) error {
 		if l.State == dxpuv1.LeaseState_LEASE_STATE_RELEASING {
 			continue
 		}
-		use := l.Spec.Labels[claims.LabelClaim] + "/" + l.Spec.Labels[claims.LabelDevice]
+		use := useOf(l.Spec.Labels[claims.LabelClaim], l.Spec.Labels[claims.LabelDevice], l.Spec.Labels[claims.LabelShare])
 		if byUse[use] != nil {
 			return fmt.Errorf("leases %s and %s are both for %s", l.Id, byUse[use].Id, use)
 		}
@@ -122,7 +128,11 @@ func disagree(list []resourceapi.ResourceClaim, leases []*dxpuv1.Lease) error {
 			continue
 		}
 		for _, r := range c.Status.Allocation.Devices.Results {
-			l := byUse[string(c.UID)+"/"+r.Device]
+			share := ""
+			if r.ShareID != nil {
+				share = string(*r.ShareID)
+			}
+			l := byUse[useOf(string(c.UID), r.Device, share)]
 			if l != nil {
 				used++
 			}
@@ -130,7 +140,7 @@ func disagree(list []resourceapi.ResourceClaim, leases []*dxpuv1.Lease) error {
 				attached := meta.IsStatusConditionTrue(d.Conditions, "dxpu.dev/Attached")
 				failed := meta.IsStatusConditionTrue(d.Conditions, "dxpu.dev/Failed")
 				switch {
-				case d.Device != r.Device:
+				case d.Device != r.Device || d.ShareID != nil && *d.ShareID != share:
 				case failed && len(c.Status.ReservedFor) > 0 && attached:
 					return fmt.Errorf("claim %s keeps device %s, which is lost", c.Name, r.Device)
 				case attached && !failed && (l == nil || l.State != dxpuv1.LeaseState_LEASE_STATE_ACTIVE):

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -11,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
@@ -29,11 +32,12 @@ type controllerOptions struct {
 	queueTimeout                        time.Duration
 	workers                             int
 	namespace                           string
-	elect                               bool
+	elect, wholeGPUs                    bool
+	leaseDuration                       time.Duration // after it another replica takes over from one that is gone
 }
 
 func newControllerCommand() *cobra.Command {
-	o := &controllerOptions{}
+	o := &controllerOptions{leaseDuration: 15 * time.Second}
 	cmd := &cobra.Command{
 		Use: "controller", Short: "Publish the pool's GPUs as devices, and lease those that are allocated", Args: noArgs,
 		Long: `Publish the GPUs of the pool as devices of the cluster, and lease those that the scheduler
@@ -56,6 +60,7 @@ The leases belong to the tenant of the claim's namespace: the namespace's name a
 	f.StringVar(&o.tenantPrefix, "tenant-prefix", "", "`text` before the namespace in the name of a tenant")
 	f.DurationVar(&o.queueTimeout, "queue-timeout", 5*time.Minute, "longest `time` in the queue of the pool, below the scheduler's bindingTimeout of 10m")
 	f.IntVar(&o.workers, "workers", 8, "`number` of claims handled at a time")
+	f.BoolVar(&o.wholeGPUs, "whole-gpus", false, "offer no parts of GPUs: for clusters without the feature gate DRAConsumableCapacity")
 	f.StringVar(&o.namespace, "namespace", envOr("POD_NAMESPACE", "dxpu-system"), "`namespace` of the lease for the election")
 	f.BoolVar(&o.elect, "leader-elect", false, "work only while elected")
 	return cmd
@@ -101,7 +106,7 @@ func (o *controllerOptions) run(ctx context.Context) error {
 	defer cancel(nil)
 	registry := prometheus.NewRegistry()
 	cfg := controller.Config{
-		Kube: kube, Pool: pool.Pool, Workers: o.workers, Metrics: controller.NewMetrics(registry),
+		Kube: kube, Pool: pool.Pool, Workers: o.workers, WholeGPUs: o.wholeGPUs, Metrics: controller.NewMetrics(registry),
 		Policy: claims.Policy{Tenant: o.tenantOf, QueueTimeout: o.queueTimeout},
 	}
 	stop, err := o.serve(ctx, registry, cancel)
@@ -110,7 +115,7 @@ func (o *controllerOptions) run(ctx context.Context) error {
 	}
 	defer stop()
 	if o.elect {
-		return o.elected(ctx, kube, cfg)
+		return o.elected(ctx, kube, func(ctx context.Context) error { return controller.Run(ctx, cfg) })
 	}
 	if err := controller.Run(ctx, cfg); err != nil {
 		return err
@@ -146,29 +151,51 @@ func (o *controllerOptions) pool() (*client.Client, error) {
 	return c, nil
 }
 
-// elected runs the controller while this replica holds the lease.
-func (o *controllerOptions) elected(ctx context.Context, kube kubernetes.Interface, cfg controller.Config) error {
+// errLost is why a replica ends that led and may lead no longer.
+var errLost = errors.New("another replica may lead now: the lease could not be renewed in time")
+
+// elected runs work while this replica holds the lease. It returns after work has.
+func (o *controllerOptions) elected(ctx context.Context, kube kubernetes.Interface, work func(context.Context) error) error {
 	name, err := os.Hostname()
 	if err != nil {
 		return fmt.Errorf("the name of this replica: %w", err)
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var running sync.WaitGroup
-	leaderelection.RunOrDie(ctx, leaderelection.LeaderElectionConfig{
+	var ended error
+	leading := make(chan context.Context, 1) // the elector calls at most once
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock: &resourcelock.LeaseLock{
 			LeaseMeta: metav1.ObjectMeta{Namespace: o.namespace, Name: "dxpu-dra"},
-			Client:    kube.CoordinationV1(), LockConfig: resourcelock.ResourceLockConfig{Identity: strings.ToLower(name)},
+			Client:    kube.CoordinationV1(),
+			// Two replicas on one machine have the same host name.
+			LockConfig: resourcelock.ResourceLockConfig{Identity: strings.ToLower(name) + "_" + string(uuid.NewUUID())},
 		},
-		LeaseDuration: 15 * time.Second, RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second, ReleaseOnCancel: true,
+		LeaseDuration: o.leaseDuration, RenewDeadline: o.leaseDuration * 2 / 3, RetryPeriod: o.leaseDuration * 2 / 15, ReleaseOnCancel: true,
 		Callbacks: leaderelection.LeaderCallbacks{
-			OnStartedLeading: func(ctx context.Context) {
-				running.Go(func() { cancel(controller.Run(ctx, cfg)) })
-				running.Wait()
-			},
+			OnStartedLeading: func(ctx context.Context) { leading <- ctx },
 			OnStoppedLeading: func() {},
 		},
 	})
-	running.Wait()
-	return context.Cause(ctx)
+	if err != nil {
+		return fmt.Errorf("the election: %w", err)
+	}
+	// The elector gives the lease back when the work has ended, and not before.
+	electing, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	var worker sync.WaitGroup
+	worker.Go(func() {
+		defer cancel()
+		select {
+		case <-ctx.Done():
+		case led := <-leading:
+			led, stop := context.WithCancel(led)
+			defer stop()
+			defer context.AfterFunc(ctx, stop)()
+			if ended = work(led); ended == nil && ctx.Err() == nil {
+				ended = errLost
+			}
+		}
+	})
+	elector.Run(electing)
+	worker.Wait()
+	return cmp.Or(ended, context.Cause(ctx))
 }

@@ -31,7 +31,8 @@ Interface of its runtime.
 
 On a node that is a VM (--vfio) the host proxy hot-plugs the GPU, and a container gets the
 VFIO group of the function. On any other node (--socket-dir) "dxpu host" offers it as a
-vfio-user socket, and a container gets the socket and the OpenCL driver of DxPU.`,
+vfio-user socket, and a container gets the socket. With --opencl-driver it gets the OpenCL
+driver, too.`,
 		Example: `  dxpu-dra plugin --node-name n1 --socket-dir /run/dxpu
   dxpu-dra plugin --node-name n1 --vfio`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
@@ -53,15 +54,21 @@ func (o *pluginOptions) access(data string) (plugin.Access, error) {
 	switch {
 	case o.vfio == (o.socketDir != ""):
 		return nil, usagef("want either --vfio, on a VM, or --socket-dir")
-	case o.vfio:
-		return &plugin.VFIO{Sysfs: "/sys", Dev: "/dev"}, nil
+	case o.driver != "" && !filepath.IsAbs(o.driver):
+		return nil, usagef("--opencl-driver: %s is no absolute path", o.driver) // CDI has no others
+	case o.socketDir != "" && !filepath.IsAbs(o.socketDir):
+		return nil, usagef("--socket-dir: %s is no absolute path", o.socketDir)
 	}
 	if o.driver != "" {
 		if _, err := os.Stat(o.driver); err != nil {
 			return nil, usagef("--opencl-driver: %v", err)
 		}
 	}
-	return &plugin.Sockets{Dir: o.socketDir, Driver: o.driver, Vendors: data}, nil
+	driver := plugin.Driver{Library: o.driver, Dir: data}
+	if o.vfio {
+		return &plugin.VFIO{Sysfs: "/sys", Dev: "/dev", Driver: driver}, nil
+	}
+	return &plugin.Sockets{Dir: o.socketDir, Driver: driver}, nil
 }
 
 func (o *pluginOptions) run(ctx context.Context) error {

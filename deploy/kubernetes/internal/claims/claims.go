@@ -32,6 +32,7 @@ const (
 	LabelNamespace = "kubernetes.dxpu.dev/namespace"
 	LabelName      = "kubernetes.dxpu.dev/name"
 	LabelDevice    = "kubernetes.dxpu.dev/device"
+	LabelShare     = "kubernetes.dxpu.dev/share" // ID of the share, of a part of a GPU
 	LabelNode      = "kubernetes.dxpu.dev/node"
 	LabelAllocated = "kubernetes.dxpu.dev/allocated" // time of the allocation, Unix seconds
 )
@@ -53,12 +54,22 @@ type Claim struct {
 	Devices []Device
 }
 
-// Device is an allocated device.
+// Device is an allocated device, or a share of one.
 type Device struct {
 	Name string
-	GPU  string // empty: the pool does not have it any more
-	// Failed is whether the claim says so already.
-	Failed bool
+	// Share is the ID of the share that Kubernetes has made for this allocation of the
+	// device. Empty: the device is not shared.
+	Share string
+	GPU   string // empty: the pool does not have it any more
+	// Part is the part of the GPU, nil for the whole GPU.
+	Part *dxpuv1.Part
+	// Parameters are those of the request; ParametersErr says why they cannot be read.
+	Parameters    Parameters
+	ParametersErr string
+	// Tolerations are those of the request.
+	Tolerations []*dxpuv1.Toleration
+	// Attached and Failed are whether the claim says so already.
+	Attached, Failed bool
 }
 
 // Phase is the state of an allocated device.
@@ -75,6 +86,7 @@ const (
 // Status is the status of an allocated device.
 type Status struct {
 	Device  string
+	Share   string // of the device, empty if it is not shared
 	Phase   Phase
 	Reason  string // a word, as conditions have it
 	Message string // in the words of the manager
@@ -87,8 +99,8 @@ type Status struct {
 type Request struct {
 	ID   string // makes the call idempotent
 	Spec *dxpuv1.LeaseSpec
-	// Device is the device for which it is.
-	Device string
+	// Device and Share are those for which it is.
+	Device, Share string
 }
 
 // Plan is what to do for a claim.
@@ -142,20 +154,34 @@ func open(l *dxpuv1.Lease) bool {
 
 // device returns the status of a device, and adds the lease that it lacks to the plan.
 func (c *Claim) device(d Device, leases []*dxpuv1.Lease, p Policy, plan *Plan) Status {
-	s := Status{Device: d.Name}
-	at := slices.IndexFunc(leases, func(l *dxpuv1.Lease) bool { return c.owns(l, d.Name) })
+	s := Status{Device: d.Name, Share: d.Share}
+	at := slices.IndexFunc(leases, func(l *dxpuv1.Lease) bool { return c.owns(l, d) })
 	switch {
 	case at >= 0:
 		s.of(leases[at])
-		if d.Failed && s.Phase != Failed {
+		switch {
+		case s.Phase == Failed && d.Attached && preempted(leases[at]):
+			s.Reason = "Preempted"
+		case s.Phase == Failed:
+		case d.Failed:
 			s.Phase, s.Reason, s.Message = Failed, "LeaseLost", "the device has failed before"
+		case d.Attached && s.Phase == Waiting:
+			// A pod may run with the device that it had: it does not get another one.
+			s.Phase, s.Reason = Failed, "DeviceLost"
+			if preempted(leases[at]) {
+				s.Reason = "Preempted"
+			}
 		}
 	case d.Failed:
 		s.Phase, s.Reason, s.Message = Failed, "LeaseLost", "the lease of the device has ended"
 	case d.GPU == "":
 		s.Phase, s.Reason, s.Message = Failed, "NoSuchGPU", "the GPU has left the pool"
+	case d.ParametersErr != "":
+		s.Phase, s.Reason, s.Message = Failed, "InvalidParameters", d.ParametersErr
 	case c.Node == "":
 		s.Phase, s.Reason, s.Message = Waiting, "NoNode", "the scheduler has not chosen a node yet"
+	case d.Attached: // a pod may run with the device that it had: it does not get another one
+		s.Phase, s.Reason, s.Message = Failed, "LeaseLost", "the pool has forgotten the lease of the device"
 	case c.Host == "":
 		s.Phase, s.Reason, s.Message = Failed, "NoHost", c.HostErr
 	default:
@@ -166,9 +192,14 @@ func (c *Claim) device(d Device, leases []*dxpuv1.Lease, p Policy, plan *Plan) S
 }
 
 // owns reports whether a lease is that of a device in the present allocation.
-func (c *Claim) owns(l *dxpuv1.Lease, device string) bool {
+func (c *Claim) owns(l *dxpuv1.Lease, d Device) bool {
 	at := l.GetSpec().GetLabels()
-	return at[LabelClaim] == c.UID && at[LabelDevice] == device && at[LabelAllocated] == strconv.FormatInt(c.Allocated, 10) && at[LabelNode] == c.Node
+	return at[LabelClaim] == c.UID && at[LabelDevice] == d.Name && at[LabelShare] == d.Share && at[LabelAllocated] == strconv.FormatInt(c.Allocated, 10) && at[LabelNode] == c.Node
+}
+
+// preempted reports whether a lease has lost its GPU to another lease.
+func preempted(l *dxpuv1.Lease) bool {
+	return slices.ContainsFunc(l.Bindings, func(b *dxpuv1.Binding) bool { return b.Reason == dxpuv1.Reason_REASON_PREEMPTED })
 }
 
 // of sets the status to that of a lease.
@@ -202,17 +233,24 @@ func (s *Status) active(l *dxpuv1.Lease) {
 // request returns the lease for a device.
 func (c *Claim) request(d Device, p Policy) Request {
 	at := strconv.FormatInt(c.Allocated, 10)
-	return Request{
-		// The manager bounds it to 128 characters: a UID has 36, a device 63, a time 10.
-		ID:     "k8s-" + c.UID + "-" + d.Name + "-" + at,
-		Device: d.Name,
-		Spec: &dxpuv1.LeaseSpec{
-			Count: 1, GpuIds: []string{d.GPU}, HostId: c.Host, Tenant: p.Tenant(c.Namespace),
-			Wait: true, WaitTimeout: durationpb.New(p.QueueTimeout),
-			Labels: map[string]string{
-				LabelCluster: p.Cluster, LabelClaim: c.UID, LabelNamespace: c.Namespace, LabelName: c.Name,
-				LabelDevice: d.Name, LabelNode: c.Node, LabelAllocated: at,
-			},
+	spec := &dxpuv1.LeaseSpec{
+		Count: 1, GpuIds: []string{d.GPU}, HostId: c.Host, Tenant: p.Tenant(c.Namespace),
+		Wait: true, WaitTimeout: durationpb.New(p.QueueTimeout), Tolerations: d.Tolerations,
+		Labels: map[string]string{
+			LabelCluster: p.Cluster, LabelClaim: c.UID, LabelNamespace: c.Namespace, LabelName: c.Name,
+			LabelDevice: d.Name, LabelNode: c.Node, LabelAllocated: at,
 		},
 	}
+	if d.Part != nil {
+		spec.Part = &dxpuv1.Part{MemoryBytes: d.Part.MemoryBytes, Compute: d.Part.Compute}
+	}
+	which := d.Name
+	if d.Share != "" {
+		which = d.Share
+		spec.Labels[LabelShare] = d.Share
+	}
+	d.Parameters.apply(spec)
+	// The manager bounds the ID to 128 characters: a UID has 36, a device 63, a share 36, a
+	// time 10.
+	return Request{ID: "k8s-" + c.UID + "-" + which + "-" + at, Device: d.Name, Share: d.Share, Spec: spec}
 }

@@ -15,10 +15,11 @@ import (
 // TestScenarios runs the decisions in testdata. go test ./internal/claims -run
 // TestScenarios -rewrite writes them again.
 //
-//	claim      uid= [allocated=SECONDS] [node=] [host=] devices=(NAME[:GPU][!],...): the allocated
-//	           claim; "!" is a device that has failed before; without GPU it has left the pool
+//	claim      uid= [allocated=SECONDS] [node=] [host=] devices=(NAME[@SHARE][:GPU][=MEMORY/COMPUTE][!+?],...):
+//	           the allocated claim; "!" is a device that has failed before, "+" one that was
+//	           attached, "?" one with bad parameters; without GPU it has left the pool
 //	gone       the claim is gone, or not allocated
-//	lease      id= claim= device= allocated= node= state=: replaces the lease of that ID
+//	lease      id= claim= device= [share=] allocated= node= state= [preempted]: replaces the lease of that ID
 //	decide     prints the plan
 func TestScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
@@ -47,7 +48,7 @@ func TestScenarios(t *testing.T) {
 				claim = nil
 			case "lease":
 				l := &dxpuv1.Lease{Id: text("id"), StateReason: "because.", Spec: &dxpuv1.LeaseSpec{Labels: map[string]string{
-					LabelClaim: text("claim"), LabelDevice: text("device"), LabelAllocated: text("allocated"), LabelNode: text("node"),
+					LabelClaim: text("claim"), LabelDevice: text("device"), LabelShare: text("share"), LabelAllocated: text("allocated"), LabelNode: text("node"),
 				}}}
 				l.State = dxpuv1.LeaseState(dxpuv1.LeaseState_value["LEASE_STATE_"+strings.ToUpper(text("state"))])
 				if l.State == dxpuv1.LeaseState_LEASE_STATE_ACTIVE {
@@ -55,6 +56,9 @@ func TestScenarios(t *testing.T) {
 						{GpuId: "old/0", State: dxpuv1.BindingState_BINDING_STATE_RELEASED},
 						{GpuId: "b1/2", HostId: "h1", HostSlot: 3, State: dxpuv1.BindingState_BINDING_STATE_ATTACHED},
 					}
+				}
+				if d.HasArg("preempted") {
+					l.Bindings = []*dxpuv1.Binding{{Reason: dxpuv1.Reason_REASON_PREEMPTED}}
 				}
 				leases = slices.DeleteFunc(leases, func(o *dxpuv1.Lease) bool { return o.Id == l.Id })
 				leases = append(leases, l)
@@ -74,21 +78,40 @@ func TestScenarios(t *testing.T) {
 }
 
 func parseDevice(v string) Device {
-	d := Device{Failed: strings.HasSuffix(v, "!")}
-	d.Name, d.GPU, _ = strings.Cut(strings.TrimSuffix(v, "!"), ":")
+	name := strings.TrimRight(v, "!+?")
+	marks := v[len(name):]
+	d := Device{Failed: strings.Contains(marks, "!"), Attached: strings.Contains(marks, "+")}
+	if strings.Contains(marks, "?") {
+		d.ParametersErr = "bad parameters"
+	}
+	name, part, divided := strings.Cut(name, "=")
+	if divided {
+		d.Part = &dxpuv1.Part{}
+		_, _ = fmt.Sscanf(part, "%d/%d", &d.Part.MemoryBytes, &d.Part.Compute)
+	}
+	name, d.GPU, _ = strings.Cut(name, ":")
+	d.Name, d.Share, _ = strings.Cut(name, "@")
 	return d
 }
 
 func describe(p Plan) string {
 	var out strings.Builder
 	for _, r := range p.Create {
-		fmt.Fprintf(&out, "create %s: %v for tenant %s on %s\n", r.ID, r.Spec.GpuIds, r.Spec.Tenant, r.Spec.HostId)
+		part := ""
+		if p := r.Spec.Part; p != nil {
+			part = fmt.Sprintf(" %d bytes, %d thousandths", p.MemoryBytes, p.Compute)
+		}
+		fmt.Fprintf(&out, "create %s: %v%s for tenant %s on %s\n", r.ID, r.Spec.GpuIds, part, r.Spec.Tenant, r.Spec.HostId)
 	}
 	for _, id := range p.Delete {
 		fmt.Fprintf(&out, "delete %s\n", id)
 	}
 	for _, s := range p.Status {
-		fmt.Fprintf(&out, "%s: %s %s: %s\n", s.Device, [...]string{"waiting", "attaching", "attached", "failed"}[s.Phase], s.Reason, s.Message)
+		device := s.Device
+		if s.Share != "" {
+			device += "@" + s.Share
+		}
+		fmt.Fprintf(&out, "%s: %s %s: %s\n", device, [...]string{"waiting", "attaching", "attached", "failed"}[s.Phase], s.Reason, s.Message)
 	}
 	if out.Len() == 0 {
 		return "nothing\n"
@@ -99,13 +122,15 @@ func describe(p Plan) string {
 // TestRequestIDsFit checks the manager's bound for the longest names that Kubernetes has.
 func TestRequestIDsFit(t *testing.T) {
 	c := &Claim{UID: strings.Repeat("u", 36), Namespace: strings.Repeat("n", 63), Name: strings.Repeat("c", 253), Node: strings.Repeat("h", 253), Host: "h1", Allocated: 1<<40 - 1}
-	r := c.request(Device{Name: strings.Repeat("d", 63), GPU: "b/0"}, Policy{Tenant: func(string) string { return "t" }})
-	if len(r.ID) > 128 {
-		t.Errorf("the request ID has %d characters, at most 128", len(r.ID))
-	}
-	for k, v := range r.Spec.Labels {
-		if len(v) > 256 {
-			t.Errorf("label %s has %d bytes, at most 256", k, len(v))
+	for _, share := range []string{"", strings.Repeat("s", 36)} {
+		r := c.request(Device{Name: strings.Repeat("d", 63), Share: share, GPU: "b/0"}, Policy{Tenant: func(string) string { return "t" }})
+		if len(r.ID) > 128 {
+			t.Errorf("the request ID has %d characters, at most 128", len(r.ID))
+		}
+		for k, v := range r.Spec.Labels {
+			if len(v) > 256 {
+				t.Errorf("label %s has %d bytes, at most 256", k, len(v))
+			}
 		}
 	}
 }

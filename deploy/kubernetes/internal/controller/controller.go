@@ -38,7 +38,9 @@ type Config struct {
 	Policy claims.Policy
 	// Workers is the number of claims that are handled at a time.
 	Workers int
-	Metrics *Metrics
+	// WholeGPUs offers no parts of GPUs.
+	WholeGPUs bool
+	Metrics   *Metrics
 }
 
 // Controller is a running controller.
@@ -55,11 +57,21 @@ type Controller struct {
 
 	mu        sync.Mutex
 	inventory *inventory.Inventory
-	said      map[string]map[string]string // claim -> device -> the last message of an event
+	said      map[string]map[string]string // claim -> device and share -> the last message of an event
 }
 
 // claimUID is the index of claims by UID.
 const claimUID = "uid"
+
+// nodeHost is the index of nodes by the host of the pool that they name.
+const nodeHost = "host"
+
+var byHost = cache.Indexers{nodeHost: func(obj any) ([]string, error) {
+	if id := obj.(*corev1.Node).Labels[inventory.HostLabel]; id != "" {
+		return []string{id}, nil
+	}
+	return nil, nil
+}}
 
 // Run runs the controller until ctx ends.
 func Run(ctx context.Context, cfg Config) error {
@@ -95,6 +107,9 @@ func start(ctx context.Context, cfg Config) (*Controller, error) {
 		return nil, err
 	}
 	if err := c.nodes.SetTransform(onlyLabels); err != nil {
+		return nil, err
+	}
+	if err := c.nodes.AddIndexers(byHost); err != nil {
 		return nil, err
 	}
 	if _, err := c.claims.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -222,14 +237,14 @@ func (c *Controller) work(ctx context.Context) {
 
 // startSlices begins to publish the devices.
 func (c *Controller) startSlices(ctx context.Context) (err error) {
-	c.renew()
+	c.renew(false)
 	delay := sliceDelay
 	c.devices, err = resourceslice.StartController(ctx, resourceslice.Options{
 		DriverName: inventory.Driver, KubeClient: c.cfg.Kube, Resources: c.current().Resources(), SyncDelay: &delay,
 		ErrorHandler: func(ctx context.Context, err error, msg string) {
 			var dropped *resourceslice.DroppedFieldsError
 			if errors.As(err, &dropped) {
-				err = fmt.Errorf("%w: enable DRADeviceBindingConditions and DRADeviceTaints in the API server and the scheduler; until then a pod waits on its node for its GPU", err)
+				err = fmt.Errorf("%w: enable the feature gates DRADeviceBindingConditions, DRADeviceTaints and DRAConsumableCapacity in the API server and the scheduler; without the first a pod waits on its node for its GPU, without the last start the controller with --whole-gpus", err)
 			}
 			klog.FromContext(ctx).Error(err, msg)
 		},
@@ -240,16 +255,44 @@ func (c *Controller) startSlices(ctx context.Context) (err error) {
 // sliceDelay is the time after which foreign changes of the devices are undone.
 const sliceDelay = 10 * time.Second
 
+const (
+	// publishPause and publishShare bound the work of publishing: a burst of changes of
+	// claims and GPUs causes one update, and updates take a fifth of the time at most.
+	publishPause = 200 * time.Millisecond
+	publishShare = 5
+	// selectorPause is the time between two changes of the node selector, which is in all
+	// slices: the API server writes each of them, and the scheduler reads it.
+	selectorPause = 5 * time.Second
+)
+
 // keepPublished publishes the devices after each change.
 func (c *Controller) keepPublished(ctx context.Context) {
+	var selected time.Time
+	timer := time.NewTimer(0)
+	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-c.publish:
+		case <-timer.C:
 		}
-		if c.renew() {
+		began := time.Now()
+		wait := selectorPause - began.Sub(selected)
+		changed, selects, held := c.renew(wait > 0)
+		if changed {
 			c.devices.Update(c.current().Resources())
+		}
+		if selects {
+			selected = began
+		}
+		if held {
+			timer.Reset(wait)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(max(publishPause, publishShare*time.Since(began))):
 		}
 	}
 }
@@ -260,23 +303,32 @@ func (c *Controller) current() *inventory.Inventory {
 	return c.inventory
 }
 
-// renew makes the inventory of the newest snapshot. It reports whether it differs.
-func (c *Controller) renew() bool {
+// renew makes the inventory of the newest snapshot. It reports whether it differs, whether
+// it leaves out other hosts, and whether it would if hold did not prevent that.
+func (c *Controller) renew(hold bool) (changed, selects, held bool) {
 	s := c.watch.Snapshot()
 	if s == nil {
-		return false
+		return false, false, false
 	}
 	ours, _ := c.watch.Ours()
-	inv := inventory.New(inventory.State{GPUs: s.GPUs, Spares: s.Spares, Hosts: c.hosts(s.Hosts), Queued: c.watch.Queued(), Ours: ours, Lost: c.lost()})
+	inv := inventory.New(inventory.State{
+		GPUs: s.GPUs, Spares: s.Spares, Hosts: c.hosts(s.Hosts), Queued: c.watch.Queued(), Ours: ours, Lost: c.lost(),
+		BoxTaints: s.BoxTaints, WholeGPUs: c.cfg.WholeGPUs, Before: c.current(),
+	})
 	inv.SetRacks(s.Racks)
 	c.cfg.Metrics.devices.Set(float64(len(inv.Devices)))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.inventory.Equal(inv) {
-		return false
+		return false, false, false
+	}
+	if hold {
+		held = inv.KeepClosed(c.inventory)
+	} else {
+		selects = !inv.SameClosed(c.inventory)
 	}
 	c.inventory = inv
-	return true
+	return true, selects, held
 }
 
 // hosts returns those hosts of a pool that nodes of the cluster name. The others serve no
@@ -305,9 +357,15 @@ func (c *Controller) lost() map[string]bool {
 
 func lostIn(claim any) (out []string) {
 	for _, d := range claim.(*resourceapi.ResourceClaim).Status.Devices {
-		if d.Driver == inventory.Driver && isTrue(d, inventory.Failed) && isTrue(d, inventory.Attached) {
+		// A taint would evict the pods with the other shares of a GPU, too.
+		if d.ShareID == nil && isLost(d) {
 			out = append(out, d.Device)
 		}
 	}
 	return out
+}
+
+// isLost reports whether a device of this driver was attached and has failed.
+func isLost(d resourceapi.AllocatedDeviceStatus) bool {
+	return d.Driver == inventory.Driver && isTrue(d, inventory.Failed) && isTrue(d, inventory.Attached)
 }

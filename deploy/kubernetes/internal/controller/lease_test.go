@@ -19,6 +19,7 @@ import (
 type oneAnswer struct {
 	dxpuv1connect.PoolServiceClient // others are not called
 	err                             error
+	gets                            *int // calls of GetLease
 }
 
 func (m oneAnswer) CreateLease(_ context.Context, req *connect.Request[dxpuv1.CreateLeaseRequest]) (*connect.Response[dxpuv1.CreateLeaseResponse], error) {

@@ -3,9 +3,12 @@ package controller
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 
 	"connectrpc.com/connect"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,7 +25,10 @@ var getOptions = metav1.GetOptions{}
 // reconcile brings the leases and the status of a claim in line with its allocation.
 func (c *Controller) reconcile(ctx context.Context, uid string) error {
 	claim := c.claimByUID(uid)
-	leases := c.watch.Leases(uid)
+	leases, err := c.leasesOf(ctx, uid, claim)
+	if err != nil {
+		return err
+	}
 	plan, err := c.decide(ctx, claim, leases)
 	if err != nil {
 		return err
@@ -51,7 +57,55 @@ func (c *Controller) reconcile(ctx context.Context, uid string) error {
 		c.forget(uid)
 		return nil
 	}
-	return c.report(ctx, claim, plan.Status)
+	if err := c.report(ctx, claim, plan.Status); err != nil {
+		return err
+	}
+	return c.evict(ctx, claim)
+}
+
+// leasesOf returns the leases of a claim. The manager is asked for those that the status of
+// the claim names and the watch does not know, because without its lease a device is lost.
+func (c *Controller) leasesOf(ctx context.Context, uid string, claim *resourceapi.ResourceClaim) ([]*dxpuv1.Lease, error) {
+	leases := c.watch.Leases(uid)
+	if claim == nil {
+		return leases, nil
+	}
+	for _, d := range claim.Status.Devices {
+		id := attachedBy(d)
+		if id == "" || slices.ContainsFunc(leases, func(l *dxpuv1.Lease) bool { return l.Id == id }) {
+			continue
+		}
+		res, err := c.cfg.Pool.GetLease(ctx, connect.NewRequest(&dxpuv1.GetLeaseRequest{LeaseId: id}))
+		if connect.CodeOf(err) == connect.CodeNotFound {
+			continue // the manager has forgotten it
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read lease %s: %w", id, err)
+		}
+		c.watch.Put(res.Msg.Lease)
+	}
+	return c.watch.Leases(uid), nil
+}
+
+// evict evicts the pods of a claim that has lost a share of a device. A taint of the
+// device, as for whole devices, would evict the pods of all its shares.
+func (c *Controller) evict(ctx context.Context, claim *resourceapi.ResourceClaim) error {
+	if !slices.ContainsFunc(claim.Status.Devices, func(d resourceapi.AllocatedDeviceStatus) bool { return d.ShareID != nil && isLost(d) }) {
+		return nil
+	}
+	for _, r := range claim.Status.ReservedFor {
+		if r.Resource != "pods" || r.APIGroup != "" {
+			continue
+		}
+		err := c.cfg.Kube.PolicyV1().Evictions(claim.Namespace).Evict(ctx, &policyv1.Eviction{
+			ObjectMeta:    metav1.ObjectMeta{Name: r.Name, Namespace: claim.Namespace},
+			DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &r.UID}},
+		})
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			return fmt.Errorf("evict pod %s, which has lost its part of a GPU: %w", r.Name, err)
+		}
+	}
+	return nil
 }
 
 // forget drops what the controller keeps of a claim that is gone.
@@ -106,16 +160,12 @@ func (c *Controller) view(ctx context.Context, claim *resourceapi.ResourceClaim)
 		v.Allocated = a.AllocationTimestamp.Unix()
 	}
 	inv := c.current()
-	for _, r := range a.Devices.Results {
+	for i := range a.Devices.Results {
+		r := &a.Devices.Results[i]
 		if r.Driver != inventory.Driver || r.AdminAccess != nil && *r.AdminAccess {
 			continue // access for monitoring takes no GPU
 		}
-		d := claims.Device{Name: r.Device}
-		d.GPU, _ = inv.GPU(r.Device)
-		if s := deviceStatus(claim, r.Device); s != nil {
-			d.Failed = isTrue(*s, inventory.Failed)
-		}
-		v.Devices = append(v.Devices, d)
+		v.Devices = append(v.Devices, viewDevice(claim, r, inv))
 	}
 	if len(v.Devices) == 0 {
 		return nil, nil
@@ -128,6 +178,36 @@ func (c *Controller) view(ctx context.Context, claim *resourceapi.ResourceClaim)
 		v.Host, v.HostErr = c.hostOf(v.Node)
 	}
 	return v, nil
+}
+
+// viewDevice returns the part of an allocated device that concerns the pool.
+func viewDevice(claim *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult, inv *inventory.Inventory) claims.Device {
+	d := claims.Device{Name: r.Device, Part: inv.Part(r), Tolerations: inventory.Tolerations(r.Tolerations)}
+	if r.ShareID != nil {
+		d.Share = string(*r.ShareID)
+	}
+	d.GPU, _ = inv.GPU(r.Device)
+	if s := deviceStatus(claim, d.Name, d.Share); s != nil {
+		d.Attached, d.Failed = isTrue(*s, inventory.Attached), isTrue(*s, inventory.Failed)
+	}
+	// Kubernetes lists the configuration of classes before that of the claim.
+	for _, o := range claim.Status.Allocation.Devices.Config {
+		if o.Opaque == nil || o.Opaque.Driver != inventory.Driver || !concerns(o.Requests, r.Request) {
+			continue
+		}
+		if err := d.Parameters.Add(o.Opaque.Parameters.Raw, o.Source == resourceapi.AllocationConfigSourceClass); err != nil {
+			d.ParametersErr = err.Error()
+			break
+		}
+	}
+	return d
+}
+
+// concerns reports whether a configuration for some requests holds for one: it may name
+// the request, or a request of which this one is an alternative. No names are all requests.
+func concerns(requests []string, request string) bool {
+	parent, _, _ := strings.Cut(request, "/")
+	return len(requests) == 0 || slices.Contains(requests, request) || slices.Contains(requests, parent)
 }
 
 // nodeOf returns the node of an allocated claim: that of the allocation, or without
@@ -181,6 +261,15 @@ func (c *Controller) hostOf(node string) (host, why string) {
 	if s := c.watch.Snapshot(); s == nil || s.Hosts[host] == nil {
 		return "", fmt.Sprintf("the label %s of node %s names %s, but the pool has no such host", inventory.HostLabel, node, host)
 	}
+	nodes, err := c.nodes.GetIndexer().IndexKeys(nodeHost, host)
+	if err != nil {
+		return "", err.Error()
+	}
+	if len(nodes) > 1 {
+		slices.Sort(nodes)
+		return "", fmt.Sprintf("the nodes %s have the label %s=%s, but a host serves one node: remove it from the others",
+			strings.Join(nodes[:min(len(nodes), 4)], ", "), inventory.HostLabel, host)
+	}
 	return host, ""
 }
 
@@ -211,7 +300,7 @@ func (c *Controller) createLease(ctx context.Context, r claims.Request, plan *cl
 		c.cfg.Metrics.refused.Inc()
 		klog.FromContext(ctx).Info("The manager refuses a lease", "device", r.Device, "err", err)
 		for i := range plan.Status {
-			if s := &plan.Status[i]; s.Device == r.Device {
+			if s := &plan.Status[i]; s.Device == r.Device && s.Share == r.Share {
 				s.Phase, s.Reason, s.Message = claims.Failed, "Refused", messageOf(err)
 			}
 		}

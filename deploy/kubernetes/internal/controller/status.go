@@ -55,17 +55,19 @@ func (c *Controller) report(ctx context.Context, old *resourceapi.ResourceClaim,
 // worthReporting reports whether a status says more than the allocation does: most claims
 // are written once.
 func worthReporting(claim *resourceapi.ResourceClaim, s claims.Status) bool {
-	return s.Phase == claims.Attached || s.Phase == claims.Failed || s.Reason == "Queued" || deviceStatus(claim, s.Device) != nil
+	return s.Phase == claims.Attached || s.Phase == claims.Failed || s.Reason == "Queued" || deviceStatus(claim, s.Device, s.Share) != nil
 }
 
 // setStatus changes the status of a device. It reports whether it is attached now and was
 // not before.
 func setStatus(claim *resourceapi.ResourceClaim, s claims.Status) bool {
-	d := deviceStatus(claim, s.Device)
+	d := deviceStatus(claim, s.Device, s.Share)
 	if d == nil {
-		claim.Status.Devices = append(claim.Status.Devices, resourceapi.AllocatedDeviceStatus{
-			Driver: inventory.Driver, Pool: inventory.Pool, Device: s.Device,
-		})
+		n := resourceapi.AllocatedDeviceStatus{Driver: inventory.Driver, Pool: poolOf(claim, s.Device), Device: s.Device}
+		if s.Share != "" {
+			n.ShareID = &s.Share
+		}
+		claim.Status.Devices = append(claim.Status.Devices, n)
 		d = &claim.Status.Devices[len(claim.Status.Devices)-1]
 	}
 	was := isTrue(*d, inventory.Attached)
@@ -96,6 +98,16 @@ func setStatus(claim *resourceapi.ResourceClaim, s claims.Status) bool {
 	return s.Phase == claims.Attached && !was
 }
 
+// poolOf returns the resource pool of an allocated device.
+func poolOf(claim *resourceapi.ResourceClaim, device string) string {
+	for _, r := range claim.Status.Allocation.Devices.Results {
+		if r.Driver == inventory.Driver && r.Device == device {
+			return r.Pool
+		}
+	}
+	return ""
+}
+
 // setData sets the data of a device, unless the API server has the same in other bytes.
 func setData(d *resourceapi.AllocatedDeviceStatus, v devicedata.Data) {
 	raw, err := json.Marshal(v)
@@ -111,13 +123,34 @@ func setData(d *resourceapi.AllocatedDeviceStatus, v devicedata.Data) {
 	d.Data = &runtime.RawExtension{Raw: raw}
 }
 
-func deviceStatus(claim *resourceapi.ResourceClaim, device string) *resourceapi.AllocatedDeviceStatus {
+// attachedBy returns the lease that serves a device by its status, "" for a device that is
+// not attached or has failed.
+func attachedBy(d resourceapi.AllocatedDeviceStatus) string {
+	var v devicedata.Data
+	if d.Driver != inventory.Driver || d.Data == nil || !isTrue(d, inventory.Attached) || isTrue(d, inventory.Failed) {
+		return ""
+	}
+	if json.Unmarshal(d.Data.Raw, &v) != nil {
+		return "" // not the driver's: the plugin refuses it
+	}
+	return v.Lease
+}
+
+// deviceStatus returns the status of a device, or of a share of one; nil if there is none.
+func deviceStatus(claim *resourceapi.ResourceClaim, device, share string) *resourceapi.AllocatedDeviceStatus {
 	for i := range claim.Status.Devices {
-		if d := &claim.Status.Devices[i]; d.Driver == inventory.Driver && d.Device == device {
+		if d := &claim.Status.Devices[i]; d.Driver == inventory.Driver && d.Device == device && shareOf(*d) == share {
 			return d
 		}
 	}
 	return nil
+}
+
+func shareOf(d resourceapi.AllocatedDeviceStatus) string {
+	if d.ShareID == nil {
+		return ""
+	}
+	return *d.ShareID
 }
 
 func isTrue(d resourceapi.AllocatedDeviceStatus, condition string) bool {
@@ -148,13 +181,13 @@ func (c *Controller) say(claim *resourceapi.ResourceClaim, s claims.Status) {
 	case s.Phase != claims.Waiting || s.Reason != "Queued":
 		return
 	}
-	uid, text := string(claim.UID), s.Reason+": "+s.Message
+	uid, device, text := string(claim.UID), s.Device+"/"+s.Share, s.Reason+": "+s.Message
 	c.mu.Lock()
 	if c.said[uid] == nil {
 		c.said[uid] = map[string]string{}
 	}
-	old := c.said[uid][s.Device]
-	c.said[uid][s.Device] = text
+	old := c.said[uid][device]
+	c.said[uid][device] = text
 	c.mu.Unlock()
 	if old == text {
 		return

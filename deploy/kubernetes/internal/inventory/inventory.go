@@ -22,8 +22,6 @@ import (
 // The names by which Kubernetes knows the driver.
 const (
 	Driver = "gpu.dxpu.dev"
-	// Pool is the name of the resource pool with all GPUs. It is the same for all nodes.
-	Pool = "dxpu"
 	// HostLabel is the label of a node that names the host of the pool, by ID, whose slots
 	// belong to the node. Nodes without it get no GPUs.
 	HostLabel = "dxpu.dev/host"
@@ -41,6 +39,7 @@ const (
 	TaintDraining   = "dxpu.dev/draining"   // an operator takes the GPU or its box out of service
 	TaintQuarantine = "dxpu.dev/quarantine" // too many errors
 	TaintLeased     = "dxpu.dev/leased"     // a user outside of this cluster has it
+	TaintOperator   = "dxpu.dev/taint"      // a taint whose key Kubernetes does not allow
 	TaintSpare      = "dxpu.dev/spare"      // the free GPUs of the model are held back as spares
 	TaintLost       = "dxpu.dev/lost"       // the lease of the claim that has it has ended
 )
@@ -58,12 +57,19 @@ type State struct {
 	Ours map[string]bool
 	// Lost has the names of the devices whose claim has lost its lease.
 	Lost map[string]bool
+	// BoxTaints are the taints that operators gave the boxes, by ID.
+	BoxTaints map[string][]*dxpuv1.Taint
+	// WholeGPUs offers no parts of GPUs.
+	WholeGPUs bool
+	// Before is the inventory that is replaced, nil for none.
+	Before *Inventory
 }
 
 // Inventory is the devices of a pool.
 type Inventory struct {
 	Devices []resourceapi.Device
 	gpus    map[string]string // device -> GPU
+	shared  map[string]shared // device -> how it is divided
 	closed  []string          // hosts that take no GPU now, sorted
 }
 
@@ -80,7 +86,7 @@ func (i *Inventory) Equal(o *Inventory) bool {
 
 // New returns the devices for a state, ordered by name.
 func New(s State) *Inventory {
-	inv := &Inventory{gpus: map[string]string{}}
+	inv := &Inventory{gpus: map[string]string{}, shared: map[string]shared{}}
 	spare := map[string]bool{}
 	for _, m := range s.Spares {
 		spare[m.Model] = m.Free <= m.Held && m.Held > 0
@@ -90,7 +96,15 @@ func New(s State) *Inventory {
 			continue
 		}
 		d := device(g)
-		d.Taints = taints(g, s.Ours, spare[g.Device.Model], s.Lost[d.Name])
+		others := g.LeaseId != "" && !s.Ours[g.LeaseId]
+		switch {
+		case !s.WholeGPUs && divisible(g):
+			others = others || !inv.divide(&d, g, s)
+		case g.State == dxpuv1.GPUState_GPU_STATE_SHARED:
+			others = true
+		}
+		d.Taints = append(taints(g, others, spare[g.Device.Model], s.Lost[d.Name]), operatorTaints(s.BoxTaints[g.BoxId], g.Taints)...)
+		d.Taints = d.Taints[:min(len(d.Taints), resourceapi.DeviceTaintsMaxLength)]
 		inv.gpus[d.Name] = g.Id
 		inv.Devices = append(inv.Devices, d)
 	}
@@ -108,7 +122,7 @@ func New(s State) *Inventory {
 // A pod that runs there keeps its GPUs.
 func closed(h *dxpuv1.Host, queued int) bool {
 	n := h.Node
-	if !n.Connected || n.Cordoned || n.Draining || n.Unstable {
+	if !n.Connected || n.Cordoned || n.Draining || n.Unstable || len(n.Taints) > 0 {
 		return true
 	}
 	free := 0
@@ -123,20 +137,47 @@ func closed(h *dxpuv1.Host, queued int) bool {
 // devicesPerSlice is the API server's bound for devices with taints.
 const devicesPerSlice = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 
-// Resources returns the devices in the form that package resourceslice publishes.
+// poolPrefix begins the names of the resource pools.
+const poolPrefix = "dxpu/"
+
+// Resources returns the devices in the form that package resourceslice publishes. Each box
+// is a resource pool of its own, for all nodes. A pool of all boxes would have many slices,
+// and the scheduler allocates none of its devices until it has seen all of them in the same
+// generation. A change of the node selector makes a new generation.
 func (i *Inventory) Resources() *resourceslice.DriverResources {
 	nodes := []corev1.NodeSelectorRequirement{{Key: HostLabel, Operator: corev1.NodeSelectorOpExists}}
 	if len(i.closed) > 0 {
 		nodes = append(nodes, corev1.NodeSelectorRequirement{Key: HostLabel, Operator: corev1.NodeSelectorOpNotIn, Values: i.closed})
 	}
-	p := resourceslice.Pool{NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: nodes}}}}
-	for part := range slices.Chunk(i.Devices, devicesPerSlice) {
-		p.Slices = append(p.Slices, resourceslice.Slice{Devices: part})
+	selector := &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: nodes}}}
+	out := &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{}}
+	byBox := map[string][]resourceapi.Device{}
+	for _, d := range i.Devices {
+		box := *d.Attributes["box"].StringValue
+		byBox[box] = append(byBox[box], d)
 	}
-	if len(p.Slices) == 0 {
-		p.Slices = []resourceslice.Slice{{}} // the driver runs, and has no devices
+	for box, devices := range byBox {
+		p := resourceslice.Pool{NodeSelector: selector}
+		for part := range slices.Chunk(devices, devicesPerSlice) {
+			p.Slices = append(p.Slices, resourceslice.Slice{Devices: part})
+		}
+		out.Pools[poolPrefix+label(box, box)] = p
 	}
-	return &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{Pool: p}}
+	if len(out.Pools) == 0 { // the driver runs, and has no devices
+		out.Pools[poolPrefix+"none"] = resourceslice.Pool{NodeSelector: selector, Slices: []resourceslice.Slice{{}}}
+	}
+	return out
+}
+
+// SameClosed reports whether two inventories leave out the same hosts.
+func (i *Inventory) SameClosed(o *Inventory) bool { return slices.Equal(i.closed, o.closed) }
+
+// KeepClosed makes the inventory leave out the hosts that another one leaves out. It
+// reports whether it left out others.
+func (i *Inventory) KeepClosed(o *Inventory) bool {
+	changed := !i.SameClosed(o)
+	i.closed = o.closed
+	return changed
 }
 
 func device(g *dxpuv1.GPU) resourceapi.Device {
@@ -194,7 +235,7 @@ func truncate(s string) string {
 }
 
 // taints returns the taints of a GPU, each for one cause.
-func taints(g *dxpuv1.GPU, ours map[string]bool, spare, lost bool) []resourceapi.DeviceTaint {
+func taints(g *dxpuv1.GPU, others, spare, lost bool) []resourceapi.DeviceTaint {
 	var out []resourceapi.DeviceTaint
 	add := func(is bool, key, value string, effect resourceapi.DeviceTaintEffect) {
 		if is {
@@ -210,7 +251,7 @@ func taints(g *dxpuv1.GPU, ours map[string]bool, spare, lost bool) []resourceapi
 	add(g.Draining, TaintDraining, "", evict)
 	add(g.Cordoned && !g.Draining, TaintCordoned, "", noNew)
 	add(g.QuarantinedUntil != nil, TaintQuarantine, "", noNew)
-	add(g.LeaseId != "" && !ours[g.LeaseId] || g.State == dxpuv1.GPUState_GPU_STATE_SHARED, TaintLeased, "", noNew)
+	add(others, TaintLeased, "", noNew)
 	add(spare && g.State == dxpuv1.GPUState_GPU_STATE_FREE, TaintSpare, "", noNew)
 	// The box is cordoned or unstable.
 	add(g.State == dxpuv1.GPUState_GPU_STATE_UNAVAILABLE && len(out) == 0, TaintCordoned, "", noNew)
@@ -220,19 +261,26 @@ func taints(g *dxpuv1.GPU, ours map[string]bool, spare, lost bool) []resourceapi
 // DeviceName returns the name of the device for a GPU: a DNS label that differs for
 // different GPUs.
 func DeviceName(gpu string) string {
+	box, slot, _ := strings.Cut(gpu, "/")
+	return label(gpu, box+"-"+slot)
+}
+
+// label returns a DNS label for an ID: plain, if that is one, and otherwise one with a hash
+// of the ID.
+func label(id, plain string) string {
 	name := strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '-' {
 			return r
 		}
 		return '-'
-	}, strings.ToLower(gpu))
+	}, strings.ToLower(id))
 	name = strings.Trim(name, "-")
-	box, slot, _ := strings.Cut(gpu, "/")
-	if name == box+"-"+slot && len(name) <= maxLabel && !strings.Contains(box, "-x") {
+	box, _, _ := strings.Cut(id, "/")
+	if name == plain && len(name) <= maxLabel && !strings.Contains(box, "-x") {
 		return name
 	}
 	h := fnv.New64a()
-	h.Write([]byte(gpu))
+	h.Write([]byte(id))
 	return strings.Trim(name[:min(len(name), maxLabel-18)], "-") + fmt.Sprintf("-x%016x", h.Sum64())
 }
 

@@ -26,6 +26,8 @@ func gpu(id string, change func(*dxpuv1.GPU)) *dxpuv1.GPU {
 	return g
 }
 
+const noSchedule, noExecute = dxpuv1.TaintEffect_TAINT_EFFECT_NO_SCHEDULE, dxpuv1.TaintEffect_TAINT_EFFECT_NO_EXECUTE
+
 func TestTaints(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(*dxpuv1.GPU)
@@ -40,8 +42,12 @@ func TestTaints(t *testing.T) {
 		"errors":      {func(g *dxpuv1.GPU) { g.QuarantinedUntil = timestamppb.New(time.Unix(9, 0)) }, "dxpu.dev/quarantine=:NoSchedule"},
 		"ours":        {func(g *dxpuv1.GPU) { g.LeaseId, g.State = "l-1", dxpuv1.GPUState_GPU_STATE_BOUND }, ""},
 		"in parts":    {func(g *dxpuv1.GPU) { g.State = dxpuv1.GPUState_GPU_STATE_SHARED }, "dxpu.dev/leased=:NoSchedule"},
-		"of others":   {func(g *dxpuv1.GPU) { g.LeaseId, g.State = "l-2", dxpuv1.GPUState_GPU_STATE_BOUND }, "dxpu.dev/leased=:NoSchedule"},
-		"spare":       {func(g *dxpuv1.GPU) { g.Device.Model = "T4" }, "dxpu.dev/spare=:NoSchedule"},
+		"taints of operators": {func(g *dxpuv1.GPU) {
+			g.BoxId = "lab"
+			g.Taints = []*dxpuv1.Taint{{Key: "team", Value: "ml", Effect: noSchedule}, {Key: "lab", Effect: noExecute}, {Key: "a/b/c", Value: "-", Effect: noSchedule}}
+		}, "lab=:NoExecute team=ml:NoSchedule dxpu.dev/taint=:NoSchedule"},
+		"of others": {func(g *dxpuv1.GPU) { g.LeaseId, g.State = "l-2", dxpuv1.GPUState_GPU_STATE_BOUND }, "dxpu.dev/leased=:NoSchedule"},
+		"spare":     {func(g *dxpuv1.GPU) { g.Device.Model = "T4" }, "dxpu.dev/spare=:NoSchedule"},
 		"in use, of a model with spares only": {func(g *dxpuv1.GPU) {
 			g.Device.Model, g.LeaseId, g.State = "T4", "l-1", dxpuv1.GPUState_GPU_STATE_BOUND
 		}, ""},
@@ -51,7 +57,8 @@ func TestTaints(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inv := New(State{
 				GPUs: []*dxpuv1.GPU{gpu("b1/0", tc.change)}, Ours: map[string]bool{"l-1": true}, Lost: map[string]bool{"b9-9": true},
-				Spares: []*dxpuv1.SpareStatus{{Model: "T4", Free: 2, Held: 2}, {Model: "H100", Free: 3, Held: 2}},
+				BoxTaints: map[string][]*dxpuv1.Taint{"lab": {{Key: "lab", Effect: noExecute}}},
+				Spares:    []*dxpuv1.SpareStatus{{Model: "T4", Free: 2, Held: 2}, {Model: "H100", Free: 3, Held: 2}},
 			})
 			var got []string
 			for _, x := range inv.Devices[0].Taints {
@@ -86,22 +93,27 @@ func TestDeviceNames(t *testing.T) {
 
 func TestDevices(t *testing.T) {
 	var gpus []*dxpuv1.GPU
-	for i := range 200 {
-		gpus = append(gpus, gpu(fmt.Sprintf("b%03d/0", i), nil))
+	for i := range 100 {
+		gpus = append(gpus, gpu(fmt.Sprintf("b%03d/0", i), nil), gpu(fmt.Sprintf("large/%d", i), nil))
 	}
 	gpus = append(gpus, &dxpuv1.GPU{Id: "b999/1"}) // its device was removed
 	inv := New(State{GPUs: gpus})
 	inv.SetRacks(map[string]string{"b000": "r1"})
-	p := inv.Resources().Pools[Pool]
+	pools := inv.Resources().Pools
 	n := 0
-	for _, s := range p.Slices {
-		if len(s.Devices) > devicesPerSlice {
-			t.Errorf("a slice of %d devices", len(s.Devices))
+	for name, p := range pools {
+		if name != "dxpu/large" && len(p.Slices) != 1 {
+			t.Errorf("pool %s of one box has %d slices", name, len(p.Slices))
 		}
-		n += len(s.Devices)
+		for _, s := range p.Slices {
+			if len(s.Devices) > devicesPerSlice {
+				t.Errorf("a slice of %d devices", len(s.Devices))
+			}
+			n += len(s.Devices)
+		}
 	}
-	if n != 200 {
-		t.Errorf("%d devices, want 200", n)
+	if n != 200 || len(pools) != 101 {
+		t.Errorf("%d devices in %d pools, want 200 in 101", n, len(pools))
 	}
 	d := inv.Devices[0]
 	text := func(name resourceapi.QualifiedName) string { return *d.Attributes[name].StringValue }
@@ -112,7 +124,7 @@ func TestDevices(t *testing.T) {
 	if id, ok := inv.GPU("b007-0"); !ok || id != "b007/0" {
 		t.Errorf("device b007-0 is GPU %q", id)
 	}
-	if e := (&Inventory{}).Resources(); len(e.Pools[Pool].Slices) != 1 {
+	if e := (&Inventory{}).Resources(); len(e.Pools["dxpu/none"].Slices) != 1 {
 		t.Error("a driver without devices publishes no slice")
 	}
 }
@@ -136,11 +148,15 @@ func TestClosedHosts(t *testing.T) {
 		},
 		Queued: map[string]int{"queued": 1, "less-queued": 1},
 	})
-	got := inv.Resources().Pools[Pool].NodeSelector.NodeSelectorTerms[0].MatchExpressions
+	got := inv.Resources().Pools["dxpu/none"].NodeSelector.NodeSelectorTerms[0].MatchExpressions
 	if want := "[{dxpu.dev/host Exists []} {dxpu.dev/host NotIn [cordoned draining full queued silent unstable]}]"; fmt.Sprint(got) != want {
 		t.Errorf("nodes %v, want %s", got, want)
 	}
-	if inv.Equal(New(State{})) {
+	none := New(State{})
+	if inv.Equal(none) || inv.SameClosed(none) {
 		t.Error("inventories for other nodes are equal")
+	}
+	if !none.KeepClosed(inv) || none.KeepClosed(inv) || !none.SameClosed(inv) {
+		t.Error("the hosts that are left out are not kept")
 	}
 }

@@ -11,6 +11,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/restmapper"
@@ -23,15 +24,6 @@ func (c *Cluster) Apply(ctx context.Context, file string) error {
 		return err
 	}
 	defer f.Close()
-	api, err := dynamic.NewForConfig(c.Config("admin"))
-	if err != nil {
-		return err
-	}
-	groups, err := restmapper.GetAPIGroupResources(c.Kube.Discovery())
-	if err != nil {
-		return err
-	}
-	mapper := restmapper.NewDiscoveryRESTMapper(groups)
 	for d := yaml.NewYAMLOrJSONDecoder(f, 4096); ; {
 		o := &unstructured.Unstructured{}
 		if err := d.Decode(o); errors.Is(err, io.EOF) {
@@ -39,15 +31,53 @@ func (c *Cluster) Apply(ctx context.Context, file string) error {
 		} else if err != nil {
 			return fmt.Errorf("%s: %w", file, err)
 		}
-		k := o.GroupVersionKind()
-		m, err := mapper.RESTMapping(k.GroupKind(), k.Version)
+		api, err := c.resource(o)
 		if err != nil {
 			return fmt.Errorf("%s: %w", file, err)
 		}
-		if _, err := api.Resource(m.Resource).Namespace(o.GetNamespace()).Create(ctx, o, metav1.CreateOptions{FieldValidation: "Strict"}); err != nil {
-			return fmt.Errorf("%s: %s %s: %w", file, k.Kind, o.GetName(), err)
+		if _, err := api.Create(ctx, o, metav1.CreateOptions{FieldValidation: "Strict"}); err != nil {
+			return fmt.Errorf("%s: %s %s: %w", file, o.GetKind(), o.GetName(), err)
 		}
 	}
+}
+
+// DryRun lets the API server check an object, which may exist, as "helm install" would
+// write it.
+func (c *Cluster) DryRun(ctx context.Context, o *unstructured.Unstructured) error {
+	api, err := c.resource(o)
+	if err != nil {
+		return err
+	}
+	raw, err := o.MarshalJSON()
+	if err != nil {
+		return err
+	}
+	force := true
+	_, err = api.Patch(ctx, o.GetName(), types.ApplyPatchType, raw, metav1.PatchOptions{
+		DryRun: []string{metav1.DryRunAll}, FieldManager: "helm", FieldValidation: "Strict", Force: &force,
+	})
+	return err
+}
+
+// resource returns the API for an object.
+func (c *Cluster) resource(o *unstructured.Unstructured) (dynamic.ResourceInterface, error) {
+	api, err := dynamic.NewForConfig(c.Config("admin"))
+	if err != nil {
+		return nil, err
+	}
+	if c.mapper == nil {
+		groups, err := restmapper.GetAPIGroupResources(c.Kube.Discovery())
+		if err != nil {
+			return nil, err
+		}
+		c.mapper = restmapper.NewDiscoveryRESTMapper(groups)
+	}
+	k := o.GroupVersionKind()
+	m, err := c.mapper.RESTMapping(k.GroupKind(), k.Version)
+	if err != nil {
+		return nil, err
+	}
+	return api.Resource(m.Resource).Namespace(o.GetNamespace()), nil
 }
 
 // ServiceAccount writes a file with the access of a service account of the driver, so that

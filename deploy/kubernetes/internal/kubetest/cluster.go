@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -34,14 +35,15 @@ type Cluster struct {
 	parts   map[string]*Process // API server, scheduler, controller manager, kubelets
 	args    map[string][]string
 	nodes   *fakeNodes
+	mapper  meta.RESTMapper // made by Apply
 	stopped bool
 }
 
 // features are those that the driver uses. From 1.36 on they are on by default.
-const features = "DRADeviceBindingConditions=true,DRADeviceTaints=true,DRAResourceClaimDeviceStatus=true"
+const features = "DRADeviceBindingConditions=true,DRADeviceTaints=true,DRAResourceClaimDeviceStatus=true,DRAConsumableCapacity=true"
 
 // startTimeout bounds the start of each part: a busy machine is slow.
-const startTimeout = 3 * time.Minute
+const startTimeout = 6 * time.Minute
 
 // Start starts a cluster in a directory. Stop ends it, also after an error.
 func Start(ctx context.Context, programs Programs, dir string) (*Cluster, error) {

@@ -12,7 +12,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -200,7 +199,7 @@ func (n *Node) startContainerd(ctx context.Context, image string) error {
 }
 
 func (n *Node) startKubelet(ctx context.Context, labels map[string]string) error {
-	group := filepath.Base(n.cluster.Dir) + "-" + n.Name
+	group := groupName(os.Getpid(), filepath.Base(n.cluster.Dir)+"-"+n.Name)
 	if err := n.makeGroups(group); err != nil {
 		return err
 	}
@@ -236,34 +235,6 @@ func (c *Cluster) ready(ctx context.Context, name string) bool {
 	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 	})
-}
-
-// groupRoot has the hierarchies of control groups.
-const groupRoot = "/sys/fs/cgroup"
-
-// makeGroups makes the control group of the node in each hierarchy.
-func (n *Node) makeGroups(name string) error {
-	roots := []string{groupRoot}
-	if _, err := os.Stat(filepath.Join(groupRoot, "cgroup.controllers")); err != nil { // version 1
-		if roots, err = filepath.Glob(groupRoot + "/*"); err != nil {
-			return err
-		}
-	}
-	for _, root := range roots {
-		dir := filepath.Join(root, name)
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			return err
-		}
-		n.groups = append(n.groups, dir)
-		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} { // empty in a new group
-			if raw, err := os.ReadFile(filepath.Join(root, file)); err == nil {
-				if err := os.WriteFile(filepath.Join(dir, file), raw, 0); err != nil {
-					return err
-				}
-			}
-		}
-	}
-	return nil
 }
 
 // Log returns what a container of a pod has printed.
@@ -333,25 +304,4 @@ func (n *Node) Stop() error {
 	}
 	n.groups = nil
 	return errors.Join(errs...)
-}
-
-// removeGroup removes a control group with those below it. The kernel may still be ending
-// processes of it.
-func removeGroup(dir string) error {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		if e.IsDir() {
-			if err := removeGroup(filepath.Join(dir, e.Name())); err != nil {
-				return err
-			}
-		}
-	}
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		if err = os.Remove(dir); err == nil || time.Now().After(end) {
-			return err
-		}
-	}
 }

@@ -21,7 +21,8 @@ func BuildDxPU(dir string) (dxpu, driver string, err error) {
 	for _, b := range []struct{ in, out, pkg string }{
 		{root, dxpu, "./cmd/dxpu"}, {root, dxpu + "-opencl", "./cmd/dxpu-opencl"}, {moduleDir(), driver, "./cmd/dxpu-dra"},
 	} {
-		cmd := exec.Command("go", "build", "-o", b.out, b.pkg)
+		// As in build-cluster.sh, whose compiled packages are used again.
+		cmd := exec.Command("go", "build", "-trimpath", "-o", b.out, b.pkg)
 		cmd.Dir = b.in
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
@@ -131,11 +132,24 @@ func boxName(i int) string { return fmt.Sprintf("box-%d", i+1) }
 
 // StartBox starts a box with OpenCL, also after KillBox.
 func (p *Pool) StartBox(i int) error {
-	return p.start(boxName(i), "box", "--name", boxName(i), "--manager", p.URL, "--opencl", "--state-dir", filepath.Join(p.Dir, boxName(i)))
+	return p.StartBoxWith(boxName(i), "--opencl")
+}
+
+// StartBoxWith starts a box with devices that its flags describe.
+func (p *Pool) StartBoxWith(name string, flags ...string) error {
+	return p.start(name, append([]string{"box", "--name", name, "--manager", p.URL, "--state-dir", filepath.Join(p.Dir, name)}, flags...)...)
 }
 
 // KillBox ends a box at once.
-func (p *Pool) KillBox(i int) { p.parts[boxName(i)].Kill() }
+func (p *Pool) KillBox(i int) { p.Kill(boxName(i)) }
+
+// Kill ends a part of the pool at once.
+func (p *Pool) Kill(name string) { p.parts[name].Kill() }
+
+// Command runs the program of the pool to its end, and returns what it prints.
+func (p *Pool) Command(ctx context.Context, args ...string) ([]byte, error) {
+	return exec.CommandContext(ctx, p.program, args...).CombinedOutput()
+}
 
 // SocketDir returns the directory with the vfio-user sockets of a host.
 func (p *Pool) SocketDir(i int) string { return filepath.Join(p.Dir, fmt.Sprintf("s%d", i+1)) }

@@ -69,7 +69,7 @@ func (p *Plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 		data := make([]devicedata.Data, len(results))
 		for i, r := range results {
 			var err error
-			if data[i], err = attached(claim, r.Device); err != nil {
+			if data[i], err = attached(claim, &r); err != nil {
 				return nil, err
 			}
 		}
@@ -79,9 +79,12 @@ func (p *Plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 		}
 		// One device of CDI stands for all of a request, because their variables are lists.
 		name := string(claim.UID) + "-" + results[0].Device
+		if id := results[0].ShareID; id != nil { // two requests may have shares of one device
+			name += "-" + string(*id)
+		}
 		specs = append(specs, cdi.Device{Name: name, Edits: edits})
 		for i, r := range results {
-			d := kubeletplugin.Device{Requests: []string{request}, PoolName: r.Pool, DeviceName: r.Device, Metadata: &kubeletplugin.DeviceMetadata{Attributes: attributes[i]}}
+			d := kubeletplugin.Device{Requests: []string{request}, PoolName: r.Pool, DeviceName: r.Device, ShareID: r.ShareID, Metadata: &kubeletplugin.DeviceMetadata{Attributes: attributes[i]}}
 			if i == 0 {
 				d.CDIDeviceIDs = []string{cdi.ID(name)}
 			}
@@ -92,9 +95,10 @@ func (p *Plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 }
 
 // attached returns the data that the controller has left for a device that is attached.
-func attached(claim *resourceapi.ResourceClaim, device string) (d devicedata.Data, err error) {
+func attached(claim *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult) (d devicedata.Data, err error) {
+	device := r.Device
 	for _, s := range claim.Status.Devices {
-		if s.Driver != inventory.Driver || s.Device != device {
+		if s.Driver != inventory.Driver || s.Device != device || !sameShare(r.ShareID, s.ShareID) {
 			continue
 		}
 		if failed := meta.FindStatusCondition(s.Conditions, inventory.Failed); failed != nil && failed.Status == "True" {
@@ -113,6 +117,13 @@ func attached(claim *resourceapi.ResourceClaim, device string) (d devicedata.Dat
 		return d, nil
 	}
 	return d, fmt.Errorf("device %s is not attached yet", device)
+}
+
+func sameShare(allocated *types.UID, status *string) bool {
+	if allocated == nil || status == nil {
+		return allocated == nil && status == nil
+	}
+	return string(*allocated) == *status
 }
 
 // UnprepareResourceClaims implements kubeletplugin.DRAPlugin.

@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -26,10 +27,10 @@ func claim(conditions ...metav1.Condition) *resourceapi.ResourceClaim {
 	for i, name := range []string{"b1-0", "b1-1"} {
 		data, _ := json.Marshal(devicedata.Data{Lease: "l-1", GPU: "b1/" + name[3:], Host: "h1", Slot: uint32(i)})
 		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, resourceapi.DeviceRequestAllocationResult{
-			Request: "gpu", Driver: inventory.Driver, Pool: inventory.Pool, Device: name,
+			Request: "gpu", Driver: inventory.Driver, Pool: "dxpu/b1", Device: name,
 		})
 		c.Status.Devices = append(c.Status.Devices, resourceapi.AllocatedDeviceStatus{
-			Driver: inventory.Driver, Pool: inventory.Pool, Device: name, Conditions: conditions, Data: &runtime.RawExtension{Raw: data},
+			Driver: inventory.Driver, Pool: "dxpu/b1", Device: name, Conditions: conditions, Data: &runtime.RawExtension{Raw: data},
 		})
 	}
 	return c
@@ -77,7 +78,7 @@ func TestPrepare(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{`"DXPU_SOCKETS=/run/dxpu/slot0.sock:/run/dxpu/slot1.sock"`, `"hostPath": "` + dir + `/slot1.sock"`, `"kind": "dxpu.dev/gpu"`} {
+	for _, want := range []string{`"DXPU_SOCKETS=/run/dxpu"`, `"hostPath": "` + dir + `/slot1.sock"`, `"kind": "dxpu.dev/gpu"`} {
 		if !strings.Contains(string(raw), want) {
 			t.Errorf("the CDI specification lacks %s:\n%s", want, raw)
 		}
@@ -125,6 +126,37 @@ func TestPrepareRefuses(t *testing.T) {
 	}
 }
 
+// TestDriver: a container gets the driver whichever way its devices come, and the file of the
+// ICD loader is not written again: containers have it mounted.
+func TestDriver(t *testing.T) {
+	p, dir := socketPlugin(t)
+	driver := Driver{Library: "/opt/d/libdxpu-opencl.so", Dir: dir}
+	p.Access.(*Sockets).Driver = driver
+	if r := prepare(t, p, claim(condition(inventory.Attached, "True"))); r.Err != nil {
+		t.Fatal(r.Err)
+	}
+	raw, err := os.ReadFile(filepath.Join(dir, "cdi", "gpu.dxpu.dev-u1.json"))
+	if err != nil || !strings.Contains(string(raw), `"hostPath": "/opt/d/libdxpu-opencl.so"`) || !strings.Contains(string(raw), `"containerPath": "/etc/OpenCL/vendors/dxpu.icd"`) {
+		t.Errorf("%v: the CDI specification lacks the driver:\n%s", err, raw)
+	}
+	icd := filepath.Join(dir, "dxpu.icd")
+	before, err := os.Stat(icd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, _, err := (&VFIO{Driver: driver}).Open(t.Context(), nil)
+	if err != nil || len(e.Mounts) != 2 {
+		t.Errorf("mounts %+v, %v", e.Mounts, err)
+	}
+	after, err := os.Stat(icd)
+	if err != nil || !os.SameFile(before, after) || before.ModTime() != after.ModTime() {
+		t.Errorf("the file was written again: %v", err)
+	}
+	if text, err := os.ReadFile(icd); err != nil || string(text) != containerDriver+"\n" {
+		t.Errorf("%q, %v", text, err)
+	}
+}
+
 // TestVFIO: a function below the port of slot 1, with another driver.
 func TestVFIO(t *testing.T) {
 	root := t.TempDir()
@@ -169,13 +201,40 @@ func TestVFIO(t *testing.T) {
 		}
 	}
 	write("bus/pci/drivers_probe", "")
-	got, err := device()
-	if want := "/dev/vfio/17 0000:02:00.0 DXPU_PCI_ADDRESSES=0000:02:00.0"; err != nil || got != want {
-		t.Errorf("%q, %v; want %q", got, err, want)
-	}
-	for file, want := range map[string]string{at + "driver_override": "vfio-pci", "bus/pci/drivers/other/unbind": "0000:02:00.0", "bus/pci/drivers_probe": "0000:02:00.0"} {
-		if raw, _ := os.ReadFile(filepath.Join(root, file)); string(raw) != want {
-			t.Errorf("%s has %q, want %q", file, raw, want)
+	var said []string
+	loaded := false // the module vfio-pci
+	v.write = func(path, text string) error {
+		rel, err := filepath.Rel(root, path)
+		if err != nil {
+			return err
 		}
+		said = append(said, text+" > "+rel)
+		driver := filepath.Join(root, at, "driver")
+		switch filepath.Base(path) {
+		case "unbind":
+			return os.Remove(driver)
+		case "drivers_probe":
+			if loaded {
+				return os.Symlink("../../drivers/vfio-pci", driver)
+			}
+		}
+		return nil
+	}
+	if _, err := device(); err == nil || !strings.Contains(err.Error(), "load the module vfio-pci") {
+		t.Errorf("without the module: %v", err)
+	}
+	loaded = true
+	for range 2 { // the second time it is bound
+		got, err := device()
+		if want := "/dev/vfio/17 0000:02:00.0 DXPU_PCI_ADDRESS_1=0000:02:00.0"; err != nil || got != want {
+			t.Errorf("%q, %v; want %q", got, err, want)
+		}
+	}
+	want := []string{
+		"vfio-pci > " + at + "driver_override", "0000:02:00.0 > " + at + "driver/unbind", "0000:02:00.0 > bus/pci/drivers_probe",
+		"vfio-pci > " + at + "driver_override", "0000:02:00.0 > bus/pci/drivers_probe",
+	}
+	if !slices.Equal(said, want) {
+		t.Errorf("told the kernel %q, want %q", said, want)
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/cdi"
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/devicedata"
@@ -16,24 +15,17 @@ import (
 type Sockets struct {
 	// Dir is the directory of the sockets: "dxpu host --socket-dir".
 	Dir string
-	// Driver is the OpenCL driver on the node, "" for none: the container then has one, or
-	// another client of vfio-user.
-	Driver string
-	// Vendors is a directory for the file that names the driver to the ICD loader.
-	Vendors string
+	// Driver is the OpenCL driver. Without it the container has one, or another client of
+	// vfio-user.
+	Driver Driver
 }
 
-// Paths in the container.
-const (
-	containerSockets = "/run/dxpu"
-	containerDriver  = "/usr/lib/dxpu/libdxpu-opencl.so"
-	containerICD     = "/etc/OpenCL/vendors/dxpu.icd"
-)
+// containerSockets is the directory of the sockets in the container.
+const containerSockets = "/run/dxpu"
 
 // Open implements Access.
 func (s *Sockets) Open(_ context.Context, devices []devicedata.Data) (cdi.Edits, []Attributes, error) {
 	var e cdi.Edits
-	var paths []string
 	for _, d := range devices {
 		name := fmt.Sprintf("slot%d.sock", d.Slot)
 		socket := filepath.Join(s.Dir, name)
@@ -43,20 +35,13 @@ func (s *Sockets) Open(_ context.Context, devices []devicedata.Data) (cdi.Edits,
 			return e, nil, fmt.Errorf("GPU %s: %s is not a socket", d.GPU, socket)
 		}
 		in := containerSockets + "/" + name
-		paths = append(paths, in)
 		// The socket alone: the directory has those of other pods.
 		e.Mounts = append(e.Mounts, cdi.Mount{HostPath: socket, ContainerPath: in, Options: []string{"rw", "nosuid", "nodev", "bind"}})
 	}
-	e.Env = []string{"DXPU_SOCKETS=" + strings.Join(paths, ":")}
-	if s.Driver != "" {
-		icd := filepath.Join(s.Vendors, "dxpu.icd")
-		if err := os.WriteFile(icd, []byte(containerDriver+"\n"), 0o644); err != nil {
-			return e, nil, fmt.Errorf("the file for the ICD loader: %w", err)
-		}
-		readOnly := []string{"ro", "nosuid", "nodev", "bind"}
-		e.Mounts = append(e.Mounts,
-			cdi.Mount{HostPath: s.Driver, ContainerPath: containerDriver, Options: readOnly},
-			cdi.Mount{HostPath: icd, ContainerPath: containerICD, Options: readOnly})
-	}
-	return e, make([]Attributes, len(devices)), nil
+	// The directory, not a list: a container may have the devices of several requests and
+	// claims, and the runtime keeps the last of the variables with one name.
+	e.Env = []string{"DXPU_SOCKETS=" + containerSockets}
+	mounts, err := s.Driver.mounts()
+	e.Mounts = append(e.Mounts, mounts...)
+	return e, make([]Attributes, len(devices)), err
 }

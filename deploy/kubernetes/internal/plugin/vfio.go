@@ -22,6 +22,18 @@ import (
 type VFIO struct {
 	Sysfs string // "/sys"
 	Dev   string // "/dev"
+	// Driver is the OpenCL driver, which finds the functions by itself.
+	Driver Driver
+
+	// write writes a file of sysfs; nil: os.WriteFile. Tests are the kernel.
+	write func(path, text string) error
+}
+
+func (v *VFIO) set(path, text string) error {
+	if v.write != nil {
+		return v.write(path, text)
+	}
+	return os.WriteFile(path, []byte(text), 0)
 }
 
 // pciBusID is the attribute that Kubernetes has for the address of a function.
@@ -31,7 +43,6 @@ const pciBusID = "resource.kubernetes.io/pciBusID"
 func (v *VFIO) Open(_ context.Context, devices []devicedata.Data) (cdi.Edits, []Attributes, error) {
 	e := cdi.Edits{DeviceNodes: []cdi.DeviceNode{{Path: filepath.Join(v.Dev, "vfio/vfio")}}}
 	var attributes []Attributes
-	var addresses []string
 	for _, d := range devices {
 		address, err := v.function(d.Slot)
 		if err != nil {
@@ -41,12 +52,15 @@ func (v *VFIO) Open(_ context.Context, devices []devicedata.Data) (cdi.Edits, []
 		if err != nil {
 			return e, nil, fmt.Errorf("GPU %s: function %s: %w", d.GPU, address, err)
 		}
+		// A variable for each slot: a container may have the devices of several requests and
+		// claims, and the runtime keeps the last of the variables with one name.
+		e.Env = append(e.Env, fmt.Sprintf("DXPU_PCI_ADDRESS_%d=%s", d.Slot, address))
 		e.DeviceNodes = append(e.DeviceNodes, cdi.DeviceNode{Path: filepath.Join(v.Dev, "vfio", group)})
-		addresses = append(addresses, address)
 		attributes = append(attributes, Attributes{pciBusID: resourceapi.DeviceAttribute{StringValue: &address}})
 	}
-	e.Env = []string{"DXPU_PCI_ADDRESSES=" + strings.Join(addresses, ",")}
-	return e, attributes, nil
+	mounts, err := v.Driver.mounts()
+	e.Mounts = append(e.Mounts, mounts...)
+	return e, attributes, err
 }
 
 // functionAddress is the address of a PCI function without its function number.
@@ -83,23 +97,38 @@ func (v *VFIO) bind(address string) (group string, err error) {
 		return "", fmt.Errorf("it is in no IOMMU group: %w; the VM needs a virtual IOMMU", err)
 	}
 	group = filepath.Base(link)
-	driver, err := os.Readlink(v.device(address, "driver"))
-	switch {
-	case err == nil && filepath.Base(driver) == "vfio-pci":
-		return group, nil
-	case err != nil && !errors.Is(err, fs.ErrNotExist):
-		return "", err
+	driver, err := v.driver(address)
+	if err != nil || driver == vfioDriver {
+		return group, err
 	}
-	if err := os.WriteFile(v.device(address, "driver_override"), []byte("vfio-pci"), 0); err != nil {
+	if err := v.set(v.device(address, "driver_override"), vfioDriver); err != nil {
 		return "", err
 	}
 	if driver != "" {
-		if err := os.WriteFile(v.device(address, "driver/unbind"), []byte(address), 0); err != nil {
-			return "", fmt.Errorf("unbind it from %s: %w", filepath.Base(driver), err)
+		if err := v.set(v.device(address, "driver/unbind"), address); err != nil {
+			return "", fmt.Errorf("unbind it from %s: %w", driver, err)
 		}
 	}
-	if err := os.WriteFile(filepath.Join(v.Sysfs, "bus/pci/drivers_probe"), []byte(address), 0); err != nil {
-		return "", fmt.Errorf("bind it to vfio-pci: %w; load the module vfio-pci on the node", err)
+	if err := v.set(filepath.Join(v.Sysfs, "bus/pci/drivers_probe"), address); err != nil {
+		return "", fmt.Errorf("bind it to vfio-pci: %w", err)
+	}
+	// The kernel takes the address also if no driver takes the function.
+	switch driver, err = v.driver(address); {
+	case err != nil:
+		return "", err
+	case driver != vfioDriver:
+		return "", fmt.Errorf("vfio-pci does not take it (its driver: %q): load the module vfio-pci on the node", driver)
 	}
 	return group, nil
+}
+
+const vfioDriver = "vfio-pci"
+
+// driver returns the driver of a function, "" for none.
+func (v *VFIO) driver(address string) (string, error) {
+	link, err := os.Readlink(v.device(address, "driver"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	return filepath.Base(link), err
 }

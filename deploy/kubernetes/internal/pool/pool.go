@@ -20,10 +20,12 @@ import (
 
 // Snapshot is the pool at one time. It is not changed any more.
 type Snapshot struct {
-	GPUs   []*dxpuv1.GPU
-	Hosts  map[string]*dxpuv1.Host // by ID
-	Racks  map[string]string       // of the boxes, by ID
-	Spares []*dxpuv1.SpareStatus
+	GPUs  []*dxpuv1.GPU
+	Hosts map[string]*dxpuv1.Host // by ID
+	Racks map[string]string       // of the boxes, by ID
+	// BoxTaints are the taints of the boxes, by ID.
+	BoxTaints map[string][]*dxpuv1.Taint
+	Spares    []*dxpuv1.SpareStatus
 }
 
 // Watcher follows a pool. Run fills it.
@@ -54,8 +56,10 @@ func New(api dxpuv1connect.PoolServiceClient, cluster string, leaseChanged func(
 const (
 	// retryPause is the time between two attempts to reach the manager.
 	retryPause = time.Second
-	// refreshPause bounds the rate of lists of GPUs: a burst of events causes one.
+	// refreshPause and refreshShare bound the work of listing GPUs: a burst of events causes
+	// one list, and lists take a tenth of the time at most.
 	refreshPause = 200 * time.Millisecond
+	refreshShare = 10
 	// refreshEvery is the time after which the GPUs are listed without an event: spares and
 	// quarantines change with the time.
 	refreshEvery = 15 * time.Second
@@ -90,6 +94,13 @@ func (w *Watcher) Snapshot() *Snapshot {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.snapshot
+}
+
+// SetSnapshot records a snapshot, which is not changed any more.
+func (w *Watcher) SetSnapshot(s *Snapshot) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.snapshot = s
 }
 
 // Leases returns the leases of a claim.
@@ -262,29 +273,28 @@ func (w *Watcher) followGPUs(ctx context.Context) error {
 		ended <- errors.Join(errors.New("the stream of events ended"), stream.Err())
 	})
 	for {
+		began := time.Now()
 		s, err := w.read(ctx)
 		if err != nil {
 			return err
 		}
-		w.mu.Lock()
-		w.snapshot = s
-		w.mu.Unlock()
+		w.SetSnapshot(s)
 		w.ready()
 		w.poolChanged()
-		if err := waitFor(ctx, events, ended); err != nil {
+		if err := waitFor(ctx, max(refreshPause, refreshShare*time.Since(began)), events, ended); err != nil {
 			return err
 		}
 	}
 }
 
-// waitFor returns after an event, or after refreshEvery.
-func waitFor(ctx context.Context, events <-chan struct{}, ended <-chan error) error {
+// waitFor returns after a pause and an event, or after refreshEvery.
+func waitFor(ctx context.Context, pause time.Duration, events <-chan struct{}, ended <-chan error) error {
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
 	case err := <-ended:
 		return err
-	case <-time.After(refreshPause):
+	case <-time.After(pause):
 	}
 	select {
 	case <-ctx.Done():
@@ -308,7 +318,7 @@ func (w *Watcher) ready() {
 
 // read lists everything that the inventory needs.
 func (w *Watcher) read(ctx context.Context) (*Snapshot, error) {
-	s := &Snapshot{Hosts: map[string]*dxpuv1.Host{}, Racks: map[string]string{}}
+	s := &Snapshot{Hosts: map[string]*dxpuv1.Host{}, Racks: map[string]string{}, BoxTaints: map[string][]*dxpuv1.Taint{}}
 	for req := (&dxpuv1.ListGPUsRequest{PageSize: pageSize}); ; {
 		res, err := w.api.ListGPUs(ctx, connect.NewRequest(req))
 		if err != nil {
@@ -338,6 +348,9 @@ func (w *Watcher) read(ctx context.Context) (*Snapshot, error) {
 		}
 		for _, b := range res.Msg.Boxes {
 			s.Racks[b.Node.Id] = b.Node.Rack
+			if len(b.Node.Taints) > 0 {
+				s.BoxTaints[b.Node.Id] = b.Node.Taints
+			}
 		}
 		if req.PageToken = res.Msg.NextPageToken; req.PageToken == "" {
 			break

@@ -1,0 +1,97 @@
+package claims
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// The identity of the parameters in the opaque configuration of a claim or a device class.
+const (
+	ParametersVersion = "gpu.dxpu.dev/v1"
+	ParametersKind    = "LeaseParameters"
+)
+
+// maxParameters is the API server's bound for opaque parameters, in bytes.
+const maxParameters = 10 << 10
+
+// Parameters are what a device class or a claim says about the leases of a request. A
+// field that is empty says nothing.
+type Parameters struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	// Class is "online" or "offline", Sharing "space", "time" or "partition": those of a part.
+	Class   string `json:"class"`
+	Sharing string `json:"sharing"`
+	// Affinity, AntiAffinity, Exclusion and Workload are the rules of a part.
+	Affinity     string `json:"affinity"`
+	AntiAffinity string `json:"antiAffinity"`
+	Exclusion    string `json:"exclusion"`
+	Workload     string `json:"workload"`
+	// Priority is that in the queue of the pool, -100 to 100. Only a device class, which an
+	// administrator writes, may have one above 0.
+	Priority *int32 `json:"priority"`
+	// Preemptible is whether the lease may be ended for one of higher priority.
+	Preemptible *bool `json:"preemptible"`
+}
+
+var partClasses = map[string]dxpuv1.PartClass{
+	"": 0, "online": dxpuv1.PartClass_PART_CLASS_ONLINE, "offline": dxpuv1.PartClass_PART_CLASS_OFFLINE,
+}
+
+var shareModes = map[string]dxpuv1.ShareMode{
+	"": 0, "space": dxpuv1.ShareMode_SHARE_MODE_SPACE, "time": dxpuv1.ShareMode_SHARE_MODE_TIME, "partition": dxpuv1.ShareMode_SHARE_MODE_PARTITION,
+}
+
+// Add reads parameters, which take the place of earlier ones, field by field. class is
+// whether they are those of a device class.
+func (p *Parameters) Add(raw []byte, class bool) error {
+	if len(raw) > maxParameters {
+		return fmt.Errorf("the parameters have %d bytes, at most %d", len(raw), maxParameters)
+	}
+	var next Parameters
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&next); err != nil {
+		return fmt.Errorf("the parameters: %w", err)
+	}
+	if next.APIVersion != ParametersVersion || next.Kind != ParametersKind {
+		return fmt.Errorf("the parameters are a %q of %q; want a %s of %s", next.Kind, next.APIVersion, ParametersKind, ParametersVersion)
+	}
+	if _, ok := partClasses[next.Class]; !ok {
+		return fmt.Errorf("class %q is not online or offline", next.Class)
+	}
+	if _, ok := shareModes[next.Sharing]; !ok {
+		return fmt.Errorf("sharing %q is not space, time or partition", next.Sharing)
+	}
+	if !class && next.Priority != nil && *next.Priority > 0 {
+		return fmt.Errorf("priority %d: only a device class may have one above 0", *next.Priority)
+	}
+	*p = Parameters{
+		Class: cmp.Or(next.Class, p.Class), Sharing: cmp.Or(next.Sharing, p.Sharing),
+		Affinity: cmp.Or(next.Affinity, p.Affinity), AntiAffinity: cmp.Or(next.AntiAffinity, p.AntiAffinity),
+		Exclusion: cmp.Or(next.Exclusion, p.Exclusion), Workload: cmp.Or(next.Workload, p.Workload),
+		Priority: cmp.Or(next.Priority, p.Priority), Preemptible: cmp.Or(next.Preemptible, p.Preemptible),
+	}
+	return nil
+}
+
+// apply writes the parameters into the spec of a lease. Those of parts hold for parts only.
+func (p *Parameters) apply(s *dxpuv1.LeaseSpec) {
+	if p.Priority != nil {
+		s.Priority = *p.Priority
+	}
+	if p.Preemptible != nil {
+		s.Preemptible = *p.Preemptible
+	}
+	if s.Part == nil {
+		return
+	}
+	s.Part.Class, s.Part.Share = partClasses[p.Class], shareModes[p.Sharing]
+	if p.Affinity != "" || p.AntiAffinity != "" || p.Exclusion != "" || p.Workload != "" {
+		s.PartRules = &dxpuv1.PartRules{Affinity: p.Affinity, AntiAffinity: p.AntiAffinity, Exclusion: p.Exclusion, Workload: p.Workload}
+	}
+}

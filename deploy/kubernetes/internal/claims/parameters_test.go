@@ -1,0 +1,69 @@
+package claims
+
+import (
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+const header = `"apiVersion":"gpu.dxpu.dev/v1","kind":"LeaseParameters"`
+
+// TestParameters: those of the claim take the place of those of the class, and none of a
+// claim raises its priority.
+func TestParameters(t *testing.T) {
+	var p Parameters
+	if err := p.Add([]byte(`{`+header+`,"priority":50,"class":"online","affinity":"a","preemptible":false}`), true); err != nil {
+		t.Fatal(err)
+	}
+	for _, refused := range []string{`{` + header + `,"priority":51}`, `{` + header + `,"priority":50}`} {
+		if err := p.Add([]byte(refused), false); err == nil || !strings.Contains(err.Error(), "only a device class") {
+			t.Errorf("%s of a claim: error %v", refused, err)
+		}
+	}
+	if err := p.Add([]byte(`{`+header+`,"class":"offline","sharing":"time","preemptible":true,"workload":"bert"}`), false); err != nil {
+		t.Fatal(err)
+	}
+	part := &dxpuv1.LeaseSpec{Part: &dxpuv1.Part{MemoryBytes: 1, Compute: 2}}
+	p.apply(part)
+	want := &dxpuv1.LeaseSpec{
+		Priority: 50, Preemptible: true,
+		Part: &dxpuv1.Part{
+			MemoryBytes: 1, Compute: 2, Class: dxpuv1.PartClass_PART_CLASS_OFFLINE, Share: dxpuv1.ShareMode_SHARE_MODE_TIME,
+		},
+		PartRules: &dxpuv1.PartRules{Affinity: "a", Workload: "bert"},
+	}
+	if !proto.Equal(part, want) {
+		t.Errorf("the lease is\n%v, want\n%v", part, want)
+	}
+	whole := &dxpuv1.LeaseSpec{}
+	p.apply(whole)
+	if want := (&dxpuv1.LeaseSpec{Priority: 50, Preemptible: true}); !proto.Equal(whole, want) {
+		t.Errorf("the lease of a whole GPU is\n%v, want\n%v", whole, want)
+	}
+}
+
+// TestParametersRefused: a claim is written by any user of the cluster.
+func TestParametersRefused(t *testing.T) {
+	for in, want := range map[string]string{
+		``:                                 "EOF",
+		`[]`:                               "parameters",
+		`{}`:                               "want a LeaseParameters",
+		`{` + header + `,"clas":"x"}`:      "unknown field",
+		`{` + header + `,"class":"x"}`:     "online or offline",
+		`{` + header + `,"sharing":""x`:    "invalid character",
+		`{` + header + `,"sharing":"mig"}`: "space, time or partition",
+		`{` + header + `,"priority":1}`:    "only a device class",
+		strings.Repeat(" ", maxParameters) + `{}`: "at most",
+	} {
+		var p Parameters
+		if err := p.Add([]byte(in), false); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.40s: error %v, want %q", in, err, want)
+		}
+		if p != (Parameters{}) {
+			t.Errorf("%.40s: %v is left", in, p)
+		}
+	}
+}

@@ -1,0 +1,153 @@
+package test
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/kubetest"
+)
+
+// The size of TestScale. The issue of a large cluster is 1,000 claims, 200 nodes and 2,000
+// GPUs, which needs some processors:
+//
+//	go test ./test -run TestScale -v -claims 1000 -nodes 200 -boxes 250
+var scale struct{ claims, nodes, boxes, faults int }
+
+func init() { //nolint:gochecknoinits // testing.M parses the flags
+	flag.IntVar(&scale.claims, "claims", 40, "claims of TestScale")
+	flag.IntVar(&scale.nodes, "nodes", 20, "nodes of TestScale, each with ten slots")
+	flag.IntVar(&scale.boxes, "boxes", 25, "boxes of TestScale, each with eight GPUs")
+	flag.IntVar(&scale.faults, "faults", 100, "faults of TestTorture")
+}
+
+const (
+	gpusPerBox   = 8
+	slotsPerNode = 10
+)
+
+// TestScale binds many claims at a time, and logs how long that takes beside claims of the
+// same number of devices that have no binding conditions: those are the scheduler's own time.
+func TestScale(t *testing.T) {
+	n := scale.claims
+	if n > scale.nodes*slotsPerNode || n > scale.boxes*gpusPerBox {
+		t.Fatalf("%d claims do not fit on %d nodes of %d slots and %d boxes of %d GPUs", n, scale.nodes, slotsPerNode, scale.boxes, gpusPerBox)
+	}
+	e := newEnv(t, versions[0], kubetest.PoolSpec{Boxes: scale.boxes, GPUs: gpusPerBox, Hosts: scale.nodes, Slots: slotsPerNode, Simulate: true})
+	plain := e.plainDevices(scale.boxes, gpusPerBox)
+	alone := e.bindAll("plain", plain, n)
+	e.deleteAll("plain")
+	driver := e.bindAll("pool", class, n)
+	e.deleteAll("pool")
+	e.waitNoLease()
+	t.Logf("%d claims on %d nodes and %d devices: the last pod runs after %v without conditions, after %v with those of the pool",
+		n, scale.nodes, scale.boxes*gpusPerBox, alone.Round(100*time.Millisecond), driver.Round(100*time.Millisecond))
+}
+
+// plainDevices publishes devices of a driver without conditions, for all nodes, in as many
+// slices as the pool has. It returns their class.
+func (e *env) plainDevices(boxes, gpus int) (name string) {
+	e.t.Helper()
+	const driver = "plain.test"
+	ctx, yes := e.t.Context(), true
+	for b := range boxes {
+		s := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("plain-%d", b)}, Spec: resourceapi.ResourceSliceSpec{
+			Driver: driver, AllNodes: &yes, Pool: resourceapi.ResourcePool{Name: fmt.Sprintf("box-%d", b), Generation: 1, ResourceSliceCount: 1},
+		}}
+		for g := range gpus {
+			s.Spec.Devices = append(s.Spec.Devices, resourceapi.Device{Name: fmt.Sprintf("gpu-%d", g)})
+		}
+		if _, err := e.Kube.ResourceV1().ResourceSlices().Create(ctx, s, metav1.CreateOptions{}); err != nil {
+			e.t.Fatal(err)
+		}
+	}
+	c := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: driver}, Spec: resourceapi.DeviceClassSpec{
+		Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: `device.driver == "plain.test"`}}},
+	}}
+	if _, err := e.Kube.ResourceV1().DeviceClasses().Create(ctx, c, metav1.CreateOptions{}); err != nil {
+		e.t.Fatal(err)
+	}
+	return driver
+}
+
+// bindAll creates pods with a claim each in a namespace, and returns the time until all run.
+func (e *env) bindAll(namespace, class string, n int) time.Duration {
+	e.t.Helper()
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
+	if _, err := e.Kube.CoreV1().Namespaces().Create(e.t.Context(), ns, metav1.CreateOptions{}); err != nil {
+		e.t.Fatal(err)
+	}
+	spec := e.podSpec(podSpec{namespace: namespace, name: "one", class: class})
+	began := time.Now()
+	var makers sync.WaitGroup
+	work := make(chan int)
+	for range 8 {
+		makers.Go(func() {
+			for i := range work {
+				p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("p%d", i), Namespace: namespace}, Spec: spec}
+				if _, err := e.Kube.CoreV1().Pods(namespace).Create(e.t.Context(), p, metav1.CreateOptions{}); err != nil {
+					e.t.Error(err)
+				}
+			}
+		})
+	}
+	for i := range n {
+		work <- i
+	}
+	close(work)
+	makers.Wait()
+	e.t.Logf("%s: %d pods are created after %v", namespace, n, time.Since(began).Round(100*time.Millisecond))
+	e.waitProgress("pods of "+namespace+" to run", func(ctx context.Context) (left int, err error) {
+		l, err := e.Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{FieldSelector: "status.phase!=Running", ResourceVersion: "0"})
+		if err != nil {
+			return n, err
+		}
+		return len(l.Items), nil
+	})
+	return time.Since(began)
+}
+
+func (e *env) deleteAll(namespace string) {
+	e.t.Helper()
+	if err := e.Kube.CoreV1().Pods(namespace).DeleteCollection(e.t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+		e.t.Fatal(err)
+	}
+	e.waitProgress("claims of "+namespace+" to go", func(ctx context.Context) (int, error) {
+		l, err := e.Kube.ResourceV1().ResourceClaims(namespace).List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+		if err != nil {
+			return 1, err
+		}
+		return len(l.Items), nil
+	})
+}
+
+// waitProgress waits until nothing is left, for as long as something goes.
+func (e *env) waitProgress(what string, left func(context.Context) (int, error)) {
+	e.t.Helper()
+	least, since := -1, time.Now()
+	tick := time.NewTicker(250 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		n, err := left(e.t.Context())
+		switch {
+		case err == nil && n == 0:
+			return
+		case err == nil && (least < 0 || n < least):
+			least, since = n, time.Now()
+		case time.Since(since) > patience:
+			e.t.Fatalf("waited for %s: %d are left for %v, %v; the controller says:\n%s", what, n, patience, err, e.controller.Tail(10))
+		}
+		select {
+		case <-e.t.Context().Done():
+			e.t.Fatal(e.t.Context().Err())
+		case <-tick.C:
+		}
+	}
+}
