@@ -20,6 +20,7 @@ var (
 // end. The guest must get a GPU back each time, and QEMU's monitor must answer.
 func TestFaults(t *testing.T) {
 	g := boot(t, qemu.Spec{IOMMU: true})
+	control := monitorOfNothing(t, g)
 	for _, c := range []struct {
 		name string
 		test func(t *testing.T, g *guest) (round func(), end func())
@@ -37,11 +38,11 @@ func TestFaults(t *testing.T) {
 			var all answers
 			n := 0
 			for n < *rounds && (n == 0 || *limit == 0 || time.Since(began) < *limit) {
-				watched := g.watch(t)
+				watched := g.watch(t, control)
 				round()
 				these := watched()
 				all = all.and(these)
-				if n++; these.late() || n%10 == 0 {
+				if n++; these.late > 0 || n%10 == 0 {
 					t.Logf("round %d: the monitor %v; in all rounds %v", n, these, all)
 				}
 			}

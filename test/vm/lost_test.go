@@ -123,11 +123,7 @@ func testEject(t *testing.T, g *guest, p *pool) {
 	g.unplugged(t, address)
 	p.awaitThat(t, 0, "ejected", (*dxpuv1.ObservedBinding).GetEjected)
 	p.await(t, 0, dxpuv1.BindingState_BINDING_STATE_ATTACHED)
-	p.bindings[0].Replugs++
-	box, host := p.desired()
-	p.box.Apply(box)
-	p.host.Apply(host)
-	p.awaitThat(t, 0, "plugged in again", func(b *dxpuv1.ObservedBinding) bool { return !b.GetEjected() })
+	p.replug(t, 0)
 	g.sh(t, "%s use %s", helper, g.plugged(t, 0))
 	p.detach(t, 0)
 }
@@ -184,8 +180,9 @@ func testSilence(t *testing.T, g *guest, p *pool) {
 	if thorough() {
 		cuts = append(cuts, 30*time.Second)
 	}
+	control := monitorOfNothing(t, g)
 	for _, cut := range cuts {
-		watched := g.watch(t)
+		watched := g.watch(t, control)
 		p.attach(t, 0, 0)
 		poll := g.start(t, "%s poll %s", helper, g.plugged(t, 0))
 		poll.says(t, "0x")

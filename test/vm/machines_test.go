@@ -19,6 +19,7 @@ func TestMachines(t *testing.T) {
 		os   string // of scripts/build-guest.sh
 		spec qemu.Spec
 		more func(t *testing.T, g *guest)
+		tour func(t *testing.T, g *guest, p *pool) // nil: tour with more
 	}{
 		{name: "four slots behind a switch, two nodes", spec: qemu.Spec{Slots: 4, Switch: true, Nodes: 2}, more: checkNodes},
 		{name: "q35, ACPI hot-plug, IOMMU, four slots", spec: qemu.Spec{Slots: 4, IOMMU: true}},
@@ -26,7 +27,10 @@ func TestMachines(t *testing.T) {
 		{name: "q35, x3130 switch, native hot-plug", spec: qemu.Spec{Slots: 2, Switch: true, NativeHotPlug: true}},
 		{name: "i440fx, PCI bridges", spec: qemu.Spec{Slots: 2, Chipset: qemu.I440FX}},
 		{name: "6 GiB", spec: qemu.Spec{Slots: 2, Memory: 6 << 30}, more: checkHigh},
-		{name: "suspend to RAM", spec: qemu.Spec{Slots: 2, Args: []string{"-global", "ICH9-LPC.disable_s3=0"}}, more: suspend},
+		{name: "suspend to RAM, native hot-plug", spec: qemu.Spec{Slots: 2, NativeHotPlug: true, Args: withS3}, tour: tourWithNIC},
+		{name: "suspend to RAM, native hot-plug, no MMCONFIG", spec: qemu.Spec{Slots: 2, NativeHotPlug: true, Args: withS3, Cmdline: withoutMMCONFIG}, more: suspend},
+		{name: "suspend to RAM, native hot-plug, Debian 12", os: "bookworm-cloud", spec: qemu.Spec{Slots: 2, NativeHotPlug: true, Args: withS3}, more: suspend},
+		{name: "suspend to RAM, ACPI hot-plug", spec: qemu.Spec{Slots: 2, Args: withS3}, tour: tourWithEdu},
 		{name: "Debian 12, cloud kernel", os: "bookworm-cloud", spec: qemu.Spec{Slots: 2, IOMMU: true}},
 		{name: "Debian 12, generic kernel", os: "bookworm-generic", spec: qemu.Spec{Slots: 2, IOMMU: true}},
 		{name: "Debian 13, generic kernel", os: "trixie-generic", spec: qemu.Spec{Slots: 2, IOMMU: true}},
@@ -43,7 +47,11 @@ func TestMachines(t *testing.T) {
 					g.tell(t)
 				}
 			}()
-			tour(t, g, p, c.more)
+			if c.tour != nil {
+				c.tour(t, g, p)
+			} else {
+				tour(t, g, p, c.more)
+			}
 		})
 	}
 }
@@ -128,33 +136,6 @@ func checkNodes(t *testing.T, g *guest) {
 			t.Errorf("memory at %#x on processor %d, want some of node %[2]d", at, cpu)
 		}
 	}
-}
-
-// suspend puts the guest to sleep with its GPUs, and wakes it.
-func suspend(t *testing.T, g *guest) {
-	if !strings.Contains(g.sh(t, "cat /sys/power/state"), "mem") {
-		t.Fatal("the guest's kernel has no suspend to RAM")
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	events := g.QMP().Subscribe("SUSPEND", "WAKEUP")
-	defer events.Close()
-	asleep := g.start(t, "echo mem >/sys/power/state")
-	await := func(name string) {
-		e, err := events.Next(ctx)
-		if err != nil || e.Name != name {
-			t.Fatalf("QEMU says %q, %v, want %s", e.Name, err, name)
-		}
-	}
-	await("SUSPEND")
-	if err := g.QMP().Execute(ctx, "system_wakeup", nil, nil); err != nil {
-		t.Fatal(err)
-	}
-	await("WAKEUP")
-	if exit := asleep.wait(t); exit != 0 {
-		t.Errorf("status %d: %s", exit, asleep.out.String())
-	}
-	g.useAll(t)
 }
 
 // TestColdPlug boots with GPUs that were there before QEMU started, from a proxy without

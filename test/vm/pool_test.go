@@ -145,6 +145,16 @@ func (p *pool) bind(hostSlot, boxSlot int) {
 	p.host.Apply(host)
 }
 
+// replug plugs the device of a slot in again that the guest has removed.
+func (p *pool) replug(t *testing.T, slot int) {
+	t.Helper()
+	p.bindings[slot].Replugs++
+	box, host := p.desired()
+	p.box.Apply(box)
+	p.host.Apply(host)
+	p.awaitThat(t, slot, "plugged in again", func(b *dxpuv1.ObservedBinding) bool { return !b.GetEjected() })
+}
+
 // detach unplugs the device of a slot and waits until the slot is free. Like the
 // manager it updates the box after the host, so that the guest can finish its use of
 // the device.

@@ -18,15 +18,28 @@ here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$2"
 out=$(cd "$2" && pwd)
 cd "$1"
-tran="lib/migration.c lib/tran.c lib/tran_sock.c"
-library="lib/btree.c lib/dma.c lib/fd_cache.c lib/irq.c lib/libvfio-user.c lib/pci.c lib/pci_caps.c $tran"
+objects=$(mktemp -d)
+trap 'rm -rf "$objects"' EXIT
+tran="migration tran tran_sock"
+library="btree dma fd_cache irq libvfio-user pci pci_caps $tran"
 
-# build NAME FILES...
+compile() { "${CC:-cc}" -O2 -w -std=gnu99 -D_GNU_SOURCE -DSHADOW_IOEVENTFD -Iinclude -Ilib -Isamples -I/usr/include/json-c "$@"; }
+
+# Each file of the library once: all programs share it.
+for file in $library; do
+	compile -c "lib/$file.c" -o "$objects/$file.o"
+done
+
+# build NAME FILE OBJECTS...
 build() {
-	name=$1
-	shift
-	"${CC:-cc}" -O2 -w -std=gnu99 -D_GNU_SOURCE -DSHADOW_IOEVENTFD -Iinclude -Ilib -Isamples -I/usr/include/json-c \
-		"$@" -ljson-c -lpthread -o "$out/$name"
+	name=$1 file=$2
+	shift 2
+	parts=
+	for object in "$@"; do
+		parts="$parts $objects/$object.o"
+	done
+	# shellcheck disable=SC2086 # a list
+	compile "$file" $parts -ljson-c -lpthread -o "$out/$name"
 }
 
 # shellcheck disable=SC2086 # lists
