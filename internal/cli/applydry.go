@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"connectrpc.com/connect"
@@ -30,34 +31,51 @@ func (a *apply) would(kind, name, id, what string, change *dxpuv1.PreviewChange)
 // preview asks the manager what the changes would do. It returns the errors of those that
 // would fail.
 func (a *apply) preview(ctx context.Context) (errs []error) {
-	failed := map[int]bool{}
-	for _, together := range previews(a.wanted) {
-		req := &dxpuv1.PreviewRequest{}
-		for _, w := range together {
-			req.Changes = append(req.Changes, w.change)
-		}
-		res, err := callOn(ctx, a.api, poolAPI.Preview, req)
-		if connect.CodeOf(err) == connect.CodeUnimplemented {
-			return []error{withHint(errors.New("--dry-run: the manager is older than this command and cannot check the file"), "upgrade the manager")}
-		}
-		if err != nil {
-			return append(errs, err)
-		}
-		for i, r := range res.Results[:min(len(res.Results), len(together))] {
-			w, action := together[i], &a.done[together[i].at]
-			if failed[w.at] {
-				continue
+	known := map[int]bool{} // the changes with a result, by at
+	for all := a.wanted; len(all) > 0; {
+		before := len(known)
+		for _, together := range previews(all) {
+			more, err := a.previewOnce(ctx, together, known)
+			errs = append(errs, more...)
+			if err != nil {
+				return append(errs, err)
 			}
-			if r.Code != "" {
-				failed[w.at] = true
-				action.Action = "would fail"
-				errs = append(errs, &aboutError{action.Kind + " " + action.Name, previewError(r)})
-				continue
-			}
-			action.Action = "would be " + w.what + leasePlace(r.Lease)
+		}
+		all = slices.DeleteFunc(slices.Clone(all), func(w wanted) bool { return known[w.at] })
+		if len(known) == before { // a manager that is too busy for a single change
+			return append(errs, fmt.Errorf("--dry-run: the manager did not check %d changes: try again", len(all)))
 		}
 	}
 	return errs
+}
+
+// previewOnce asks the manager about some changes, and notes which of them it has looked at.
+func (a *apply) previewOnce(ctx context.Context, together []wanted, known map[int]bool) (errs []error, err error) {
+	req := &dxpuv1.PreviewRequest{}
+	for _, w := range together {
+		req.Changes = append(req.Changes, w.change)
+	}
+	res, err := callOn(ctx, a.api, poolAPI.Preview, req)
+	if connect.CodeOf(err) == connect.CodeUnimplemented {
+		return nil, withHint(errors.New("--dry-run: the manager is older than this command and cannot check the file"), "upgrade the manager")
+	}
+	if err != nil {
+		return nil, err
+	}
+	for i, r := range res.Results[:min(len(res.Results), len(together))] {
+		w, action := together[i], &a.done[together[i].at]
+		switch {
+		case known[w.at] || r.Code == connect.CodeCanceled.String(): // not looked at
+		case r.Code != "":
+			known[w.at] = true
+			action.Action = "would fail"
+			errs = append(errs, &aboutError{action.Kind + " " + action.Name, previewError(r)})
+		default:
+			known[w.at] = true
+			action.Action = "would be " + w.what + leasePlace(r.Lease)
+		}
+	}
+	return errs, nil
 }
 
 // previews divides the changes into calls. Each has the tenants that its leases need.

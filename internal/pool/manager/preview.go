@@ -3,6 +3,7 @@ package manager
 import (
 	"context"
 	"strings"
+	"time"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
@@ -16,6 +17,10 @@ const (
 	// the manager's lock is held meanwhile, and each failure repeats the changes before it.
 	maxPreview         = 32
 	maxPreviewFailures = 4
+	// maxPreviewTime bounds the time of a preview under the lock. In a full pool a lease
+	// that would wait takes milliseconds, because all leases that it could preempt are
+	// looked at.
+	maxPreviewTime = 50 * time.Millisecond
 )
 
 // Preview implements dxpuv1connect.PoolServiceHandler.
@@ -41,31 +46,41 @@ func (m *Manager) previewLocked(c *call, changes []*dxpuv1.PreviewChange) []*dxp
 	results := make([]*dxpuv1.PreviewResult, len(changes))
 	reserved := m.state.reserved
 	defer func() { m.state.reserved = reserved }()
-	for failures := 0; ; failures++ {
+	// The changes before a failure are carried out again after it, so the first ones that
+	// the time allows are known in any case.
+	late := m.cfg.Now().Add(maxPreviewTime)
+	tooLate := func() bool { return m.cfg.Now().After(late) }
+	why := errorf(connect.CodeCanceled, "not looked at, because %d changes before it fail", maxPreviewFailures)
+	for range maxPreviewFailures {
 		t := m.beginLocked(m.cfg.Now())
 		t.call = c
-		failed := t.previewAll(changes, results)
+		failed := t.previewAll(changes, results, tooLate)
 		t.rollback()
 		if !failed {
 			return results
 		}
-		if failures+1 == maxPreviewFailures {
-			for i, r := range results {
-				if r == nil || r.Code == "" {
-					results[i] = previewError(errorf(connect.CodeAborted, "not looked at, because %d changes before it fail", maxPreviewFailures))
-				}
-			}
-			return results
+		if tooLate() {
+			why = errorf(connect.CodeCanceled, "not looked at, because a preview may take %s: ask for fewer changes at once", maxPreviewTime)
+			break
 		}
 	}
+	for i, r := range results {
+		if r == nil {
+			results[i] = previewError(why)
+		}
+	}
+	return results
 }
 
 // previewAll carries out the changes that have not failed yet, up to the first that fails.
-// It reports whether one did.
-func (t *tx) previewAll(changes []*dxpuv1.PreviewChange, results []*dxpuv1.PreviewResult) (failed bool) {
+// It reports whether one did, or it became too late for the rest.
+func (t *tx) previewAll(changes []*dxpuv1.PreviewChange, results []*dxpuv1.PreviewResult, tooLate func() bool) (unfinished bool) {
 	for i, change := range changes {
 		if results[i].GetCode() != "" {
 			continue
+		}
+		if i > 0 && tooLate() {
+			return true
 		}
 		r, err := t.preview(proto.CloneOf(change))
 		if err != nil {

@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -94,8 +95,13 @@ func TestPreviewIsBounded(t *testing.T) {
 	w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 3))
 	bad := leaseChange(&dxpuv1.LeaseSpec{Count: 65})
 	got := w.preview(bad, bad, bad, bad, leaseChange(&dxpuv1.LeaseSpec{Count: 1}))
-	if !strings.HasPrefix(got[4], "aborted: not looked at") {
+	if !strings.HasPrefix(got[4], "canceled: not looked at") {
 		t.Errorf("after %d failures: %q", maxPreviewFailures, got[4])
+	}
+	// The changes before the failures have their results.
+	good := leaseChange(&dxpuv1.LeaseSpec{Count: 1})
+	if got = w.preview(good, bad, bad, bad, bad, good); got[0] != "binding, 1 GPUs" || !strings.HasPrefix(got[5], "canceled") {
+		t.Errorf("before %d failures: %q, after them %q", maxPreviewFailures, got[0], got[5])
 	}
 	if got := w.preview(&dxpuv1.PreviewChange{}); !strings.HasPrefix(got[0], "invalid_argument: changes:") {
 		t.Errorf("an empty change: %q", got)
@@ -105,6 +111,23 @@ func TestPreviewIsBounded(t *testing.T) {
 		if connect.CodeOf(err) != connect.CodeInvalidArgument {
 			t.Errorf("%d changes: %v", n, err)
 		}
+	}
+}
+
+// TestPreviewEndsInTime has a clock that is 20 ms later at each look at it: the manager looks
+// at the first changes, and the other ones may be asked for again.
+func TestPreviewEndsInTime(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 3))
+	now := w.m.cfg.Now
+	defer func() { w.m.cfg.Now = now }()
+	w.m.cfg.Now = func() time.Time {
+		w.clock.pass(20 * time.Millisecond)
+		return now()
+	}
+	one := leaseChange(&dxpuv1.LeaseSpec{Count: 1})
+	got := w.preview(one, one, one, one, one, one, one, one)
+	if got[0] != "binding, 1 GPUs" || !strings.Contains(got[7], "canceled: not looked at, because a preview may take") {
+		t.Errorf("the first and the last change: %q, %q", got[0], got[7])
 	}
 }
 
