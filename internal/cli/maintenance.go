@@ -89,10 +89,8 @@ func (o *maintenanceFlags) message(now time.Time, kind, id string) (*dxpuv1.Main
 			return nil, usage(err)
 		}
 	}
-	if o.start != "" || o.in != 0 {
-		m.StartTime = timestamppb.New(start)
-	}
-	if m.EndTime = timestamppb.New(start.Add(o.lasts)); o.drain != 0 {
+	m.StartTime, m.EndTime = timestamppb.New(start), timestamppb.New(start.Add(o.lasts))
+	if o.drain != 0 {
 		m.DrainBefore = durationpb.New(o.drain)
 	}
 	return m, nil

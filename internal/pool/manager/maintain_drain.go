@@ -180,28 +180,37 @@ func (t *tx) advanceDrain(n *nodeRecord, s *slotRecord) {
 }
 
 // evict moves bindings away from a node. Where no other GPU fits, and at a host, it ends
-// them if it is late. why is the reason for the leases of a host.
-func (t *tx) evict(n *nodeRecord, bound []string, late bool, reason dxpuv1.Reason, why string) {
+// them if it is late. why is the reason for the leases of a host. It reports whether
+// bindings are still on their way, so that a look at the node soon is worthwhile.
+func (t *tx) evict(n *nodeRecord, bound []string, late bool, reason dxpuv1.Reason, why string) (moving bool) {
 	byLease := map[string][]string{}
 	for _, id := range bound {
 		if b := t.bindings.get(id); b.serving() {
 			byLease[b.LeaseID] = append(byLease[b.LeaseID], id)
+		} else {
+			moving = true
 		}
 	}
 	for _, lease := range slices.Sorted(maps.Keys(byLease)) {
 		l := t.leases.get(lease)
 		switch {
 		case l == nil || !l.holds():
+			moving = true
 		case n.Kind == dxpuv1.NodeKind_NODE_KIND_HOST:
 			if late {
 				t.evictFromHost(l, reason, why)
+				moving = true
 			}
-		case !t.moveAway(l, byLease[lease], reason) && late:
+		case t.moveAway(l, byLease[lease], reason):
+			moving = true
+		case late:
 			for _, id := range byLease[lease] {
 				t.release(id, reason, true)
 			}
+			moving = true
 		}
 	}
+	return moving
 }
 
 // drained records that nothing is bound at a target any more.

@@ -3,6 +3,7 @@ package manager
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"slices"
 	"time"
 
@@ -189,17 +190,37 @@ func (t *tx) planEvent(p *planRecord, typ dxpuv1.EventType, words string) {
 	t.event(&dxpuv1.Event{Type: typ, BoxId: p.Box, HostId: p.Host}, "%s", text)
 }
 
-// replanNodes makes the nodes of a plan follow its change.
+// replanNodes makes the nodes of a plan follow its change. The alarms spread the work at
+// many nodes over several transactions.
 func (t *tx) replanNodes(p *planRecord) {
-	for id, n := range t.nodes.rows {
-		if p.covers(n) {
-			t.connectivityChanged[id] = true
-			t.markNode(id)
+	for n := range t.nodesOf(p) {
+		t.connectivityChanged[n.ID] = true
+		t.alarms.set(subject{nodeSubject, n.ID}, t.clock())
+	}
+}
+
+// nodesOf returns the nodes of a plan.
+func (t *tx) nodesOf(p *planRecord) iter.Seq[*nodeRecord] {
+	return func(yield func(*nodeRecord) bool) {
+		if p.Rack == "" {
+			if n := t.nodes.get(p.Box + p.Host); n != nil && p.covers(n) {
+				yield(n)
+			}
+			return
+		}
+		for _, n := range t.nodes.rows {
+			if p.covers(n) && !yield(n) {
+				return
+			}
 		}
 	}
 }
 
-// evictForPlan moves bindings away from a node that is closed for maintenance.
+// evictInterval is the pause between two attempts to move bindings that could not move.
+const evictInterval = 2 * time.Second
+
+// evictForPlan moves bindings away from a node that is closed for maintenance. A rack has
+// many, so the attempts of one transaction are bounded.
 func (t *tx) evictForPlan(id string) {
 	n := t.nodes.get(id)
 	p := t.planOf(n)
@@ -210,9 +231,17 @@ func (t *tx) evictForPlan(id string) {
 	if len(bound) == 0 {
 		return
 	}
-	t.maintainSoon(id)
+	if t.attempts >= maxAttemptsPerPass {
+		t.alarms.set(subject{nodeSubject, id}, t.clock())
+		return
+	}
+	t.attempts += len(bound)
 	late := p.Phase == planRunning && !p.KeepLeases
-	t.evict(n, bound, late, dxpuv1.Reason_REASON_DRAINED, fmt.Sprintf("host %s is in maintenance %s", n.ID, p.ID))
+	if t.evict(n, bound, late, dxpuv1.Reason_REASON_DRAINED, fmt.Sprintf("host %s is in maintenance %s", n.ID, p.ID)) {
+		t.maintainSoon(id)
+	} else {
+		t.alarms.set(subject{nodeSubject, id}, t.clock()+evictInterval)
+	}
 }
 
 // planMessage returns a plan as the API has it.
@@ -238,10 +267,7 @@ func (t *tx) planMessage(p *planRecord) *dxpuv1.Maintenance {
 func (t *tx) leasesUnder(p *planRecord) []string {
 	t.reindex()
 	leases := map[string]bool{}
-	for _, n := range t.nodes.rows {
-		if !p.covers(n) {
-			continue
-		}
+	for n := range t.nodesOf(p) {
 		for _, b := range t.boundAt(n, nil) {
 			leases[t.bindings.get(b).LeaseID] = true
 		}
@@ -276,8 +302,8 @@ func (t *tx) planFrom(m *dxpuv1.Maintenance) (*planRecord, error) {
 	case p.End.After(t.now.Add(maxPlanAhead)):
 		return nil, invalid("maintenance.end_time: %s is more than a year ahead", rfc3339(p.End))
 	}
-	for _, n := range t.nodes.rows {
-		if p.covers(n) && !n.Deleting {
+	for n := range t.nodesOf(p) {
+		if !n.Deleting {
 			return p, nil
 		}
 	}

@@ -54,7 +54,8 @@ func (t *tx) plan(r *dxpuv1.PlanMaintenanceRequest) (*planRecord, error) {
 		if r.RequestId == "" || old.RequestID != r.RequestId {
 			continue
 		}
-		if old.what() != p.what() || !old.End.Equal(p.End) {
+		// A repeated command counts its times from its own present.
+		if old.what() != p.what() || !old.End.Equal(p.End) && old.End.Sub(old.Start) != p.End.Sub(p.Start) {
 			return nil, errorf(connect.CodeAlreadyExists, "request_id: %q was used for other maintenance, %s; use a new one", r.RequestId, old.ID)
 		}
 		return old, nil

@@ -103,6 +103,10 @@ func TestPlanIsChecked(t *testing.T) {
 	if err := plan(named); err != nil {
 		t.Errorf("a repeated request: %v", err)
 	}
+	w.clock.pass(time.Minute)
+	if err := plan(named); err != nil {
+		t.Errorf("a command that is repeated a minute later: %v", err)
+	}
 	if err := plan(func(r *dxpuv1.PlanMaintenanceRequest) {
 		named(r)
 		r.Maintenance.EndTime.Seconds++
@@ -164,5 +168,61 @@ func TestMaintenanceIsNotForOldManagers(t *testing.T) {
 	_, err := w.api().PlanMaintenance(context.Background(), connect.NewRequest(planRequest(w, "b1", time.Hour, time.Hour)))
 	if connect.CodeOf(err) != connect.CodeFailedPrecondition {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestPlanOfManyNodes has maintenance of a rack of 12 boxes with 96 leases for which there
+// is no other GPU: no transaction tries to move all of them, and those that cannot move are
+// not tried again all the time.
+func TestPlanOfManyNodes(t *testing.T) {
+	const boxes, each = 12, 8
+	nodes := []*fakeNode{}
+	for i := range boxes {
+		b := boxNode(fmt.Sprintf("b%d", i), each)
+		b.rack = "r1"
+		nodes = append(nodes, b, hostNode(fmt.Sprintf("h%d", i), each))
+	}
+	w := newWorld(t, Config{}, nodes...)
+	var leases []string
+	for range boxes * each {
+		leases = append(leases, w.create(&dxpuv1.LeaseSpec{Count: 1}))
+	}
+	w.settle()
+	now := w.clock.now()
+	_, err := w.api().PlanMaintenance(context.Background(), connect.NewRequest(&dxpuv1.PlanMaintenanceRequest{Maintenance: &dxpuv1.Maintenance{
+		Target: &dxpuv1.Maintenance_Rack{Rack: "r1"}, StartTime: timestamppb.New(now), EndTime: timestamppb.New(now.Add(time.Hour)), KeepLeases: true,
+	}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// tries carries out what is due, and returns how often it looked for another GPU.
+	tries := func() (n int) {
+		for w.m.unfinished() {
+			w.m.mu.Lock()
+			t := w.m.beginLocked(w.clock.now())
+			t.markAlarmed()
+			if err := t.settle(); err != nil {
+				w.t.Fatalf("%v", err)
+			}
+			if t.attempts > maxAttemptsPerPass+each {
+				w.t.Fatalf("%d attempts in one transaction", t.attempts)
+			}
+			n += t.attempts
+			w.m.queueLocked(t)
+			w.m.mu.Unlock()
+		}
+		return n
+	}
+	if n := tries(); n != boxes*each {
+		t.Errorf("%d attempts at first, want one for each binding, %d", n, boxes*each)
+	}
+	for range 3 {
+		w.clock.pass(maintainInterval)
+		if n := tries(); n != 0 {
+			t.Errorf("%d attempts although nothing could move", n)
+		}
+	}
+	for _, id := range leases {
+		w.wantLease(id, leaseActive)
 	}
 }
