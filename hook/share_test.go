@@ -132,6 +132,8 @@ func (p *sharer) do(want int, format string, args ...any) (a, b uint64) {
 	p.send(format, args...)
 	got, a, b := p.answer()
 	if got != want {
+		_ = p.cmd.Process.Kill() // nothing writes to errOut after the end
+		_ = p.cmd.Wait()
 		p.t.Fatalf("%s: result %d, want %d\n%s", fmt.Sprintf(format, args...), got, want, p.errOut.String())
 	}
 	return a, b
