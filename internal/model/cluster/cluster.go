@@ -244,7 +244,7 @@ func checkPods(pods []Pod) error {
 func (p *Pod) check() error {
 	whole := p.GPUs >= 0 && p.GPUs <= MaxGPUs && (p.MilliGPU == Milli || p.GPUs == 0 && p.MilliGPU == 0)
 	part := p.GPUs == 1 && p.MilliGPU > 0 && p.MilliGPU <= Milli
-	if !whole && !part || p.Copies < 0 || p.Copies > maxCopies || p.MilliCPU < 0 || p.MemoryMiB < 0 {
+	if !whole && !part || p.Copies < 0 || p.Copies > maxCopies || p.MilliCPU < 0 || p.MilliCPU > maxNumber || p.MemoryMiB < 0 || p.MemoryMiB > maxNumber {
 		return fmt.Errorf("pod %q: %d GPUs of %d thousandths, %d millicores, %d MiB: want 0 to %d whole GPUs (%d thousandths) or a part of one", p.Name, p.GPUs, p.MilliGPU, p.MilliCPU, p.MemoryMiB, MaxGPUs, Milli)
 	}
 	if p.Deleted > 0 && p.Deleted < p.Created {

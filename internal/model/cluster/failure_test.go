@@ -137,12 +137,27 @@ func TestReadFaults(t *testing.T) {
 	for _, tc := range [][2]string{
 		{"", "faults"},
 		{"[]", "no fault starts"},
+		{"{}", "want an array"},
+		{"[{}, 7]", "event 2"},
+		{"[{\"event_type\":\"fault_start\"}", "EOF"},
 		{`[{"event_time":1,"event_type":"x"}]`, `type "x"`},
 		{`[{"event_time":1,"event_type":"fault_start"},{"event_time":0,"event_type":"fault_start"}]`, "event 2: day 0 after day 1"},
 	} {
 		if _, _, _, err := readFaults(strings.NewReader(tc[0])); err == nil || !strings.Contains(err.Error(), tc[1]) {
 			t.Errorf("%q: %v, want %q", tc[0], err, tc[1])
 		}
+	}
+}
+
+func TestReadEventsIsBounded(t *testing.T) {
+	if out, err := readEvents(strings.NewReader("[{},{},{}]"), 3); err != nil || len(out) != 3 {
+		t.Errorf("%d events, %v", len(out), err)
+	}
+	if _, err := readEvents(strings.NewReader("[{},{},{},{}]"), 3); err == nil || !strings.Contains(err.Error(), "more than 3 events") {
+		t.Errorf("four events: %v", err)
+	}
+	if _, err := readEvents(&endless{text: "["}, 3); err == nil {
+		t.Error("arrays without end are accepted")
 	}
 }
 

@@ -288,7 +288,7 @@ func (s *failureStudy) loses(k part, pool bool) float64 {
 
 // closedForm returns the spares for a share of the time: a quantile of the sum of Poisson
 // numbers of parts, times the GPUs that each takes. It may exceed the GPUs that there are,
-// because a Poisson number has no bound.
+// because parts of several kinds may be away at once.
 func (s *failureStudy) closedForm(pool bool, share float64) float64 {
 	mean := map[float64]float64{} // parts that are away, by GPUs that each takes
 	for k := range parts {
@@ -296,11 +296,12 @@ func (s *failureStudy) closedForm(pool bool, share float64) float64 {
 			mean[n] += s.rateOf(k) * s.f.Repair.MeanDays
 		}
 	}
-	one := poisson(mean[1])
+	units := len(s.e.Nodes)
+	one := poisson(mean[1], units*s.gpus)
 	if s.gpus == 1 || !pool {
-		return float64(s.gpus) * quantileOf(poisson(mean[float64(s.gpus)]), share)
+		return float64(s.gpus) * quantileOf(poisson(mean[float64(s.gpus)], units), share)
 	}
-	boxes := poisson(mean[float64(s.gpus)])
+	boxes := poisson(mean[float64(s.gpus)], units)
 	sum := make([]float64, len(one)+s.gpus*len(boxes))
 	for i, a := range one {
 		if a < negligible {
@@ -319,12 +320,12 @@ func (s *failureStudy) closedForm(pool bool, share float64) float64 {
 // all but a few standard deviations are less.
 const negligible = 1e-18
 
-// poisson returns the probabilities of 0, 1, 2 ... up to where they vanish.
-func poisson(mean float64) []float64 {
+// poisson returns the probabilities of 0, 1, 2 ... up to where they vanish, or up to most.
+func poisson(mean float64, most int) []float64 {
 	if mean == 0 {
 		return []float64{1}
 	}
-	out := make([]float64, int(mean+12*math.Sqrt(mean))+30)
+	out := make([]float64, min(int(mean+12*math.Sqrt(mean))+29, most)+1)
 	for k := range out {
 		g, _ := math.Lgamma(float64(k) + 1)
 		out[k] = math.Exp(float64(k)*math.Log(mean) - mean - g)

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -48,6 +49,39 @@ func TestWrongLists(t *testing.T) {
 		if _, err := ReadPods(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", text, err, want)
 		}
+	}
+}
+
+// endless is a file that repeats a text without end, and counts what is read of it.
+type endless struct {
+	text string
+	read int
+}
+
+func (e *endless) Read(p []byte) (n int, err error) {
+	for n < len(p) {
+		n += copy(p[n:], e.text[(e.read+n)%len(e.text):])
+	}
+	e.read += n
+	return n, nil
+}
+
+// A line without end is refused before it fills the memory, a quoted field with many lines
+// of text, too.
+func TestEndlessLine(t *testing.T) {
+	const header = "name,cpu_milli,memory_mib,gpu,model\n"
+	for _, tc := range []struct{ start, text string }{
+		{"", "name,"}, {header, "a"}, {header + "a,1,1,8,\n", ","}, {header + "\"", "a\n"}, {header + "a,\"", "\"\""},
+	} {
+		in := &endless{text: strings.Repeat(tc.text, 1024)}
+		_, err := ReadNodes(io.MultiReader(strings.NewReader(tc.start), in))
+		if err == nil || !strings.Contains(err.Error(), "a line of more than 1048576 bytes") || in.read > 2*maxLine {
+			t.Errorf("%q and then %q: %v after %d bytes", tc.start, tc.text, err, in.read)
+		}
+	}
+	long := header + strings.Repeat("a,1,1,8,"+strings.Repeat("x", maxLine/2)+"\n", 4)
+	if nodes, err := ReadNodes(strings.NewReader(long)); err != nil || len(nodes) != 4 {
+		t.Errorf("%d nodes in lines of half the length: %v", len(nodes), err)
 	}
 }
 

@@ -175,24 +175,9 @@ const (
 // Class, in the order of time, as in InfiniteHBD's list. It returns the faults, the number of
 // nodes and the last day.
 func readFaults(r io.Reader) (out []fault, nodes int, last float64, err error) {
-	raw, err := io.ReadAll(io.LimitReader(r, maxFaultBytes+1))
+	events, err := readEvents(r, 2*maxFaults)
 	if err != nil {
-		return nil, 0, 0, err
-	}
-	var events []struct {
-		Node string                              `json:"node_id"`
-		Time float64                             `json:"event_time"`
-		Type string                              `json:"event_type"`
-		Kind struct{ Level, Class, Desc string } `json:"fault_type"`
-	}
-	if len(raw) > maxFaultBytes {
-		return nil, 0, 0, fmt.Errorf("cluster: faults: more than %d bytes", maxFaultBytes)
-	}
-	if err := json.Unmarshal(raw, &events); err != nil {
 		return nil, 0, 0, fmt.Errorf("cluster: faults: %w", err)
-	}
-	if len(events) > 2*maxFaults {
-		return nil, 0, 0, fmt.Errorf("cluster: faults: more than %d events", 2*maxFaults)
 	}
 	units := map[string]int{}
 	type key struct{ node, level, class, desc string }
@@ -221,6 +206,39 @@ func readFaults(r io.Reader) (out []fault, nodes int, last float64, err error) {
 		return nil, 0, 0, errors.New("cluster: faults: no fault starts")
 	}
 	return out, len(units), last, nil
+}
+
+// faultEvent is an event of a list of faults as it is written.
+type faultEvent struct {
+	Node string                              `json:"node_id"`
+	Time float64                             `json:"event_time"`
+	Type string                              `json:"event_type"`
+	Kind struct{ Level, Class, Desc string } `json:"fault_type"`
+}
+
+// readEvents reads up to most events, one after the other: an event in memory is much larger
+// than the shortest one in the file.
+func readEvents(r io.Reader, most int) (out []faultEvent, err error) {
+	in := &io.LimitedReader{R: r, N: maxFaultBytes + 1}
+	d := json.NewDecoder(in)
+	if t, err := d.Token(); err != nil || t != json.Delim('[') {
+		return nil, errors.Join(errors.New("want an array of events"), err)
+	}
+	for d.More() {
+		var e faultEvent
+		err := d.Decode(&e)
+		switch {
+		case in.N <= 0:
+			return nil, fmt.Errorf("more than %d bytes", maxFaultBytes)
+		case err != nil:
+			return nil, fmt.Errorf("event %d: %w", len(out)+1, err)
+		case len(out) == most:
+			return nil, fmt.Errorf("more than %d events", most)
+		}
+		out = append(out, e)
+	}
+	_, err = d.Token()
+	return out, err
 }
 
 func classOf(level, class string) faultClass {

@@ -16,9 +16,29 @@ import (
 const (
 	maxRows = 5_000_000
 	maxName = 256
+	maxLine = 1 << 20 // bytes; a quoted field has several lines of text
 	// maxNumber bounds each number, so that the sums of all rows do not overflow.
 	maxNumber = 1e12
 )
+
+// boundedLines ends with an error when the reader of a CSV asks for more bytes than one
+// line may have: that reader keeps a whole line, and a file may have no others.
+type boundedLines struct {
+	r    io.Reader
+	left int
+}
+
+var errLongLine = fmt.Errorf("a line of more than %d bytes", maxLine)
+
+// Read implements io.Reader.
+func (b *boundedLines) Read(p []byte) (int, error) {
+	if b.left <= 0 {
+		return 0, errLongLine
+	}
+	n, err := b.r.Read(p[:min(len(p), b.left)])
+	b.left -= n
+	return n, err
+}
 
 // column is a field of a CSV by any of its names.
 type column struct {
@@ -37,6 +57,7 @@ const (
 
 // table reads the rows of a CSV whose first line names the columns.
 type table struct {
+	in   *boundedLines
 	r    *csv.Reader
 	at   []int // index of each wanted column, or -1
 	row  []string
@@ -45,7 +66,8 @@ type table struct {
 }
 
 func openTable(r io.Reader, what string, cols []column) (*table, error) {
-	t := &table{r: csv.NewReader(r), cols: cols, what: what, at: make([]int, len(cols))}
+	in := &boundedLines{r: r, left: maxLine}
+	t := &table{in: in, r: csv.NewReader(in), cols: cols, what: what, at: make([]int, len(cols))}
 	t.r.ReuseRecord = true
 	header, err := t.r.Read()
 	if err != nil {
@@ -104,10 +126,13 @@ func listed(header []string) string {
 
 // next reads a row; it returns false at the end.
 func (t *table) next(n int) (bool, error) {
+	t.in.left = maxLine
 	row, err := t.r.Read()
 	switch {
 	case errors.Is(err, io.EOF):
 		return false, nil
+	case errors.Is(err, errLongLine):
+		return false, fmt.Errorf("cluster: %s, row %d: %w", t.what, n+1, err)
 	case errors.Is(err, csv.ErrFieldCount):
 		return false, t.wrong("%d columns: want %d as in the first line", len(row), t.r.FieldsPerRecord)
 	case err != nil:
@@ -137,12 +162,6 @@ func (t *table) text(i int) string {
 	return strings.TrimSpace(t.row[t.at[i]])
 }
 
-// number returns a column as a whole number; an empty one is 0.
-func (t *table) number(i int) (int64, error) {
-	f, err := t.amount(i)
-	return int64(math.Round(f)), err
-}
-
 // amount returns a column as a number; an empty one is 0.
 func (t *table) amount(i int) (float64, error) {
 	s := t.text(i)
@@ -165,14 +184,32 @@ func (t *table) count(i int) (int, error) {
 	return int(f), err
 }
 
-// numbers reads several columns.
-func (t *table) numbers(into map[int]*int64) error {
-	for i, p := range into {
-		n, err := t.number(i)
+// number is a column and where its value goes.
+type number[T int64 | float64] struct {
+	column int
+	to     *T
+}
+
+// numbers reads several columns as whole numbers.
+func (t *table) numbers(into ...number[int64]) error {
+	for _, v := range into {
+		f, err := t.amount(v.column)
 		if err != nil {
 			return err
 		}
-		*p = n
+		*v.to = int64(math.Round(f))
+	}
+	return nil
+}
+
+// amounts reads several columns as numbers with fractions; an empty one is 0.
+func (t *table) amounts(into ...number[float64]) error {
+	for _, v := range into {
+		f, err := t.amount(v.column)
+		if err != nil {
+			return err
+		}
+		*v.to = f
 	}
 	return nil
 }
@@ -200,7 +237,7 @@ func ReadNodes(r io.Reader) ([]Node, error) {
 			return out, checkNodes(out)
 		}
 		n := Node{Name: clip(t.text(0)), Model: clip(t.text(4))}
-		if err := t.numbers(map[int]*int64{1: &n.MilliCPU, 2: &n.MemoryMiB}); err != nil {
+		if err := t.numbers(number[int64]{1, &n.MilliCPU}, number[int64]{2, &n.MemoryMiB}); err != nil {
 			return nil, err
 		}
 		if n.GPUs, err = t.count(3); err != nil {
@@ -232,7 +269,7 @@ func ReadPods(r io.Reader) ([]Pod, error) {
 	}
 	return readRows(t, func() (Pod, error) {
 		p := Pod{Name: clip(t.text(0)), Models: models(t.text(5))}
-		err := t.numbers(map[int]*int64{1: &p.MilliCPU, 2: &p.MemoryMiB, 4: &p.MilliGPU, 6: &p.Created, 7: &p.Deleted})
+		err := t.numbers(number[int64]{1, &p.MilliCPU}, number[int64]{2, &p.MemoryMiB}, number[int64]{4, &p.MilliGPU}, number[int64]{6, &p.Created}, number[int64]{7, &p.Deleted})
 		if err == nil {
 			p.GPUs, err = t.count(3)
 		}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -56,9 +55,9 @@ func readInstances(r io.Reader) ([]Pod, error) {
 	return readRows(t, func() (Pod, error) {
 		p := Pod{Name: clip(t.text(0)), MilliGPU: Milli}
 		var cores, memory float64
-		err := t.amounts(map[int]*float64{1: &cores, 2: &memory})
+		err := t.amounts(number[float64]{1, &cores}, number[float64]{2, &memory})
 		if err == nil {
-			err = t.numbers(map[int]*int64{4: &p.Created, 5: &p.Deleted})
+			err = t.numbers(number[int64]{4, &p.Created}, number[int64]{5, &p.Deleted})
 		}
 		if err == nil {
 			p.GPUs, err = t.count(3)
@@ -109,7 +108,7 @@ func readGeneric(r io.Reader, d JobDefaults) ([]Pod, error) {
 	return readRows(t, func() (Pod, error) {
 		p := Pod{Name: clip(t.text(colName)), Models: models(t.text(colModels)), Profile: clip(t.text(colProfile)), MilliGPU: Milli}
 		var gpus, cores, memory, duration float64
-		if err := t.amounts(map[int]*float64{colGPUs: &gpus, colCores: &cores, colMemory: &memory, colDuration: &duration}); err != nil {
+		if err := t.amounts(number[float64]{colGPUs, &gpus}, number[float64]{colCores, &cores}, number[float64]{colMemory, &memory}, number[float64]{colDuration, &duration}); err != nil {
 			return p, err
 		}
 		if err := t.splitGPUs(&p, gpus); err != nil {
@@ -175,23 +174,6 @@ func readRows(t *table, one func() (Pod, error)) ([]Pod, error) {
 	}
 }
 
-// amounts reads columns as numbers with fractions; an empty one is 0.
-func (t *table) amounts(into map[int]*float64) error {
-	keys := make([]int, 0, len(into))
-	for i := range into {
-		keys = append(keys, i)
-	}
-	slices.Sort(keys)
-	for _, i := range keys {
-		v, err := t.amount(i)
-		if err != nil {
-			return err
-		}
-		*into[i] = v
-	}
-	return nil
-}
-
 // Forms of times, besides seconds.
 var timeForms = []string{time.RFC3339, "2006-01-02 15:04:05", "2006-01-02T15:04:05", "2006-01-02 15:04"}
 
@@ -203,7 +185,8 @@ func (t *table) time(i int) (int64, error) {
 		return 0, nil
 	}
 	if _, err := strconv.ParseFloat(s, 64); err == nil {
-		return t.number(i)
+		f, err := t.amount(i)
+		return int64(math.Round(f)), err
 	}
 	for _, form := range timeForms {
 		if at, err := time.Parse(form, s); err == nil && at.Unix() >= 0 && at.Unix() < maxNumber {

@@ -123,10 +123,7 @@ func (s *sizeStudy) cluster(n int) []Node {
 	kinds := s.e.Nodes
 	out := make([]Node, n)
 	for i := range out {
-		out[i] = kinds[int(float64(i)*float64(len(kinds))/float64(n))%len(kinds)]
-		if n > len(kinds) {
-			out[i] = kinds[i*len(kinds)/n]
-		}
+		out[i] = kinds[i*len(kinds)/n]
 		out[i].Name = fmt.Sprintf("server%06d", i)
 	}
 	return out
