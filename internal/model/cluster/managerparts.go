@@ -62,7 +62,7 @@ func (c *pool) findPart(p *Pod) (poolUse, bool) {
 	for _, model := range c.modelsFor(p) {
 		if d := c.boxes.Place(placement.Reserve{}, placement.Request{Count: 1, Model: model, Part: part}); d.OK() {
 			part.Share = placement.Space
-			return poolUse{at: placed{node: node}, refs: d.Picks, part: part}, true
+			return poolUse{at: placed{node: node}, ref: d.Picks[0], part: part}, true
 		}
 	}
 	return poolUse{}, false
@@ -98,7 +98,7 @@ func (c *pool) setPart(r placement.Ref, part *placement.Part) {
 		if !free {
 			n = -1
 		}
-		s := c.state[r.Box]
+		s := c.boxOf(r.Box)
 		s.free ^= 1 << slot.GPU
 		s.nfree += n
 		c.free[s.model] += n
@@ -116,7 +116,7 @@ func (c *pool) strandedServed(pods []*Pod) (out int64) {
 				continue
 			}
 			fits := func(p *Pod) bool {
-				return p.shared() && p.MilliGPU <= int64(left) && p.accepts(c.state[id].model) && c.hosts.best(p, c.opt.MaxPerHost) >= 0
+				return p.shared() && p.MilliGPU <= int64(left) && p.accepts(c.boxOf(id).model) && c.hosts.best(p, c.opt.MaxPerHost) >= 0
 			}
 			if !slices.ContainsFunc(pods, fits) {
 				out += int64(left)

@@ -3,6 +3,7 @@ package cluster
 import (
 	"cmp"
 	"fmt"
+	"math/bits"
 	"slices"
 	"strings"
 
@@ -41,7 +42,7 @@ type pool struct {
 	boxes  *placement.Pool
 	free   map[string]int // GPUs by model
 	models []string       // sorted
-	state  map[string]*boxState
+	state  []boxState     // by boxNumber
 	parts  partIndex
 	served map[string]*placement.Box // of ManagerParts: the boxes with their parts
 	uses   []poolUse                 // of running pods, and unused ones
@@ -51,6 +52,7 @@ type pool struct {
 
 // boxState is a box and which of its GPUs are free.
 type boxState struct {
+	id    string
 	model string
 	free  uint64 // bit mask
 	size  int
@@ -60,13 +62,54 @@ type boxState struct {
 // poolUse is what one running pod has.
 type poolUse struct {
 	at    placed
-	refs  []placement.Ref
+	gpus  boxGPUs
+	more  []boxGPUs // of other boxes
 	share *poolGPU
-	part  *placement.Part // of refs, which is the slot of a part then
+	part  *placement.Part
+	ref   placement.Ref // of part: its slot
+}
+
+// boxGPUs are GPUs of a box. They take less memory than their Refs: a large pool has many.
+type boxGPUs struct {
+	box   int32
+	slots uint64 // bit mask
 }
 
 // maxBoxSize is the number of bits of boxState.free.
 const maxBoxSize = 64
+
+func boxName(number int) string { return fmt.Sprintf("box%06d", number) }
+
+// boxNumber is the inverse of boxName.
+func boxNumber(id string) (n int) {
+	for _, c := range []byte(id[len("box"):]) {
+		n = 10*n + int(c-'0')
+	}
+	return n
+}
+
+func (c *pool) boxOf(id string) *boxState { return &c.state[boxNumber(id)] }
+
+// take records which GPUs the pod has.
+func (u *poolUse) take(refs []placement.Ref) {
+	for i, r := range refs {
+		if i > 0 && r.Box != refs[i-1].Box {
+			u.more = append(u.more, u.gpus)
+			u.gpus = boxGPUs{}
+		}
+		u.gpus.box = int32(boxNumber(r.Box))
+		u.gpus.slots |= 1 << r.Slot
+	}
+}
+
+// count returns the number of GPUs.
+func (u *poolUse) count() int {
+	n := bits.OnesCount64(u.gpus.slots)
+	for _, g := range u.more {
+		n += bits.OnesCount64(g.slots)
+	}
+	return n
+}
 
 func newPool(nodes []Node, opt PoolOptions) *pool {
 	return newPoolOf(keptHosts(nodes, opt.HostsKept), nodes, opt)
@@ -86,25 +129,23 @@ func newPoolOf(hosts, nodes []Node, opt PoolOptions) *pool {
 	if opt.BoxSize == 0 {
 		opt.BoxSize = 8
 	}
-	p := &pool{opt: opt, hosts: newHostIndex(hosts), boxes: placement.NewPool(), free: map[string]int{}, state: map[string]*boxState{}, served: map[string]*placement.Box{}}
+	p := &pool{opt: opt, hosts: newHostIndex(hosts), boxes: placement.NewPool(), free: map[string]int{}, served: map[string]*placement.Box{}}
 	for i := range nodes {
 		p.free[cmp.Or(nodes[i].Model, unnamed)] += nodes[i].GPUs
 	}
 	p.models = sortedKeys(p.free)
-	box := 0
 	for _, model := range p.models {
 		for n := p.free[model]; n > 0; n -= opt.BoxSize {
-			b := placement.Box{ID: fmt.Sprintf("box%06d", box), Kind: placement.PCIeSwitch}
-			s := &boxState{model: model, size: min(n, opt.BoxSize)}
+			b := placement.Box{ID: boxName(len(p.state)), Kind: placement.PCIeSwitch}
+			s := boxState{id: b.ID, model: model, size: min(n, opt.BoxSize)}
 			for slot := range s.size {
 				b.GPUs = append(b.GPUs, placement.GPU{Slot: uint32(slot), Model: model, Usable: true, Free: true})
 				p.addPartSlots(&b, slot)
 				s.free |= 1 << slot
 				s.nfree++
 			}
-			p.state[b.ID] = s
+			p.state = append(p.state, s)
 			p.setBox(b)
-			box++
 		}
 	}
 	return p
@@ -142,11 +183,12 @@ func (c *pool) place(p *Pod) (placed, bool) {
 	if !ok {
 		return placed{}, false
 	}
-	gpus := len(use.refs)
+	gpus := use.count()
 	if use.part != nil {
-		c.setPart(use.refs[0], use.part)
+		c.setPart(use.ref, use.part)
+		gpus = 1 // each part has a slot of its own in its host
 	} else {
-		c.set(use.refs, false)
+		c.set(&use, false)
 	}
 	if g := use.share; g != nil {
 		if gpus == 0 {
@@ -155,9 +197,9 @@ func (c *pool) place(p *Pod) (placed, bool) {
 		g.left -= p.MilliGPU
 		g.pods++
 		c.parts.add(g)
-		use.refs = nil
+		use.gpus = boxGPUs{}
 		if g.host < 0 {
-			gpus = 1 // each part has a slot of its own in its host
+			gpus = 1
 		}
 	}
 	c.hosts.change(use.at.node, -p.MilliCPU, -p.MemoryMiB, gpus)
@@ -199,15 +241,16 @@ func (c *pool) find(p *Pod) (poolUse, bool) {
 	if p.GPUs == 0 {
 		return use, true
 	}
-	use.refs = c.choose(p)
-	if len(use.refs) > 0 && parts {
-		r := use.refs[0]
-		use.share = &poolGPU{ref: r, model: c.state[r.Box].model, host: node, left: Milli}
+	refs := c.choose(p)
+	if len(refs) > 0 && parts {
+		r := refs[0]
+		use.share = &poolGPU{ref: r, model: c.boxOf(r.Box).model, host: node, left: Milli}
 		if c.opt.PartsAnywhere {
 			use.share.host = -1
 		}
 	}
-	return use, len(use.refs) > 0
+	use.take(refs)
+	return use, len(refs) > 0
 }
 
 // choose returns free GPUs for a pod, nil if there are not enough.
@@ -238,22 +281,20 @@ func (c *pool) chooseOf(p *Pod, model string) []placement.Ref {
 
 // emptiest returns n GPUs of the box with the most free ones.
 func (c *pool) emptiest(n int, model string) []placement.Ref {
-	var best string
-	for id, s := range c.state {
-		if s.nfree < n || model != "" && s.model != model {
-			continue
-		}
-		if best == "" || s.nfree > c.state[best].nfree || s.nfree == c.state[best].nfree && id < best {
-			best = id
+	var best *boxState
+	for i := range c.state {
+		s := &c.state[i]
+		if s.nfree >= n && (model == "" || s.model == model) && (best == nil || s.nfree > best.nfree) {
+			best = s
 		}
 	}
-	if best == "" {
+	if best == nil {
 		return nil
 	}
 	var out []placement.Ref
 	for slot := 0; len(out) < n; slot++ {
-		if c.state[best].free&(1<<slot) != 0 {
-			out = append(out, placement.Ref{Box: best, Slot: uint32(slot)})
+		if best.free&(1<<slot) != 0 {
+			out = append(out, placement.Ref{Box: best.id, Slot: uint32(slot)})
 		}
 	}
 	return out
@@ -263,7 +304,7 @@ func (c *pool) emptiest(n int, model string) []placement.Ref {
 func (c *pool) chooseBlind(p *Pod) (best []placement.Ref) {
 	for _, model := range c.models {
 		refs := c.chooseOf(p, model)
-		if len(refs) > 0 && (best == nil || c.state[refs[0].Box].nfree < c.state[best[0].Box].nfree) {
+		if len(refs) > 0 && (best == nil || c.boxOf(refs[0].Box).nfree < c.boxOf(best[0].Box).nfree) {
 			best = refs
 		}
 	}
@@ -293,38 +334,36 @@ func (c *pool) modelsFor(p *Pod) []string {
 
 var anyModel = []string{""}
 
-// set marks GPUs as free or bound, those of one box at a time.
-func (c *pool) set(refs []placement.Ref, free bool) {
-	for len(refs) > 0 {
-		n := 1
-		for n < len(refs) && refs[n].Box == refs[0].Box {
-			n++
-		}
-		c.setIn(refs[0].Box, refs[:n], free)
-		refs = refs[n:]
+// set marks the GPUs of a pod as free or bound.
+func (c *pool) set(u *poolUse, free bool) {
+	if u.gpus.slots != 0 {
+		c.setIn(u.gpus, free)
+	}
+	for _, g := range u.more {
+		c.setIn(g, free)
 	}
 }
 
 // setIn marks GPUs of one box.
-func (c *pool) setIn(box string, refs []placement.Ref, free bool) {
-	s := c.state[box]
+func (c *pool) setIn(g boxGPUs, free bool) {
+	s := &c.state[g.box]
 	c.slots = c.slots[:0]
-	for _, r := range refs {
-		s.free ^= 1 << r.Slot
-		c.slots = append(c.slots, r.Slot)
+	for rest := g.slots; rest != 0; rest &= rest - 1 {
+		c.slots = append(c.slots, uint32(bits.TrailingZeros64(rest)))
 	}
-	n := len(refs)
+	n := len(c.slots)
 	if !free {
 		n = -n
 	}
-	c.free[s.model] += n
+	s.free ^= g.slots
 	s.nfree += n
+	c.free[s.model] += n
 	if !c.opt.ManagerParts {
-		c.boxes.SetFree(box, c.slots, free)
+		c.boxes.SetFree(s.id, c.slots, free)
 		return
 	}
-	for _, r := range refs {
-		c.setServed(r, free)
+	for _, slot := range c.slots {
+		c.setServed(placement.Ref{Box: s.id, Slot: slot}, free)
 	}
 }
 
@@ -337,19 +376,19 @@ func (c *pool) remove(p *Pod, at placed) {
 		c.parts.remove(g)
 		g.left += p.MilliGPU
 		if g.pods--; g.pods == 0 {
-			use.refs = []placement.Ref{g.ref}
+			use.take([]placement.Ref{g.ref})
 		} else {
 			c.parts.add(g)
 		}
 	}
-	gpus := len(use.refs)
-	if use.share != nil && use.share.host < 0 {
+	gpus := use.count()
+	if use.part != nil || use.share != nil && use.share.host < 0 {
 		gpus = 1
 	}
 	c.hosts.change(at.node, p.MilliCPU, p.MemoryMiB, -gpus)
 	if use.part != nil {
-		c.setPart(use.refs[0], nil)
+		c.setPart(use.ref, nil)
 		return
 	}
-	c.set(use.refs, true)
+	c.set(&use, true)
 }

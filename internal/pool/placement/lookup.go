@@ -22,15 +22,16 @@ func (p *Pool) placeGPUs(reserve Reserve, req *Request) Decision {
 		return p.placeNamed(reserve, req)
 	}
 	named := p.namedBoxes(req)
-	var models []model
+	models := p.ranked[:0]
 	if req.Model != "" {
-		models = p.appendModel(nil, p.models[req.Model], req, named)
+		models = p.appendModel(models, p.models[req.Model], req, named)
 	} else {
 		for _, m := range p.models {
 			models = p.appendModel(models, m, req, named)
 		}
 		slices.SortFunc(models, compareContention)
 	}
+	p.ranked = models
 	in := inventory{
 		models: models, stock: func(model string) stock { return p.newLookup(p.models[model].view(req, p.decisions), req, named) },
 		intolerable: func() refused { return p.intolerable(req) },
@@ -116,7 +117,7 @@ const maxListed = 32
 
 // nearestIn returns the first of the nearest groups of a class, nil if none of them is
 // part of the stock. The boxes of the class have addresses on some paths.
-func (l *lookup) nearestIn(groups *btree.BTree[*group], paths Paths) *group {
+func (l *lookup) nearestIn(groups *btree.BTree[entry], paths Paths) *group {
 	s := l.req.site
 	if s == nil {
 		return l.firstFrom(groups, "")
@@ -141,13 +142,14 @@ func (l *lookup) nearestIn(groups *btree.BTree[*group], paths Paths) *group {
 }
 
 // firstFrom returns the first group of the stock in a rack, or in a later one.
-func (l *lookup) firstFrom(groups *btree.BTree[*group], rack string) (first *group) {
-	if least, ok := groups.Min(); ok && rack == "" && !l.excluded(least) {
-		return least
+func (l *lookup) firstFrom(groups *btree.BTree[entry], rack string) (first *group) {
+	if least, ok := groups.Min(); ok && rack == "" && !l.excluded(least.group) {
+		return least.group
 	}
-	groups.AscendGreaterOrEqual(&group{rack: rack}, func(g *group) bool {
-		if !l.excluded(g) {
-			first = g
+	start := group{rack: rack}
+	groups.AscendGreaterOrEqual(start.entry(), func(e entry) bool {
+		if !l.excluded(e.group) {
+			first = e.group
 		}
 		return first == nil
 	})

@@ -12,7 +12,9 @@ import (
 type Pool struct {
 	boxes     map[string]*Box
 	models    map[string]*modelIndex
-	decisions uint64 // number of calls of Place
+	decisions uint64  // number of calls of Place
+	changed   []int   // a buffer of flip
+	ranked    []model // a buffer of placeGPUs
 
 	shared       shared // the GPUs that parts share
 	typical      []Typical
@@ -71,15 +73,17 @@ func (p *Pool) SetBox(b Box) {
 
 // update replaces one state of a box by another, in place if only the free GPUs differ.
 func (p *Pool) update(old, b *Box) {
-	if old == nil || !old.flips() || !old.sameButFree(b) {
+	if old == nil || !p.inPlace(old) || !old.sameButFree(b) {
 		p.replace(old, b)
 		return
 	}
-	i := -1
-	p.flip(old, func(g *GPU) bool {
-		i++
-		return g.Free != b.GPUs[i].Free
-	})
+	p.changed = p.changed[:0]
+	for i := range b.GPUs {
+		if old.GPUs[i].Free != b.GPUs[i].Free {
+			p.changed = append(p.changed, i)
+		}
+	}
+	p.flip(old)
 }
 
 // RemoveBox removes a box and its GPUs. An unknown ID changes nothing.

@@ -62,9 +62,14 @@ func (g *group) switchesOf(slots []uint32) int {
 	return len(names)
 }
 
+// severalSwitches reports whether the GPUs of a box are below several PCIe switches.
+func (b *Box) severalSwitches() bool {
+	return slices.ContainsFunc(b.GPUs, func(g GPU) bool { return g.Switch != b.GPUs[0].Switch })
+}
+
 // setSwitches records the PCIe switches of the group's slots, if there are several.
 func (g *group) setSwitches(b *Box) {
-	if !slices.ContainsFunc(b.GPUs, func(o GPU) bool { return o.Switch != b.GPUs[0].Switch }) {
+	if !b.severalSwitches() {
 		return
 	}
 	var of []string

@@ -137,6 +137,9 @@ func (s *restrictionSet) has(x Restriction) bool { return s.all || x == "" || s.
 
 // toleratedSet returns those of the restrictions of a model that a request tolerates.
 func (m *modelIndex) toleratedSet(req *Request) restrictionSet {
+	if len(m.restrictions) == 0 {
+		return restrictionSet{all: true}
+	}
 	all := true
 	of := map[Restriction]bool{}
 	for r := range m.restrictions {

@@ -1,6 +1,10 @@
 package placement
 
-import "k8s.io/utils/third_party/forked/golang/btree"
+import (
+	"encoding/binary"
+
+	"k8s.io/utils/third_party/forked/golang/btree"
+)
 
 // view is the index of the GPUs of one model with at least minMemory bytes and some taints.
 type view struct {
@@ -59,6 +63,8 @@ type viewBox struct {
 	labels  map[string]string
 	groups  []*group // in byBox, unless no slot of them is free
 	domains []*group // in byDomain and noDomain
+	// flips is Box.flips, and switches whether the GPUs are below several PCIe switches.
+	flips, switches bool
 }
 
 // class is everything that criteria and admits look at, except for the request's
@@ -74,23 +80,50 @@ func (g *group) class() class { return class{g.traits, len(g.slots), g.proxyRoom
 
 // classes has the groups of each class, by name. There are few classes: sizes of
 // groups, times room of proxies, times traits.
-type classes map[class]*btree.BTree[*group]
+type classes map[class]*btree.BTree[entry]
 
-// treeDegree makes nodes of 16 to 31 pointers, which fit into a few cache lines.
+// entry is a group with the start of its name, which tells most groups of a class apart
+// without a look at them.
+type entry struct {
+	*group
+	rack string
+	box  [2]uint64 // the first 16 bytes of the box's ID
+}
+
+func (g *group) entry() entry {
+	var start [16]byte
+	copy(start[:], g.box)
+	return entry{g, g.rack, [2]uint64{binary.BigEndian.Uint64(start[:8]), binary.BigEndian.Uint64(start[8:])}}
+}
+
+// before is compareNames for the order in the index.
+func (e entry) before(o entry) bool {
+	switch {
+	case e.rack != o.rack:
+		return e.rack < o.rack
+	case e.box[0] != o.box[0]:
+		return e.box[0] < o.box[0]
+	case e.box[1] != o.box[1]:
+		return e.box[1] < o.box[1]
+	}
+	return compareNames(e.group, o.group) < 0
+}
+
+// treeDegree makes nodes of 16 to 31 entries.
 const treeDegree = 16
 
 func (c classes) add(g *group) {
 	t := c[g.class()]
 	if t == nil {
-		t = btree.New(treeDegree, func(a, b *group) bool { return compareNames(a, b) < 0 })
+		t = btree.New(treeDegree, entry.before)
 		c[g.class()] = t
 	}
-	t.ReplaceOrInsert(g)
+	t.ReplaceOrInsert(g.entry())
 }
 
 func (c classes) remove(g *group) {
 	t := c[g.class()]
-	if t.Delete(g); t.Len() == 0 {
+	if t.Delete(g.entry()); t.Len() == 0 {
 		delete(c, g.class())
 	}
 }
@@ -110,7 +143,7 @@ func (v *view) has(g *GPU) bool {
 // set adds a box, or replaces the one of that ID.
 func (v *view) set(b *Box) {
 	v.remove(b.ID)
-	in := &viewBox{traits: traitsOf(b), labels: b.Labels}
+	in := &viewBox{traits: traitsOf(b), labels: b.Labels, flips: b.flips(), switches: b.severalSwitches()}
 	req := v.request(Indifferent)
 	for i := range b.GPUs {
 		g := &b.GPUs[i]
