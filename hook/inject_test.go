@@ -320,6 +320,34 @@ func TestContexts(t *testing.T) {
 	}
 }
 
+// The insertion before a launch belongs to the context of the launch's stream, whichever is
+// current, and a launch on several devices has one on each of them.
+func TestDevices(t *testing.T) {
+	r := needBuilds(t)
+	for _, way := range ways {
+		stats := filepath.Join(t.TempDir(), "stats")
+		res := r.do(t, run{program: way.program, way: way.arg, scenario: "devices", env: inject("DXPU_STATS=" + stats)})
+		var got []string
+		for _, l := range res.log {
+			if f := strings.Fields(l); strings.HasPrefix(l, "cuLaunch") && f[1] != "dxpu_probe" {
+				got = append(got, f[1]+" "+f[2])
+			}
+		}
+		spin := "dxpu_spin_timer "
+		want := []string{spin + "103", spin + "104", "user 103", "user 104", spin + "104", "user 104", spin + "103", "user 103"}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s: launches by stream:\n%s\n%s", way.name, diff, strings.Join(res.log, "\n"))
+		}
+		s := readStats(t, stats)
+		if len(s.Contexts) != 2 || s.Kernels != 4 || s.Spins != 4 || s.Failed != 0 || s.NotReady != 0 || res.count("^REFUSED") != 0 {
+			t.Errorf("%s: %+v", way.name, s)
+		}
+		if last := res.count("^cuCtxSetCurrent 1002$"); last != 3 {
+			t.Errorf("%s: the second context was current %d times, want the program's and two insertions", way.name, last)
+		}
+	}
+}
+
 // With DXPU_SYNCS a blocking wait returns later by the added round trip.
 func TestSyncs(t *testing.T) {
 	r := needBuilds(t)

@@ -83,19 +83,35 @@ static struct context *find_locked(CUcontext handle)
 	return c;
 }
 
-struct context *dxpu_context(void)
+/*
+ * Returns the context of a stream. Those of the default streams, and of all streams if
+ * the driver does not tell, are the calling thread's. NULL: the thread has no context, so
+ * the driver will refuse the program's call.
+ */
+static CUcontext context_of(CUstream s, CUcontext *thread)
+{
+	CUresult (*current)(CUcontext *) = CALL(cuCtxGetCurrent, (CUcontext *));
+	CUresult (*of)(CUstream, CUcontext *) = CALL(cuStreamGetCtx, (CUstream, CUcontext *));
+	CUcontext handle = NULL;
+
+	*thread = NULL;
+	if (!current || current(thread) != CUDA_SUCCESS || !*thread)
+		return NULL;
+	if (s == CU_STREAM_LEGACY || s == CU_STREAM_PER_THREAD || !of || of(s, &handle) != CUDA_SUCCESS || !handle)
+		return *thread;
+	return handle;
+}
+
+/* Returns the state of a context, which is current, and sets it up if necessary; NULL on failure. */
+static struct context *state_of(CUcontext handle)
 {
 	static _Thread_local struct {
 		CUcontext handle;
 		unsigned generation;
 		struct context *c;
 	} last;
-	CUresult (*current)(CUcontext *) = CALL(cuCtxGetCurrent, (CUcontext *));
-	CUcontext handle = NULL;
 	struct context *c;
 
-	if (!current || current(&handle) != CUDA_SUCCESS || !handle)
-		return NULL;
 	if (last.handle == handle && last.generation == atomic_load_explicit(&generation, memory_order_acquire))
 		return last.c;
 	pthread_mutex_lock(&lock);
@@ -116,6 +132,35 @@ struct context *dxpu_context(void)
 	}
 	pthread_mutex_unlock(&lock);
 	return c;
+}
+
+struct context *dxpu_context_enter(CUstream s, CUcontext *thread)
+{
+	CUresult (*set)(CUcontext) = CALL(cuCtxSetCurrent, (CUcontext));
+	CUcontext handle = context_of(s, thread);
+	struct context *c;
+
+	if (!handle)
+		return NULL;
+	if (handle == *thread) {
+		*thread = NULL;
+		return state_of(handle);
+	}
+	if (!set || set(handle) != CUDA_SUCCESS) {
+		*thread = NULL;
+		return NULL;
+	}
+	c = state_of(handle);
+	if (!c)
+		dxpu_context_exit(thread);
+	return c;
+}
+
+void dxpu_context_exit(CUcontext *thread)
+{
+	if (*thread)
+		(void)CALL(cuCtxSetCurrent, (CUcontext))(*thread);
+	*thread = NULL;
 }
 
 /* The driver frees a context's memory and modules; this drops the record of them. */

@@ -154,8 +154,12 @@ struct context {
 	struct context *next;
 };
 
-/* Returns the current context's state and sets it up if necessary; NULL on failure. */
-struct context *dxpu_context(void);
+/*
+ * Makes the context of a stream current, and returns its state, which it sets up if
+ * necessary; NULL on failure. dxpu_context_exit restores the thread's own context.
+ */
+struct context *dxpu_context_enter(CUstream s, CUcontext *thread);
+void dxpu_context_exit(CUcontext *thread);
 void dxpu_context_forget(CUcontext handle);
 void dxpu_context_forget_device(CUdevice device);
 void dxpu_contexts_report(void (*each)(const struct context *, void *), void *arg);

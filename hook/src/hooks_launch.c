@@ -71,13 +71,21 @@ static void count_serialized(struct record *r, const CUlaunchConfig *c)
 LAUNCH_EX(cuLaunchKernelEx, 0)
 LAUNCH_EX(cuLaunchKernelEx_ptsz, 1)
 
-/* Launches on several devices. The stream of the first launch is delayed. */
+/* Launches on several devices, each of which fetches a command of its own. */
 HOOK(cuLaunchCooperativeKernelMultiDevice, CUDA_LAUNCH_PARAMS *p, unsigned n, unsigned flags)
 {
 	struct record r;
 
 	if (!p || n == 0 || !enter_launch(&r, p[0].hStream, 0, p[0].function, p[0].gridDimX, p[0].gridDimY, p[0].gridDimZ))
 		return DRIVER(cuLaunchCooperativeKernelMultiDevice)(p, n, flags);
+	for (unsigned i = 1; i < n; i++) {
+		CUstream s = dxpu_stream(p[i].hStream, 0);
+
+		COUNT(kernels);
+		if (dxpu_config.inject && dxpu_not_captured(s))
+			r.injected += (uint64_t)dxpu_inject_kernels(s, 1);
+	}
+	dxpu_begin(&r);
 	return dxpu_leave(&r, DRIVER(cuLaunchCooperativeKernelMultiDevice)(p, n, flags));
 }
 

@@ -82,10 +82,10 @@ static double pay_copies(struct context *c, CUstream s, int what, const struct c
 	return paid;
 }
 
-/* Returns the context for a delay, NULL without one or if it is not ready. */
-static struct context *context_for(double ns)
+/* Returns the context for a delay in a stream, NULL without a delay or if it is not ready. */
+static struct context *enter(CUstream s, double ns, CUcontext *thread)
 {
-	struct context *c = ns > 0 ? dxpu_context() : NULL;
+	struct context *c = ns > 0 ? dxpu_context_enter(s, thread) : NULL;
 
 	if (ns > 0 && !c)
 		COUNT(not_ready);
@@ -95,9 +95,14 @@ static struct context *context_for(double ns)
 double dxpu_inject_kernels(CUstream s, unsigned count)
 {
 	double ns = dxpu_delta() * count;
-	struct context *c = context_for(ns);
+	CUcontext thread;
+	struct context *c = enter(s, ns, &thread);
 
-	return c ? pay_kernel(c, s, ns) : 0;
+	if (!c)
+		return 0;
+	ns = pay_kernel(c, s, ns);
+	dxpu_context_exit(&thread);
+	return ns;
 }
 
 /* The delay of a copy of this size to the device, ns. */
@@ -115,16 +120,21 @@ static double htod_delay(const struct context *c, size_t bytes)
 
 double dxpu_inject_copy(CUstream s, enum direction d, size_t bytes)
 {
+	CUcontext thread;
 	struct context *c;
+	double ns;
 
 	if ((d != COPY_HTOD && d != COPY_DTOH) || bytes == 0)
 		return 0;
-	c = context_for(dxpu_delta());
+	c = enter(s, dxpu_delta(), &thread);
 	if (!c)
 		return 0;
 	if (d == COPY_DTOH)
-		return pay_copies(c, s, OWED_DTOH, &c->dtoh, dxpu_delta() / 2);
-	return pay_copies(c, s, OWED_HTOD, &c->htod, htod_delay(c, bytes));
+		ns = pay_copies(c, s, OWED_DTOH, &c->dtoh, dxpu_delta() / 2);
+	else
+		ns = pay_copies(c, s, OWED_HTOD, &c->htod, htod_delay(c, bytes));
+	dxpu_context_exit(&thread);
+	return ns;
 }
 
 /*

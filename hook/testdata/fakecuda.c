@@ -28,6 +28,9 @@ static pid_t owner;
 static _Thread_local CUcontext current;
 static _Thread_local int capture_mode;
 
+enum { FIRST_CONTEXT = 0x1001, /* of device 0 */ FUNCTIONS = 0x1000 };
+
+/* Handles of functions are indexes into this, and FUNCTIONS times their device. */
 static const char *const functions[] = {"?", "user", "dxpu_spin_clock", "dxpu_spin_timer", "dxpu_probe"};
 
 void log_call(const char *format, ...)
@@ -149,7 +152,7 @@ CUresult cuDeviceGetAttribute(int *v, int attribute, CUdevice d)
 CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice d)
 {
 	log_call("cuDevicePrimaryCtxRetain %d", d);
-	*c = (CUcontext)(uintptr_t)0x1001; /* the same handle again after a release */
+	*c = (CUcontext)(uintptr_t)(FIRST_CONTEXT + d); /* the same handle again after a release */
 	return CUDA_SUCCESS;
 }
 
@@ -157,7 +160,7 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice d) { log_call("cuDevicePrimaryCtx
 CUresult cuDevicePrimaryCtxGetState(CUdevice d, unsigned *flags, int *active) { (void)d; *flags = 0; *active = 0; return CUDA_SUCCESS; }
 CUresult cuCtxSetCurrent(CUcontext c) { log_call("cuCtxSetCurrent %llx", id(c)); current = c; return CUDA_SUCCESS; }
 CUresult cuCtxGetCurrent(CUcontext *c) { *c = current; return owner ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED; }
-CUresult cuCtxGetDevice(CUdevice *d) { *d = 0; return usable(); }
+CUresult cuCtxGetDevice(CUdevice *d) { *d = (CUdevice)((uintptr_t)current - FIRST_CONTEXT); return usable(); }
 CUresult cuCtxSynchronize(void) { log_call("cuCtxSynchronize"); return unsafe("cuCtxSynchronize"); }
 
 /* ---- memory and modules ---- */
@@ -208,7 +211,7 @@ CUresult cuModuleGetFunction(CUfunction *f, CUmodule m, const char *name)
 	log_call("cuModuleGetFunction %llx %s", id(m), name);
 	for (size_t i = 1; i < sizeof functions / sizeof functions[0]; i++) {
 		if (strcmp(functions[i], name) == 0) {
-			*f = (CUfunction)(uintptr_t)i;
+			*f = (CUfunction)(i + FUNCTIONS * ((uintptr_t)current - FIRST_CONTEXT));
 			return CUDA_SUCCESS;
 		}
 	}
@@ -221,9 +224,18 @@ CUresult cuStreamCreate(CUstream *s, unsigned flags)
 {
 	pthread_mutex_lock(&lock);
 	*s = (CUstream)(uintptr_t)(0x100 + nstreams++);
+	stream_of(*s, 0)->context = current;
 	pthread_mutex_unlock(&lock);
 	log_call("cuStreamCreate %u = %llx", flags, id(*s));
 	return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetCtx(CUstream s, CUcontext *c)
+{
+	CUcontext own = stream_of(s, 0)->context;
+
+	*c = own ? own : current;
+	return usable();
 }
 
 CUresult cuStreamDestroy_v2(CUstream s) { log_call("cuStreamDestroy_v2 %llx", id(s)); return CUDA_SUCCESS; }
@@ -262,11 +274,16 @@ static CUresult launch(const char *name, CUfunction f, CUstream s, int thread, v
 {
 	unsigned long long arg = 0;
 	double ns = 12000;
-	uintptr_t i = (uintptr_t)f;
+	uintptr_t i = (uintptr_t)f % FUNCTIONS;
+	CUcontext of = (CUcontext)((uintptr_t)f / FUNCTIONS + FIRST_CONTEXT), own = stream_of(s, thread)->context;
 	int r = usable();
 
 	if (i > 4)
 		i = 0;
+	if (own && own != of) {
+		log_call("REFUSED %s of context %llx on a stream of %llx", functions[i], id(of), id(own));
+		return 400;
+	}
 	if (i >= 2 && params)
 		memcpy(&arg, params[0], 8);
 	if (i == 4) {
@@ -289,6 +306,15 @@ CUresult cuLaunchKernel(CUfunction f, GRID, CUstream s, void **p, void **x) { US
 CUresult cuLaunchKernel_ptsz(CUfunction f, GRID, CUstream s, void **p, void **x) { USE, (void)x; return launch("cuLaunchKernel_ptsz", f, s, 1, p); }
 CUresult cuLaunchKernelEx(const CUlaunchConfig *k, CUfunction f, void **p, void **x) { (void)x; return launch("cuLaunchKernelEx", f, k->hStream, 0, p); }
 CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *k, CUfunction f, void **p, void **x) { (void)x; return launch("cuLaunchKernelEx_ptsz", f, k->hStream, 1, p); }
+CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *p, unsigned n, unsigned flags)
+{
+	CUresult r = CUDA_SUCCESS;
+
+	(void)flags;
+	for (unsigned i = 0; i < n && r == CUDA_SUCCESS; i++)
+		r = launch("cuLaunchCooperativeKernelMultiDevice", p[i].function, p[i].hStream, 0, NULL);
+	return r;
+}
 CUresult cuLaunchKernel_v9(CUfunction f);
 CUresult cuLaunchKernel_v9(CUfunction f) { log_call("cuLaunchKernel_v9 %llx", id(f)); return CUDA_SUCCESS; }
 CUresult cuFutureCall(int v);
@@ -300,6 +326,8 @@ static CUresult copy(const char *name, void *dst, const void *src, size_t n, CUs
 	int r = usable();
 
 	log_call("%s %llx %zu%s", name, id(s), n, stream_of(s, thread)->capturing ? " captured" : "");
+	if (stream_of(s, thread)->context && stream_of(s, thread)->context != current)
+		log_call("REFUSED a copy on a stream of another context");
 	if (r || !dst || !src)
 		return r ? r : CUDA_ERROR_INVALID_VALUE;
 	if (!stream_of(s, thread)->capturing) {

@@ -290,6 +290,24 @@ static void contexts(void)
 	check("none", cu.cuCtxSetCurrent(NULL) == 0 && launch(stream) == 201);
 }
 
+/* Launches on streams of two devices, while the context of the first one is current. */
+static void devices(void)
+{
+	CUDA_LAUNCH_PARAMS p[2] = {{.gridDimX = 1, .gridDimY = 1, .gridDimZ = 1}, {.gridDimX = 1, .gridDimY = 1, .gridDimZ = 1}};
+	CUcontext first, second;
+	CUmodule m;
+
+	start();
+	p[0].function = user;
+	p[0].hStream = stream;
+	check("retain", cu.cuDevicePrimaryCtxRetain(&first, 0) == 0 && cu.cuDevicePrimaryCtxRetain(&second, 1) == 0 && cu.cuCtxSetCurrent(second) == 0);
+	check("module", cu.cuModuleLoadData(&m, "user's code") == 0 && cu.cuModuleGetFunction(&p[1].function, m, "user") == 0);
+	check("stream", cu.cuStreamCreate(&p[1].hStream, 1) == 0 && cu.cuCtxSetCurrent(first) == 0);
+	check("both", cu.cuLaunchCooperativeKernelMultiDevice(p, 2, 0) == 0);
+	check("second", cu.cuLaunchKernel(p[1].function, 1, 1, 1, 1, 1, 1, 0, p[1].hStream, NULL, NULL) == 0);
+	check("first", launch(stream) == 0);
+}
+
 /* Several threads make the first calls at the same time. */
 static void *first_calls(void *barrier)
 {
@@ -423,7 +441,7 @@ int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } scenarios[] = {
 		{"every", every}, {"graph", graph}, {"timing", timing}, {"threads", threads}, {"fork", forks},
-		{"resolution", resolution}, {"bench", bench}, {"nothing", nothing}, {"contexts", contexts},
+		{"resolution", resolution}, {"bench", bench}, {"nothing", nothing}, {"contexts", contexts}, {"devices", devices},
 		{"recent", recent}, {"conditional", conditional}, {"first", first}, {"loader", loader}, {"environment", environment},
 	};
 

@@ -12,6 +12,7 @@ struct stream {
 	double time;
 	bool capturing, invalidated;
 	unsigned graph;
+	CUcontext context; /* NULL: of a default stream */
 };
 
 #pragma GCC visibility push(hidden)

@@ -66,7 +66,8 @@
 	X(cuGraphExecDestroy, (CUgraphExec), 10000, 10000, , ) \
 	X(cuGraphCreate, (CUgraph *, unsigned), 10000, 10000, , ) \
 	X(cuGraphDestroy, (CUgraph), 10000, 10000, , ) \
-	X(cuGraphDestroyNode, (CUgraphNode), 10000, 10000, , )
+	X(cuGraphDestroyNode, (CUgraphNode), 10000, 10000, , ) \
+	X(cuLaunchCooperativeKernelMultiDevice, (CUDA_LAUNCH_PARAMS *, unsigned, unsigned), 9000, 9000, , )
 
 extern struct functions {
 #define FIELD(name, type, v, tv, suffix, tsuffix) CUresult (*name) type;
