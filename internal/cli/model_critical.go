@@ -23,8 +23,14 @@ type pathJSON struct {
 
 // printCritical prints what the critical path consists of.
 func (a *analysis) printCritical(out io.Writer, top int) {
+	a.printPath(out, a.path, "critical path at", top)
+	a.printPath(out, a.byRange, "by layer and range at", top)
+}
+
+// printPath prints the first lines of sums of the critical path.
+func (a *analysis) printPath(out io.Writer, sums []predict.PathSum, title string, top int) {
 	var all, added time.Duration
-	for _, s := range a.path {
+	for _, s := range sums {
 		all += s.Time
 		added += s.Added
 	}
@@ -32,8 +38,8 @@ func (a *analysis) printCritical(out io.Writer, top int) {
 		return
 	}
 	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
-	fmt.Fprintf(t, "\ncritical path at %v\tnumber\ttime\tshare\tadded by the round trip\n", a.setting.RTT)
-	for i, s := range a.path {
+	fmt.Fprintf(t, "\n%s %v\tnumber\ttime\tshare\tadded by the round trip\n", title, a.setting.RTT)
+	for i, s := range sums {
 		if i == top {
 			break
 		}
@@ -48,6 +54,7 @@ const (
 	hostRows = iota + 1
 	gpuRows
 	pathRow
+	rangeRows
 )
 
 // chromeEvent is an event of the Trace Event Format, which Perfetto reads. Times are
@@ -97,8 +104,8 @@ func (a *analysis) writeTimeline(file string, c *predict.Critical) error {
 // timeline makes the events of a replay.
 func (a *analysis) timeline(c *predict.Critical, emit func(chromeEvent)) {
 	w := a.plan.Workload()
-	for id, name := range map[int]string{hostRows: "host, replayed", gpuRows: "GPU, replayed", pathRow: "critical path"} {
-		emit(chromeEvent{Name: "process_name", Phase: "M", Process: id, Args: map[string]any{"name": name}})
+	for i, name := range []string{"host, replayed", "GPU, replayed", "critical path", "layers and ranges, by their calls"} {
+		emit(chromeEvent{Name: "process_name", Phase: "M", Process: hostRows + i, Args: map[string]any{"name": name}})
 	}
 	slice := func(name string, process, thread int, from, to time.Duration, args map[string]any) {
 		emit(chromeEvent{Name: name, Phase: "X", Process: process, Thread: thread, At: us(from), Duration: us(to - from), Args: args})
@@ -110,6 +117,11 @@ func (a *analysis) timeline(c *predict.Critical, emit func(chromeEvent)) {
 	for i := range w.Ops {
 		op := &w.Ops[i]
 		slice(w.Names[op.Name], gpuRows, int(op.Stream), c.OpStart[i], c.OpEnd[i], map[string]any{"recorded_us": us(op.Dur)})
+	}
+	for i, s := range a.plan.RangeIntervals(c) {
+		if r := &w.Ranges[i]; s.To >= s.From {
+			slice(w.Names[r.Name], rangeRows, int(r.Thread), s.From, s.To, nil)
+		}
 	}
 	for _, part := range c.Parts {
 		name := [...]string{predict.OnHost: "host", predict.Latency: "launch", predict.Return: "return of a wait"}[part.Kind]

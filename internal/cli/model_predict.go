@@ -127,7 +127,8 @@ type analysis struct {
 	limit   *limitJSON // or nil
 	whatIf  []whatIfJSON
 	path    []predict.PathSum // the critical path
-	notes   []string          // assumptions
+	byRange []predict.PathSum
+	notes   []string // assumptions
 }
 
 // memoryLimit makes the garbage collector run more often for a large trace, which
@@ -217,7 +218,7 @@ func (o *predictOptions) analyse(errOut io.Writer, file string, rtts []time.Dura
 	if err != nil {
 		return nil, err
 	}
-	a.path = a.plan.Sums(path)
+	a.path, a.byRange = a.plan.Sums(path), a.plan.SumsByRange(path)
 	if o.perfetto != "" {
 		if err := a.writeTimeline(o.perfetto, path); err != nil {
 			return nil, err

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -195,5 +196,13 @@ func TestTimelineForPerfetto(t *testing.T) {
 	}
 	if rows[hostRows] == 0 || rows[gpuRows] != 4 || rows[pathRow] == 0 {
 		t.Errorf("%v", rows)
+	}
+	for range 6 { // the same trace gives the same bytes
+		if _, _, err := runModel("predict", kineto25, "--perfetto", file); err != nil {
+			t.Fatal(err)
+		}
+		if again, err := os.ReadFile(file); err != nil || !bytes.Equal(again, text) {
+			t.Fatalf("another timeline of the same trace, %v", err)
+		}
 	}
 }

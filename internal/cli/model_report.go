@@ -224,6 +224,7 @@ type analysisJSON struct {
 	Time        []countJSON        `json:"time"`
 	Kernels     []countJSON        `json:"kernels"`
 	Path        []pathJSON         `json:"critical_path"`
+	ByRange     []pathJSON         `json:"critical_path_by_range,omitempty"`
 	CDF         []predict.CDFPoint `json:"kernel_durations"`
 	Summary     string             `json:"summary"`
 	Doubt       string             `json:"doubt,omitempty"` // why the summary may not hold
@@ -251,6 +252,9 @@ func (a *analysis) json(top int) analysisJSON {
 	}
 	for i := range a.sweep {
 		out.Sweep = append(out.Sweep, resultOf(&a.sweep[i]))
+	}
+	for _, p := range a.byRange[:min(top, len(a.byRange))] {
+		out.ByRange = append(out.ByRange, pathJSON{p.Name, p.Count, p.Time.Nanoseconds(), p.Added.Nanoseconds()})
 	}
 	for _, p := range a.path[:min(top, len(a.path))] {
 		out.Path = append(out.Path, pathJSON{p.Name, p.Count, p.Time.Nanoseconds(), p.Added.Nanoseconds()})

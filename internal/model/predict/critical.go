@@ -23,7 +23,7 @@ const (
 // replay.
 type PathPart struct {
 	Kind     PathKind
-	Op, Call int32 // the operation of OnGPU, the call of OnHost and Return; else None
+	Op, Call int32 // the operation of OnGPU and after Latency, the call of OnHost and Return; else None
 	From, To time.Duration
 	// Added is the part of it that the longer round trip added.
 	Added time.Duration
@@ -109,8 +109,9 @@ func (b *backtrack) op(i int32) (event, int32) {
 	p, op, d := b.p, &b.p.w.Ops[i], b.p.Op(i)
 	at := b.start(i)
 	b.add(OnGPU, i, none, at, b.t.opEnd[i], b.rc.added(op))
+	self := i
 	from := func(e event, i int32, then time.Duration, lag time.Duration) (event, int32) {
-		b.add(Latency, none, none, then, at, at-then-lag)
+		b.add(Latency, self, none, then, at, at-then-lag)
 		return e, i
 	}
 	if d.Prev != none && b.t.opEnd[d.Prev]+d.PrevLag == at {
@@ -165,9 +166,7 @@ type PathSum struct {
 // Sums adds up the critical path by cause: kernels by name, kinds of copies, the host,
 // launches and waits; those that added most come first.
 func (p *Plan) Sums(c *Critical) []PathSum {
-	by := map[string]*PathSum{}
-	var order []*PathSum
-	for _, part := range c.Parts {
+	return sumParts(c.Parts, func(part *PathPart) string {
 		name := [...]string{OnHost: "host, between and in calls", Latency: "launches and waits of streams", Return: "returns of waits"}[part.Kind]
 		if part.Kind == OnGPU {
 			op := &p.w.Ops[part.Op]
@@ -175,6 +174,17 @@ func (p *Plan) Sums(c *Critical) []PathSum {
 				name = op.Kind.String()
 			}
 		}
+		return name
+	})
+}
+
+// sumParts adds up parts by a name of each.
+func sumParts(parts []PathPart, nameOf func(*PathPart) string) []PathSum {
+	by := map[string]*PathSum{}
+	var order []*PathSum
+	for i := range parts {
+		part := &parts[i]
+		name := nameOf(part)
 		s := by[name]
 		if s == nil {
 			s = &PathSum{Name: name}

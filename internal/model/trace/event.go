@@ -157,6 +157,7 @@ type class uint8
 const (
 	classNone class = iota
 	classAnnotation
+	classModule
 	classCall
 	classKernel
 	classCopy
@@ -183,8 +184,28 @@ func (e *event) class() class {
 		return classEvent
 	case "user_annotation", "Operator", "cpu_op", "UserAnnotation":
 		return classAnnotation
+	case "python_function":
+		return classModule
 	}
 	return classNone
+}
+
+// modulePrefix begins the names of the calls of layers, which the PyTorch profiler records
+// with with_stack or with_modules.
+const modulePrefix = "nn.Module: "
+
+// rangeName returns the name of a part of the program, nil if the event is none: each
+// operator is a cpu_op, which are too many to be of use.
+func (e *event) rangeName() []byte {
+	switch string(e.cat) {
+	case "user_annotation", "UserAnnotation":
+		return e.name.decode()
+	case "python_function":
+		if name, ok := bytes.CutPrefix(e.name, []byte(modulePrefix)); ok {
+			return text(name).decode()
+		}
+	}
+	return nil
 }
 
 // eventKeys are the keys that events of the known profilers begin with.

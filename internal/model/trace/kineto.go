@@ -250,8 +250,12 @@ func (k *kineto) addEvent() {
 	if e.ph != 'X' || c == classNone {
 		return
 	}
-	if c == classAnnotation && !bytes.HasPrefix(e.name, k.steps) {
-		return
+	step := c == classAnnotation && bytes.HasPrefix(e.name, k.steps)
+	var part []byte
+	if c == classModule || c == classAnnotation && !step {
+		if part = e.rangeName(); len(part) == 0 {
+			return
+		}
 	}
 	ts, ok1 := parseMicros(unquote(e.ts))
 	dur, ok2 := parseMicros(unquote(e.dur))
@@ -261,8 +265,13 @@ func (k *kineto) addEvent() {
 	}
 	corr, _ := parseInt(e.corr)
 	switch c {
-	case classAnnotation:
-		if th, ok := k.thread(); ok {
+	case classAnnotation, classModule:
+		th, ok := k.thread()
+		switch {
+		case !ok:
+		case !step:
+			k.b.AddRange(workload.Range{Name: k.b.Name(part), Thread: th, Start: ts, Dur: dur}, k.position)
+		default:
 			k.b.AddStep(workload.Step{Name: string(e.name.decode()), Thread: th, Start: ts, Dur: dur}, k.position)
 		}
 	case classCall:

@@ -356,7 +356,7 @@ func (n *nsys) overheads(table string) error {
 	})
 }
 
-// marks reads the training steps, which are NVTX ranges.
+// marks reads the NVTX ranges. Some are training steps.
 func (n *nsys) marks() error {
 	cols := []string{"start!", "end!", "text", "textId", "globalTid"}
 	return n.scan(tableNVTX, cols, true, func(r *sqlite.Row, c []int, where func() string) {
@@ -364,17 +364,23 @@ func (n *nsys) marks() error {
 		if id, ok := r.Int(c[3]); ok && text == "" {
 			text = n.nameText[id]
 		}
-		if !bytes.HasPrefix([]byte(text), n.steps) {
-			return
-		}
+		step := bytes.HasPrefix([]byte(text), n.steps)
 		start, ok1 := r.Int(c[0])
 		end, ok2 := r.Int(c[1])
 		gid, _ := r.Int(c[4])
-		if !ok1 || !ok2 {
+		switch {
+		case !step && (text == "" || !ok1 || !ok2):
+			return // a mark at a point of time, or the name of a thread
+		case !ok1 || !ok2:
 			n.b.Report.Drop("without a readable start or end", where())
 			return
 		}
-		if th, ok := n.thread(gid); ok {
+		th, ok := n.thread(gid)
+		switch {
+		case !ok:
+		case !step:
+			n.b.AddRange(workload.Range{Name: n.b.Name([]byte(text)), Thread: th, Start: time.Duration(start), Dur: time.Duration(end) - time.Duration(start)}, where)
+		default:
 			n.b.AddStep(workload.Step{Name: text, Thread: th, Start: time.Duration(start), Dur: time.Duration(end) - time.Duration(start)}, where)
 		}
 	})

@@ -140,6 +140,13 @@ func (b *Builder) AddStep(s Step, where func() string) {
 	b.Report.Used++
 }
 
+// AddRange adds a part of the run with a name.
+func (b *Builder) AddRange(r Range, where func() string) {
+	if b.room(r.Start, r.Dur, where) {
+		b.w.Ranges = append(b.w.Ranges, r)
+	}
+}
+
 // AddOverhead adds time of a thread that the profiler spent for itself.
 func (b *Builder) AddOverhead(o Overhead, where func() string) {
 	if len(b.w.Overheads) < MaxRecords && b.room(o.Start, o.Dur, where) {
@@ -174,7 +181,7 @@ func (b *Builder) room(start, dur time.Duration, where func() string) bool {
 		b.Report.Drop("with a negative duration", where())
 	case dur > MaxTime || start > math.MaxInt64-MaxTime || start < -(math.MaxInt64-MaxTime):
 		b.Report.Drop("with an impossible time", where())
-	case len(b.w.Ops)+len(b.w.Calls)+len(b.w.Steps)+len(b.marks) >= MaxRecords:
+	case len(b.w.Ops)+len(b.w.Calls)+len(b.w.Steps)+len(b.w.Ranges)+len(b.marks) >= MaxRecords:
 		b.Report.Drop(fmt.Sprintf("beyond the limit of %d", MaxRecords), where())
 	default:
 		return true
@@ -202,6 +209,9 @@ func (b *Builder) Build() (*Workload, error) {
 	slices.SortStableFunc(w.Steps, func(x, y Step) int { return cmp.Compare(x.Start, y.Start) })
 	base := w.rebase()
 	w.joinOverheads()
+	slices.SortStableFunc(w.Ranges, func(x, y Range) int {
+		return cmp.Or(cmp.Compare(x.Thread, y.Thread), cmp.Compare(x.Start, y.Start), cmp.Compare(y.Dur, x.Dur))
+	})
 	outer := w.flatten()
 	w.join(outer)
 	newResolver(b, base, outer).resolve()
@@ -225,6 +235,7 @@ func (w *Workload) dropOutliers() {
 	w.Ops = slices.DeleteFunc(w.Ops, func(o Op) bool { return far(o.Start) })
 	w.Calls = slices.DeleteFunc(w.Calls, func(c Call) bool { return far(c.Start) })
 	w.Steps = slices.DeleteFunc(w.Steps, func(s Step) bool { return far(s.Start) })
+	w.Ranges = slices.DeleteFunc(w.Ranges, func(r Range) bool { return far(r.Start) })
 	if n -= len(w.Ops) + len(w.Calls) + len(w.Steps); n > 0 {
 		w.Report.DropN("more than a year from the median time", "", int64(n))
 		w.Report.Used -= int64(n)
@@ -251,6 +262,9 @@ func (w *Workload) rebase() time.Duration {
 	}
 	for i := range w.Overheads {
 		w.Overheads[i].Start -= base
+	}
+	for i := range w.Ranges {
+		w.Ranges[i].Start -= base
 	}
 	return base
 }

@@ -142,6 +142,17 @@ type Overhead struct {
 // End returns Start + Dur.
 func (o *Overhead) End() time.Duration { return o.Start + o.Dur }
 
+// Range is a part of the run that the program named on a host thread: an annotation, a
+// layer, or an NVTX range.
+type Range struct {
+	Name       uint32 // index into Workload.Names
+	Thread     int32  // index into Workload.Threads
+	Start, Dur time.Duration
+}
+
+// End returns Start + Dur.
+func (r *Range) End() time.Duration { return r.Start + r.Dur }
+
 // Workload is a recorded run. Ops and Calls are stably sorted by Start.
 type Workload struct {
 	Format  string   // "kineto" or "nsys"
@@ -156,8 +167,9 @@ type Workload struct {
 	// Overheads is the time that the profiler spent on a thread, sorted by thread and
 	// start, without overlaps.
 	Overheads []Overhead
-	Rank      int32 // of the process in its distributed job, or None
-	World     int32 // number of ranks of that job; 0: unknown
+	Ranges    []Range // sorted by thread and start, the longer one first
+	Rank      int32   // of the process in its distributed job, or None
+	World     int32   // number of ranks of that job; 0: unknown
 	Report    Report
 }
 
