@@ -9,7 +9,9 @@ import (
 	"html/template"
 	"image/color"
 	"os"
+	"strconv"
 
+	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
@@ -65,9 +67,24 @@ type simDrawing struct {
 
 type simLegend struct{ Name, Colour, Style string }
 
+// shortTicks are the default ticks, whose labels end without zeros behind the point.
+type shortTicks struct{ plot.DefaultTicks }
+
+// Ticks implements plot.Ticker.
+func (t shortTicks) Ticks(low, high float64) []plot.Tick {
+	ticks := t.DefaultTicks.Ticks(low, high)
+	for i := range ticks {
+		if ticks[i].Label != "" {
+			ticks[i].Label = strconv.FormatFloat(ticks[i].Value, 'g', 6, 64)
+		}
+	}
+	return ticks
+}
+
 // simPlot draws lines.
 func simPlot(p *cluster.Plot) (out simDrawing, err error) {
 	drawing := newPlot(p.Title, p.X, p.Y)
+	drawing.X.Tick.Marker, drawing.Y.Tick.Marker = shortTicks{}, shortTicks{}
 	for i, l := range p.Lines {
 		var points plotter.XYs
 		for k := range l.X {
@@ -86,6 +103,9 @@ func simPlot(p *cluster.Plot) (out simDrawing, err error) {
 		if i >= len(simColours) {
 			style = "dashed"
 			line.Dashes = []vg.Length{vg.Points(5), vg.Points(3)}
+		}
+		if p.Steps {
+			line.StepStyle = plotter.PostStep
 		}
 		dots.Shape, dots.Radius = draw.CircleGlyph{}, vg.Points(1.5)
 		drawing.Add(line)

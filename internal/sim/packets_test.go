@@ -1,6 +1,7 @@
 package sim_test
 
 import (
+	"syscall"
 	"testing"
 	"time"
 
@@ -49,4 +50,41 @@ func TestPacketsAgreeWithEngines(t *testing.T) {
 			}
 		})
 	}
+}
+
+// BenchmarkSameCopies simulates the same copies of eight GPUs over a link of 100 Gb/s with
+// the engines, and packet by packet. cpu-ms/op is processor time, the collector's included.
+func BenchmarkSameCopies(b *testing.B) {
+	const length = 5 * time.Millisecond
+	engines := sim.SharedSpec{Requester: perf.V100, GPUs: 8, Hosts: 1, RTT: 6800, HostLink: 50e9, BoxLink: 12.5e9, Chunk: 40 * 140 * 128, Time: length}
+	packets := network.Spec{
+		Requester: perf.V100, MPS: 128, TLPs: 10, Header: 40, GPUs: 8, Hosts: 1, Boxes: 1, Racks: 1, Paths: 1,
+		Wire: engines.RTT, HostLink: engines.HostLink, BoxLink: engines.BoxLink, In: engines.Chunk, Time: length, Seed: 1,
+	}
+	for _, mode := range []struct {
+		name    string
+		measure func() error
+	}{
+		{"engines", func() error { _, err := engines.Measure(b.Context()); return err }},
+		{"packets", func() error { _, err := packets.Measure(b.Context()); return err }},
+	} {
+		b.Run(mode.name, func(b *testing.B) {
+			before := processorTime(b)
+			for b.Loop() {
+				if err := mode.measure(); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64((processorTime(b)-before).Microseconds())/1000/float64(b.N), "cpu-ms/op")
+		})
+	}
+}
+
+// processorTime returns the processor time that the process has taken.
+func processorTime(b *testing.B) time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }

@@ -228,7 +228,7 @@ func (s *failureStudy) report(r *Report) {
 	} else {
 		spares.Note = "Closed form: the number of parts that are away is Poisson with the mean rate times mean repair (M/G/inf), whatever the spread of the repairs. It knows no failures that come together."
 	}
-	plot := Plot{Title: "GPUs that are away", X: "GPUs", Y: "share of the time with at most this number away, %"}
+	plot := Plot{Title: "GPUs that are away", X: "GPUs", Y: "time with no more away, %", Steps: true}
 	for i, c := range s.cases {
 		runs := s.results[i*s.e.Seeds : (i+1)*s.e.Seeds]
 		all := merge(runs)
@@ -349,9 +349,9 @@ func (s *failureStudy) costs() Table {
 		{"events_year", "a year", 1},
 		{"hours_each", "hours each", 1},
 		{"servers_gpus", "GPUs at once: servers", 0},
-		{"pool_gpus", "pool", 0},
+		{"pool_gpus", "GPUs at once: pool", 0},
 		{"servers_gpu_hours_year", "GPU hours a year: servers", 0},
-		{"pool_gpu_hours_year", "pool", 0},
+		{"pool_gpu_hours_year", "GPU hours a year: pool", 0},
 	}}
 	add := func(name string, k part, events, hours float64) {
 		a, b := s.loses(k, false), s.loses(k, true)

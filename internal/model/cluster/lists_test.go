@@ -133,3 +133,18 @@ func TestReplayWithoutTimes(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+func TestNumbersForPeople(t *testing.T) {
+	for _, tc := range []struct {
+		v        float64
+		decimals int
+		want     string
+	}{{0, 0, "0"}, {9999, 0, "9999"}, {-9999, 1, "-9999.0"}, {10000, 0, "10,000"}, {-123456, 0, "-123,456"}, {1234567.891, 2, "1,234,567.89"}, {none, 0, "-"}} {
+		if got := (Column{Decimals: tc.decimals}).Text(tc.v); got != tc.want {
+			t.Errorf("%v with %d decimals: %q, want %q", tc.v, tc.decimals, got, tc.want)
+		}
+	}
+	if one, two := count(1, "run"), count(2, "run"); one != "1 run" || two != "2 runs" {
+		t.Errorf("%q, %q", one, two)
+	}
+}

@@ -47,6 +47,7 @@ type Row struct {
 // Plot is a drawing of lines over one axis.
 type Plot struct {
 	Title, X, Y string
+	Steps       bool // each line keeps its value up to the next point
 	Lines       []Line
 }
 
@@ -67,7 +68,30 @@ func (c Column) Text(v float64) string {
 	case math.IsInf(v, 1):
 		return "never"
 	}
-	return strconv.FormatFloat(v, 'f', c.Decimals, 64)
+	return grouped(strconv.FormatFloat(v, 'f', c.Decimals, 64))
+}
+
+// grouped puts a comma between groups of three digits of a number with five or more.
+func grouped(number string) string {
+	whole, rest := number, ""
+	if at := strings.IndexByte(number, '.'); at >= 0 {
+		whole, rest = number[:at], number[at:]
+	}
+	if len(strings.TrimPrefix(whole, "-")) < 5 {
+		return number
+	}
+	for at := len(whole) - 3; at > 0 && whole[at-1] != '-'; at -= 3 {
+		whole = whole[:at] + "," + whole[at:]
+	}
+	return whole + rest
+}
+
+// count returns a number and its noun, in the plural unless it is one.
+func count(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
 }
 
 // MarshalJSON writes the rows as objects with the keys of the columns.

@@ -63,7 +63,7 @@ type sizeStudy struct {
 
 func newSizeStudy(e *Experiment, r *Report) *sizeStudy {
 	r.Facts = []string{
-		fmt.Sprintf("jobs that would hold %g GPUs on average, if each started at once; %g %% of the GPUs asked for must start; mean of %d runs", e.Size.GPUs, e.Size.Accepted, e.Seeds),
+		fmt.Sprintf("jobs that would hold %g GPUs on average, if each started at once; %g %% of the GPUs asked for must start; mean of %s", e.Size.GPUs, e.Size.Accepted, count(e.Seeds, "run")),
 		fmt.Sprintf("jobs arrive at random and live %g h on average; figures of %g lives after %g lives", e.Life, e.Lives, e.WarmUp),
 	}
 	s := &sizeStudy{e: e, who: e.contestants(), jobs: e.arrivals(e.Size.GPUs * Milli)}

@@ -57,7 +57,7 @@ func (e *Experiment) Run(ctx context.Context, done func(n, of int)) (*Report, er
 	for i := range e.Nodes {
 		gpus += e.Nodes[i].GPUs
 	}
-	r.Facts = append(r.Facts, fmt.Sprintf("%d servers, %d GPUs; mean of %d runs", len(e.Nodes), gpus, e.Seeds))
+	r.Facts = append(r.Facts, fmt.Sprintf("%s, %s; mean of %s", count(len(e.Nodes), "server"), count(gpus, "GPU"), count(e.Seeds, "run")))
 	if m := countMisfits(e.Nodes, e.Pods); m.all() > 0 {
 		r.Facts = append(r.Facts, fmt.Sprintf("%d of the %d jobs fit on no server, not even an empty one: %v", m.all(), len(e.Pods), m))
 	}
