@@ -139,7 +139,7 @@ func TestNumbersForPeople(t *testing.T) {
 		v        float64
 		decimals int
 		want     string
-	}{{0, 0, "0"}, {9999, 0, "9999"}, {-9999, 1, "-9999.0"}, {10000, 0, "10,000"}, {-123456, 0, "-123,456"}, {1234567.891, 2, "1,234,567.89"}, {none, 0, "-"}} {
+	}{{0, 0, "0"}, {999, 0, "999"}, {-999, 1, "-999.0"}, {1000, 0, "1,000"}, {-1000, 1, "-1,000.0"}, {-123456, 0, "-123,456"}, {1234567.891, 2, "1,234,567.89"}, {none, 0, "-"}} {
 		if got := (Column{Decimals: tc.decimals}).Text(tc.v); got != tc.want {
 			t.Errorf("%v with %d decimals: %q, want %q", tc.v, tc.decimals, got, tc.want)
 		}

@@ -71,14 +71,11 @@ func (c Column) Text(v float64) string {
 	return grouped(strconv.FormatFloat(v, 'f', c.Decimals, 64))
 }
 
-// grouped puts a comma between groups of three digits of a number with five or more.
+// grouped puts a comma between groups of three digits.
 func grouped(number string) string {
 	whole, rest := number, ""
 	if at := strings.IndexByte(number, '.'); at >= 0 {
 		whole, rest = number[:at], number[at:]
-	}
-	if len(strings.TrimPrefix(whole, "-")) < 5 {
-		return number
 	}
 	for at := len(whole) - 3; at > 0 && whole[at-1] != '-'; at -= 3 {
 		whole = whole[:at] + "," + whole[at:]

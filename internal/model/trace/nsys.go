@@ -356,6 +356,15 @@ func (n *nsys) overheads(table string) error {
 	})
 }
 
+// withoutNumbers returns the name of a range without what PyTorch's emit_nvtx appends to that
+// of an operator: the numbers of the call, which would make each call a range of its own.
+func withoutNumbers(text string) string {
+	for _, number := range []string{", seq = ", ", op_id = "} {
+		text, _, _ = strings.Cut(text, number)
+	}
+	return text
+}
+
 // marks reads the NVTX ranges. Some are training steps.
 func (n *nsys) marks() error {
 	cols := []string{"start!", "end!", "text", "textId", "globalTid"}
@@ -379,7 +388,7 @@ func (n *nsys) marks() error {
 		switch {
 		case !ok:
 		case !step:
-			n.b.AddRange(workload.Range{Name: n.b.Name([]byte(text)), Thread: th, Start: time.Duration(start), Dur: time.Duration(end) - time.Duration(start)}, where)
+			n.b.AddRange(workload.Range{Name: n.b.Name([]byte(withoutNumbers(text))), Thread: th, Start: time.Duration(start), Dur: time.Duration(end) - time.Duration(start)}, where)
 		default:
 			n.b.AddStep(workload.Step{Name: text, Thread: th, Start: time.Duration(start), Dur: time.Duration(end) - time.Duration(start)}, where)
 		}

@@ -40,6 +40,16 @@ func TestRangesOfKineto(t *testing.T) {
 	}
 }
 
+func TestWithoutNumbers(t *testing.T) {
+	for text, want := range map[string]string{
+		"aten::copy_, op_id = 7": "aten::copy_", "aten::mm, seq = 3, op_id = 7": "aten::mm", "layer 3": "layer 3", ", seq = 1": "",
+	} {
+		if got := withoutNumbers(text); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}
+
 func TestRangesOfNsys(t *testing.T) {
 	f, err := os.Open("testdata/small.sqlite")
 	if err != nil {
