@@ -26,19 +26,22 @@ type engine struct {
 	program string
 	index   int
 	memory  uint64
+	cold    bool // no process starts in advance
 	log     *slog.Logger
 	vram    []byte        // shared memory; renew exchanges the pages behind it
-	wake    chan struct{} // holds one: wanted has changed
+	wake    chan struct{} // holds one: a process may have to start
 
-	mu      sync.Mutex // guards the fields below
-	idle    *sync.Cond // process has become nil
-	file    *os.File   // of vram; nil after renew has failed
-	notify  func()
-	context uint64 // number of the context, or of the pause after it
-	wanted  bool   // there is a context
-	state   reg.ComputeState
-	process *process // nil: none
-	events  []reg.Event
+	mu        sync.Mutex // guards the fields below
+	idle      *sync.Cond // process has become nil
+	file      *os.File   // of vram; nil after renew has failed
+	notify    func()
+	context   uint64 // number of the context, or of the pause after it
+	wanted    bool   // there is a context
+	wantSpare bool   // see spare.go
+	closed    bool   // no further process
+	state     reg.ComputeState
+	process   *process // nil: none
+	events    []reg.Event
 
 	polled   atomic.Pointer[process] // process, for Poll
 	inFlight atomic.Int32            // packets of the context without their event
@@ -48,14 +51,14 @@ type engine struct {
 
 var _ gpu.Engine = (*engine)(nil)
 
-func newEngine(program string, index int, memory uint64, size int, log *slog.Logger) (*engine, error) {
+func newEngine(program string, index int, memory uint64, size int, cold bool, log *slog.Logger) (*engine, error) {
 	vram, err := unix.Mmap(-1, 0, size, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
 		return nil, fmt.Errorf("shared memory: %w", err)
 	}
 	e := &engine{
-		program: program, index: index, memory: memory, log: log, vram: vram,
-		wake: make(chan struct{}, 1), notify: func() {}, began: time.Now(),
+		program: program, index: index, memory: memory, cold: cold, log: log, vram: vram,
+		wake: make(chan struct{}, 1), notify: func() {}, context: noContext + 1, began: time.Now(),
 	}
 	e.idle = sync.NewCond(&e.mu)
 	if err := e.renew(); err != nil {
@@ -91,6 +94,8 @@ func (e *engine) renew() error {
 		return errors.Join(fmt.Errorf("shared memory: %w", err), file.Close())
 	}
 	e.file = file
+	e.wantSpare = !e.cold
+	e.poke()
 	return nil
 }
 
@@ -117,6 +122,10 @@ func (e *engine) Start() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.change(true, reg.ComputeStarting)
+	if p := e.spare(); p != nil {
+		e.adopt(p)
+		return
+	}
 	e.poke()
 }
 
@@ -132,8 +141,8 @@ func (e *engine) change(wanted bool, state reg.ComputeState) {
 	e.context++
 	e.wanted, e.state, e.events = wanted, state, nil
 	e.inFlight.Store(0)
-	if e.process != nil && !e.process.reaped {
-		e.process.end()
+	if p := e.process; p != nil && !p.reaped && p.context != noContext {
+		p.end()
 	}
 }
 
@@ -178,10 +187,12 @@ func (e *engine) Event() (reg.Event, bool) {
 	return next, true
 }
 
-// waitGone waits until no process uses the memory.
+// waitGone waits until no process uses the memory. A spare has it too, and a tenant without
+// a context may have written there.
 func (e *engine) waitGone() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.dropSpare()
 	for e.process != nil && e.process.context != e.context {
 		e.idle.Wait()
 	}
@@ -211,7 +222,7 @@ func (e *engine) run(ctx context.Context) {
 	if err := confine(); err != nil {
 		e.log.Warn("the OpenCL engine is less confined", "err", err)
 	}
-	stop := context.AfterFunc(ctx, e.Stop)
+	stop := context.AfterFunc(ctx, e.shut)
 	defer stop()
 	for {
 		select {
@@ -220,9 +231,9 @@ func (e *engine) run(ctx context.Context) {
 		case <-e.wake:
 		}
 		e.mu.Lock()
-		wanted, number := e.wanted, e.context
+		number, needed := e.next()
 		e.mu.Unlock()
-		if wanted {
+		if needed {
 			e.serve(number)
 		}
 	}
@@ -234,19 +245,27 @@ func (e *engine) serve(number uint64) {
 	said := ""
 	if err == nil {
 		err = errors.Join(p.reader.Serve(), e.reap(p))
-		said = p.said.String()
+		said = lastWords(p.said)
+		err = errors.Join(err, p.said.Close())
 	}
 	e.mu.Lock()
+	if p != nil {
+		number = p.context // a spare may have got one
+	}
 	failed := e.context == number
 	if failed {
 		e.wanted, e.state = false, reg.ComputeFailed
-	} else if e.wanted {
+	}
+	if e.wanted || e.wantSpare {
 		e.poke() // a new context began while the process ended
 	}
+	alone := number == noContext && !e.wantSpare && !e.closed && (p == nil || !p.killed)
 	notify := e.notify
 	e.mu.Unlock()
-	if failed {
+	if failed || alone {
 		e.log.Warn("the OpenCL engine ended", "err", err, "stderr", said)
+	}
+	if failed {
 		notify()
 	}
 }
@@ -255,14 +274,14 @@ func (e *engine) serve(number uint64) {
 // process sends nonsense.
 func (e *engine) reap(p *process) error {
 	e.mu.Lock()
-	p.end()
+	p.kill()
 	p.reaped = true
 	e.mu.Unlock()
-	err := p.cmd.Wait()
+	err := errors.Join(p.cmd.Wait(), os.RemoveAll(p.dir))
 	e.polled.Store(nil)
 	e.mu.Lock()
 	e.process = nil
 	e.idle.Broadcast()
 	e.mu.Unlock()
-	return errors.Join(err, p.socket.Close(), p.reader.Close(), os.RemoveAll(p.dir))
+	return errors.Join(err, p.socket.Close(), p.reader.Close())
 }

@@ -19,7 +19,7 @@ import (
 // A process that a tenant's program leaves behind, outside its process group, keeps the
 // shared memory. It must not share that of the next tenant.
 func TestScrubExchangesTheMemory(t *testing.T) {
-	e, err := newEngine("none", 0, 1<<20, 1<<20, slog.New(slog.DiscardHandler))
+	e, err := newEngine("none", 0, 1<<20, 1<<20, true, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,12 +52,12 @@ func TestScrubExchangesTheMemory(t *testing.T) {
 // A process that sends more events than packets ends, and the count of packets in flight stays
 // true.
 func TestMoreEventsThanPackets(t *testing.T) {
-	e, err := newEngine("none", 0, 1<<20, 1<<20, slog.New(slog.DiscardHandler))
+	e, err := newEngine("none", 0, 1<<20, 1<<20, true, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = e.close() })
-	p := &process{engine: e}
+	p := &process{engine: e, context: e.context}
 	e.inFlight.Store(1)
 	two := reg.Event{Cookie: 2}.Append(reg.Event{Cookie: 1}.Append(nil))
 	if err := e.take(p, two, false); err == nil {
@@ -89,7 +89,7 @@ func TestProcessIsConfined(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Close(inherited) })
-	e, err := newEngine(program, 0, 1<<20, 1<<20, slog.New(slog.DiscardHandler))
+	e, err := newEngine(program, 0, 1<<20, 1<<20, true, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

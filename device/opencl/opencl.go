@@ -101,7 +101,10 @@ type Spec struct {
 	// MiB; 64 MiB.
 	Aperture  int64         `yaml:"aperture,omitempty"`
 	TimeLimit time.Duration `yaml:"time_limit,omitempty"` // of a command without progress; ten minutes
-	Serial    uint64        `yaml:"serial,omitempty"`
+	// Cold means that the process of a tenant starts when the tenant's program does. It
+	// takes longer, and an idle device has no process with a context, which takes memory.
+	Cold   bool   `yaml:"cold,omitempty"`
+	Serial uint64 `yaml:"serial,omitempty"`
 }
 
 // Device is a GPU with its engine.
@@ -140,7 +143,7 @@ func New(ctx context.Context, program string, spec Spec, log *slog.Logger) (*Dev
 	if spec.Memory != 0 {
 		memory = min(memory, spec.Memory)
 	}
-	e, err := newEngine(program, f.Index, memory, int(aperture), log)
+	e, err := newEngine(program, f.Index, memory, int(aperture), spec.Cold, log)
 	if err != nil {
 		return nil, err
 	}

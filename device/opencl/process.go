@@ -26,12 +26,14 @@ type process struct {
 	cmd    *exec.Cmd
 	socket *fd.FD
 	reader *reader.Reader
-	dir    string // the platform's cache, of this process only
-	said   tail   // what it wrote to its standard error
-	// context is what the process was started for. Its events do not count for
-	// another one.
+	dir    string   // the platform's cache, of this process only
+	said   *os.File // its standard error
+	// Under the engine's mu. context is what the process is for, or noContext. Its
+	// events do not count for another one.
 	context uint64
-	reaped  bool // killed, and its number may be that of another process soon; under the engine's mu
+	ready   bool // it has its context
+	killed  bool // the box ended it
+	reaped  bool // its number may be that of another process soon
 
 	// Of the goroutine that reads:
 	hello bool // no message has come
@@ -43,8 +45,14 @@ var _ reader.Source = (*process)(nil)
 // recheck is the longest wait for a message at one time, see reader.Source.
 const recheck = 50 * time.Millisecond
 
-// end kills the process and what it has started. run waits for the end.
+// end ends the process. The caller holds the engine's mu.
 func (p *process) end() {
+	p.killed = true
+	p.kill()
+}
+
+// kill kills the process and what it has started. run waits for the end.
+func (p *process) kill() {
 	_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
 	if s, ok := p.socket.Use(); ok {
 		_ = unix.Shutdown(int(s), unix.SHUT_RDWR)
@@ -113,46 +121,62 @@ func (e *engine) start(number uint64) (*process, error) {
 	if file == nil {
 		return nil, errors.New("there is no shared memory: an error before says why")
 	}
-	dir, err := os.MkdirTemp("", "dxpu-opencl-")
-	if err != nil {
+	p := &process{engine: e, context: number, hello: true, buf: make([]byte, maxEvents*reg.EventSize)}
+	var err error
+	if p.dir, err = os.MkdirTemp("", "dxpu-opencl-"); err != nil {
 		return nil, err
 	}
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("socket: %w", err), os.RemoveAll(dir))
+	if p.said, err = newSaid(); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(p.dir))
 	}
-	// The larger buffer needs a privilege; without it, fewer packets are in flight.
-	if unix.SetsockoptInt(pair[0], unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, socketBuffer) != nil {
-		_ = unix.SetsockoptInt(pair[0], unix.SOL_SOCKET, unix.SO_SNDBUF, socketBuffer)
-	}
-	other := os.NewFile(uintptr(pair[1]), "engine")
-	p := &process{engine: e, socket: fd.New(pair[0]), dir: dir, context: number, hello: true, buf: make([]byte, maxEvents*reg.EventSize)}
-	p.reader, err = reader.New(p, reader.Polling{})
-	limit := unix.NsecToTimeval(recheck.Nanoseconds())
-	err = errors.Join(err, unix.SetsockoptTimeval(pair[0], unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit))
+	other, err := p.connect()
 	if err != nil {
-		return nil, errors.Join(err, p.socket.Close(), unix.Close(pair[1]), os.RemoveAll(dir))
+		return nil, errors.Join(err, p.said.Close(), os.RemoveAll(p.dir))
 	}
 	p.cmd = exec.Command(e.program, "--serve", strconv.Itoa(e.index), "--memory", strconv.FormatUint(e.memory, 10))
-	p.cmd.Env = environment(dir)
-	p.cmd.Dir = dir
-	p.cmd.Stderr = &p.said
-	p.cmd.WaitDelay = time.Second // a child that left the group may keep it open
+	p.cmd.Env = environment(p.dir)
+	p.cmd.Dir = p.dir
+	p.cmd.Stderr = p.said
 	p.cmd.ExtraFiles = []*os.File{other, file}
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	err = p.cmd.Start()
 	err = errors.Join(err, other.Close())
 	if err != nil {
-		return nil, errors.Join(err, p.socket.Close(), p.reader.Close(), os.RemoveAll(dir))
+		return nil, errors.Join(err, p.socket.Close(), p.reader.Close(), p.said.Close(), os.RemoveAll(p.dir))
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.process = p
 	e.polled.Store(p)
-	if e.context != number {
+	switch {
+	case e.closed || e.file != file:
+		p.end()
+	case number == noContext && e.wanted:
+		e.adopt(p)
+	case number != noContext && e.context != number:
 		p.end()
 	}
 	return p, nil
+}
+
+// connect makes the socket of the process, and returns the other end.
+func (p *process) connect() (other *os.File, err error) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("socket: %w", err)
+	}
+	// The larger buffer needs a privilege; without it, fewer packets are in flight.
+	if unix.SetsockoptInt(pair[0], unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, socketBuffer) != nil {
+		_ = unix.SetsockoptInt(pair[0], unix.SOL_SOCKET, unix.SO_SNDBUF, socketBuffer)
+	}
+	p.socket = fd.New(pair[0])
+	p.reader, err = reader.New(p, reader.Polling{})
+	limit := unix.NsecToTimeval(recheck.Nanoseconds())
+	err = errors.Join(err, unix.SetsockoptTimeval(pair[0], unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit))
+	if err != nil {
+		return nil, errors.Join(err, p.socket.Close(), unix.Close(pair[1]))
+	}
+	return os.NewFile(uintptr(pair[1]), "engine"), nil
 }
 
 // passed are the beginnings of the variables that the process gets: those of the ICD
@@ -179,6 +203,7 @@ const maxEvents = 1024
 func (e *engine) take(p *process, b []byte, hello bool) error {
 	e.mu.Lock()
 	notify := e.notify
+	p.ready = true
 	if e.context == p.context {
 		if hello {
 			e.state = reg.ComputeReady

@@ -44,6 +44,7 @@ type Session struct {
 	builds  chan struct{} // holds one for each build beside Run
 	poller  reader.Poller // of the goroutine of Run
 	packet  []byte        // being handled
+	info    []byte        // result of PacketInfo
 	handled int           // packets since the last collect
 
 	ends ends          // of commands of out-of-order queues
@@ -82,6 +83,9 @@ func Run(c Config) error {
 		Config: c, context: context, builds: make(chan struct{}, maxBuilds),
 		objects: map[uint32]any{}, pending: map[uint64]cl.Event{},
 		loose: map[uint64]looseCommand{}, wake: make(chan struct{}, 1),
+	}
+	for _, p := range c.Device.Properties(c.Library) { // before a tenant waits for them
+		s.info = appendProperty(s.info, noIndex, p)
 	}
 	cl.OnEnd(s.noteEnd)
 	defer close(s.wake)
@@ -242,11 +246,7 @@ func status(err error) int32 {
 func (s *Session) control(h reg.PacketHeader, c *cursor) result {
 	switch h.Op {
 	case reg.PacketInfo:
-		var out []byte
-		for _, p := range s.Device.Properties(s.Library) {
-			out = appendProperty(out, noIndex, p)
-		}
-		return result{data: out}
+		return result{data: s.info}
 	case reg.PacketRelease:
 		return result{err: s.release(c)}
 	case reg.PacketQueue:
