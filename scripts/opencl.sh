@@ -1,5 +1,6 @@
 #!/bin/bash
 # Usage: opencl.sh bench [ROUNDS]
+#        opencl.sh first [ROUNDS]
 #        opencl.sh programs [NAME...]
 #        opencl.sh suites DIRECTORY NAME...
 #
@@ -7,7 +8,9 @@
 # machine: a manager, a box, a host and "dxpu run".
 #
 # bench prints the times of both, in turn in each round (3), beside the round trip of a
-# register read in the same run, and their ratios. programs runs programs of other
+# register read in the same run, and their ratios. first prints how long a program takes from
+# its lease to the end of its first kernel, step by step, and the same with a cache of
+# compiled programs; natively, from its start. programs runs programs of other
 # projects, natively and through the pool, compares their results and prints a
 # table in Markdown. A program that is not installed is left out with a message;
 # scripts/install-tools.sh installs them. suites does the same for test programs of
@@ -17,7 +20,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 me=$(basename "$0")
-mode=${1:?bench, programs or suites}
+mode=${1:?bench, first, programs or suites}
 shift
 [ -n "$(find /etc/OpenCL/vendors -name '*.icd' 2>/dev/null)" ] || {
 	printf '%s: this machine has no OpenCL platform; remedy: scripts/install-tools.sh\n' "$me" >&2
@@ -82,6 +85,29 @@ bench() {
 			printf "| read of 64 MiB | %.2f GB/s | %.2f GB/s | %.2f |\n", a, b, b / a
 			if (r) printf "\nRegister read %.1f µs; native + 1.3 register reads %.1f µs; (pool - native) / register read %.2f (goal 1.3)\n", r, n + 1.3 * r, (p - n) / r
 		}' "$work/samples"
+}
+
+first() {
+	local rounds=${1:-5} i
+	cc -O2 -o "$work/first" icd/testdata/first.c -l:libOpenCL.so.1
+	DXPU_CACHE=$work/cache pooled "$work/first" >/dev/null 2>>"$work/log"
+	for i in $(seq "$rounds"); do
+		"$work/first" "$(date +%s%N)" | sed 's/^/native /'
+		sleep 3 # until the box has the next process ready
+		pooled "$work/first" 2>>"$work/log" | sed 's/^/pool /'
+		sleep 3
+		DXPU_CACHE=$work/cache pooled "$work/first" 2>>"$work/log" | sed 's/^/cache /'
+	done >"$work/samples"
+	echo "| ms | native | pool | pool with a cache |"
+	echo "|---|---|---|---|"
+	for i in program platform context build kernel first; do
+		printf '| %s |' "$i"
+		for column in native pool cache; do
+			awk -v c="$column" -v r="$i" '$1 == c && $2 == r { print $3 }' "$work/samples" | sort -n |
+				awk '{ v[NR] = $1 } END { printf " %.1f |", v[int((NR + 1) / 2)] }'
+		done
+		echo
+	done
 }
 
 # Each program prints what must be equal: without names of platforms, times and rates.
@@ -195,9 +221,9 @@ suites() {
 }
 
 case $mode in
-bench | programs | suites) "$mode" "$@" ;;
+bench | first | programs | suites) "$mode" "$@" ;;
 *)
-	printf '%s: %s: want bench, programs or suites\n' "$me" "$mode" >&2
+	printf '%s: %s: want bench, first, programs or suites\n' "$me" "$mode" >&2
 	exit 2
 	;;
 esac

@@ -17,7 +17,7 @@ enum {
 	CONTROL_ENABLE = 1 << 0,
 	CONTROL_ARMED = 1 << 1,
 	START_TRIES = 30000, /* a minute or more: a busy box loads the platform */
-	START_PAUSE_NS = 2000000,
+	START_PAUSE_NS = 2000000, /* the longest; a box may have a process that is ready */
 };
 
 #define DMA_BASE 0x100000000u
@@ -289,7 +289,7 @@ static int start(struct channel *c)
 {
 	uint32_t state = STATE_STARTING;
 	uint32_t control = CONTROL_ENABLE | (c->features & FEATURE_ARM ? CONTROL_ARMED : 0);
-	struct timespec pause = {0, START_PAUSE_NS};
+	struct timespec pause = {0, 10000};
 
 	__atomic_store_n(&c->count, (volatile uint64_t *)(c->memory + c->vram + EVENT_BYTES), __ATOMIC_RELEASE);
 	if (channel_write32(c, REG_CONTROL, 0) || write64(c, REG_RING, 0) || channel_write32(c, REG_RING_SIZE, RING_SIZE) ||
@@ -297,9 +297,12 @@ static int start(struct channel *c)
 	    write64(c, REG_MIRROR, DMA_BASE) || channel_write32(c, REG_VECTOR, 0) || channel_write32(c, REG_CONTROL, control))
 		return -1;
 	for (int i = 0; i < START_TRIES && state == STATE_STARTING; i++) {
-		nanosleep(&pause, NULL);
 		if (read_register(c, REG_STATE, &state, sizeof state))
 			return -1;
+		if (state == STATE_STARTING)
+			nanosleep(&pause, NULL);
+		if (pause.tv_nsec < START_PAUSE_NS)
+			pause.tv_nsec *= 2;
 	}
 	return state == STATE_READY ? 0 : -1;
 }

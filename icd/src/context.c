@@ -57,10 +57,12 @@ cl_context CL_API_CALL dxpu_CreateContext(const cl_context_properties *propertie
 		failure(CL_INVALID_VALUE, error);
 		return NULL;
 	}
-	/* A buffer lies in the memory of one device. */
-	if (n > 1 || !object_is(list[0], KIND_DEVICE)) {
-		failure(CL_INVALID_DEVICE, error);
-		return NULL;
+	/* Each device has a platform of its own. One that is there twice counts once. */
+	for (cl_uint i = 0; i < n; i++) {
+		if (list[i] != list[0] || !object_is(list[i], KIND_DEVICE)) {
+			failure(CL_INVALID_DEVICE, error);
+			return NULL;
+		}
 	}
 	for (; properties && properties[count]; count += 2) {
 		if (properties[count] == CL_CONTEXT_PLATFORM)
@@ -98,8 +100,13 @@ cl_context CL_API_CALL dxpu_CreateContextFromType(const cl_context_properties *p
 							 void(CL_CALLBACK *notify)(const char *, const void *, size_t, void *),
 							 void *data, cl_int *error)
 {
+	cl_platform_id p = NULL;
 	cl_device_id d;
-	cl_int code = dxpu_GetDeviceIDs(NULL, type, 1, &d, NULL);
+
+	for (size_t i = 0; properties && properties[i]; i += 2)
+		if (properties[i] == CL_CONTEXT_PLATFORM)
+			p = (cl_platform_id)properties[i + 1];
+	cl_int code = dxpu_GetDeviceIDs(p, type, 1, &d, NULL);
 
 	if (code) {
 		failure(code, error);

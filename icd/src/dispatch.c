@@ -8,6 +8,9 @@
  * arguments. */
 static cl_int CL_API_CALL refuse(void) { return CL_INVALID_OPERATION; }
 
+/* No device can be divided, so no list of properties is one that a device supports. */
+static cl_int CL_API_CALL no_sub_device(void) { return CL_INVALID_VALUE; }
+
 /* A refused call that returns an object, by the number of its arguments: the last one is
  * the place of the code. */
 static void *no_object(cl_int *error)
@@ -20,7 +23,18 @@ static void *no_object(cl_int *error)
 typedef uintptr_t word;
 static void *CL_API_CALL refuse3(word a, word b, cl_int *e) { (void)a; (void)b; return no_object(e); }
 static void *CL_API_CALL refuse4(word a, word b, word c, cl_int *e) { (void)a; (void)b; (void)c; return no_object(e); }
-static void *CL_API_CALL refuse5(word a, word b, word c, word d, cl_int *e) { (void)a; (void)b; (void)c; (void)d; return no_object(e); }
+
+/* No device has a built-in kernel, so no name is that of one. */
+static void *CL_API_CALL no_built_in(cl_context c, cl_uint n, const cl_device_id *list, const char *names, cl_int *e)
+{
+	(void)names;
+	if (e)
+		*e = !object_is(c, KIND_CONTEXT) ? CL_INVALID_CONTEXT : CL_INVALID_VALUE;
+	(void)n;
+	(void)list;
+	return NULL;
+}
+
 static void *CL_API_CALL refuse6(word a, word b, word c, word d, word f, cl_int *e)
 {
 	(void)a; (void)b; (void)c; (void)d; (void)f;

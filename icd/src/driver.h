@@ -49,6 +49,7 @@ struct _cl_platform_id {
 
 struct _cl_device_id {
 	struct object object;
+	cl_platform_id platform;
 	struct channel *channel;
 	struct properties properties;
 };
@@ -142,6 +143,10 @@ struct _cl_program {
 	cl_program_binary_type type; /* once the status is CL_BUILD_SUCCESS */
 	int prints;                  /* kernels may call printf */
 	int kernels; /* that exist */
+	/* Of cache.c: */
+	char *key, *log; /* NULL: none; log is that of the first build */
+	size_t key_size;
+	int loaded; /* handle is a binary's */
 };
 
 struct argument {
@@ -237,6 +242,25 @@ cl_int transfer_now(cl_context c, cl_mem m, int write, size_t offset, size_t n, 
 /* Command queues. */
 cl_int wait_list(cl_context c, cl_uint n, const cl_event *list);
 cl_event event_new(cl_context c, cl_command_queue q, cl_command_type type);
+
+/* Kinds of texts of PACKET_PROGRAM. */
+enum { PROGRAM_SOURCE = 0, PROGRAM_IL = 1, PROGRAM_BINARY = 2 };
+
+/* inputs are programs that a packet names, as headers by their names in #include. */
+struct inputs {
+	cl_uint count;
+	const cl_program *programs;
+	const char **names;
+};
+
+/* program_send sends a packet that names a text in VRAM, behind two words, and other programs. */
+cl_int program_send(cl_context c, uint16_t op, cl_uint a, cl_uint b, const void *text, size_t n, const struct inputs *in);
+
+/* cache_load builds a program of the cache, with the program's options and a source, and returns 1;
+ * or 0. cache_keep keeps a program that is released, and cache_forget frees what belongs to it. */
+int cache_load(cl_program g, const char *source);
+void cache_keep(cl_program g);
+void cache_forget(cl_program g);
 
 /* Selectors of program_text. */
 enum { INFO_LOG = 0, INFO_BINARY = 1, INFO_KERNELS = 2, INFO_TYPE = 3 };

@@ -11,9 +11,14 @@
  * vfio-pci and that this process may use. */
 enum { MAX_DEVICES = 64, RESULT = 256 << 10 };
 
+#define KNOWN_TYPES                                                                                                                  \
+	(CL_DEVICE_TYPE_DEFAULT | CL_DEVICE_TYPE_CPU | CL_DEVICE_TYPE_GPU | CL_DEVICE_TYPE_ACCELERATOR | CL_DEVICE_TYPE_CUSTOM)
+
 #define FUNCTIONS "/sys/bus/pci/drivers/vfio-pci"
 
-static struct _cl_platform_id platform = {{&dxpu_dispatch, KIND_PLATFORM, 1}};
+/* Each device is a platform of its own: the devices of a platform may be in one context, whose
+ * buffers all of them reach, and GPUs in different machines have no such memory. */
+static struct _cl_platform_id platforms[MAX_DEVICES];
 static cl_device_id devices[MAX_DEVICES];
 static cl_uint device_count;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -67,8 +72,11 @@ static void add_device(const char *path)
 {
 	cl_device_id d = device_count < MAX_DEVICES ? device_open(path) : NULL;
 
-	if (d)
-		devices[device_count++] = d;
+	if (!d)
+		return;
+	d->platform = &platforms[device_count];
+	d->platform->object = (struct object){&dxpu_dispatch, KIND_PLATFORM, 1};
+	devices[device_count++] = d;
 }
 
 /* is_gpu reports whether a function is a GPU of the pool. */
@@ -155,15 +163,17 @@ cl_uint device_list(const cl_device_id **list)
 static cl_int get_platforms(cl_uint room, cl_platform_id *out, cl_uint *n)
 {
 	const cl_device_id *list;
+	cl_uint count;
 
 	if ((room == 0) == (out != NULL) || (!out && !n))
 		return CL_INVALID_VALUE;
-	if (device_list(&list) == 0)
+	count = device_list(&list);
+	if (count == 0)
 		return CL_PLATFORM_NOT_FOUND_KHR;
-	if (out)
-		out[0] = &platform;
+	for (cl_uint i = 0; out && i < count && i < room; i++)
+		out[i] = list[i]->platform;
 	if (n)
-		*n = 1;
+		*n = count;
 	return CL_SUCCESS;
 }
 
@@ -223,22 +233,28 @@ uint64_t device_number(cl_device_id d, uint32_t param)
 cl_int CL_API_CALL dxpu_GetDeviceIDs(cl_platform_id p, cl_device_type type, cl_uint room, cl_device_id *out, cl_uint *n)
 {
 	const cl_device_id *list;
-	cl_uint count = device_list(&list), found = 0;
+	cl_uint count = device_list(&list);
+	cl_device_id d = count ? list[0] : NULL; /* of no platform: the first one */
 
 	if (p && !object_is(p, KIND_PLATFORM))
 		return CL_INVALID_PLATFORM;
 	if ((room == 0) == (out != NULL) || (!out && !n))
 		return CL_INVALID_VALUE;
-	for (cl_uint i = 0; i < count; i++) {
-		if (type != CL_DEVICE_TYPE_ALL && !(type & type_of(list[i])) && !(type & CL_DEVICE_TYPE_DEFAULT && found == 0))
-			continue;
-		if (out && found < room)
-			out[found] = list[i];
-		found++;
+	if (type == 0 || (type != CL_DEVICE_TYPE_ALL && type & ~(cl_device_type)KNOWN_TYPES))
+		return CL_INVALID_DEVICE_TYPE;
+	for (cl_uint i = 0; p && i < count; i++)
+		if (list[i]->platform == p)
+			d = list[i];
+	if (!d || (type != CL_DEVICE_TYPE_ALL && !(type & (type_of(d) | CL_DEVICE_TYPE_DEFAULT)))) {
+		if (n)
+			*n = 0;
+		return CL_DEVICE_NOT_FOUND;
 	}
+	if (out)
+		out[0] = d;
 	if (n)
-		*n = found;
-	return found ? CL_SUCCESS : CL_DEVICE_NOT_FOUND;
+		*n = 1;
+	return CL_SUCCESS;
 }
 
 /* Extensions of the kernel language: the others need calls of the host. */
@@ -296,6 +312,25 @@ static cl_int give_versions(const struct property *p, size_t room, void *out, si
 	return give(room, out, size, list, n * sizeof *list);
 }
 
+/* Features of the kernel language that need calls of the host. */
+static const char *const host_features[] = {"__opencl_c_pipes", "__opencl_c_subgroups", "__opencl_c_device_enqueue"};
+
+static cl_int give_features(const struct property *p, size_t room, void *out, size_t *size)
+{
+	cl_name_version list[64];
+	size_t n = 0;
+
+	for (size_t at = 0; p->size - at >= sizeof *list && n < 64; at += sizeof *list) {
+		memcpy(&list[n], (const char *)p->value + at, sizeof *list);
+		list[n].name[sizeof list[n].name - 1] = 0;
+		int left_out = 0;
+		for (size_t i = 0; i < sizeof host_features / sizeof *host_features; i++)
+			left_out |= !strcmp(list[n].name, host_features[i]);
+		n += !left_out;
+	}
+	return give(room, out, size, list, n * sizeof *list);
+}
+
 /* at_most returns a size of the device, bounded by its memory. */
 static cl_int at_most(const struct property *p, uint64_t bound, size_t room, void *out, size_t *size)
 {
@@ -339,7 +374,7 @@ cl_int CL_API_CALL dxpu_GetDeviceInfo(cl_device_id d, cl_device_info param, size
 	/* What the driver decides. */
 	switch (param) {
 	case CL_DEVICE_PLATFORM:
-		return GIVE(cl_platform_id, &platform);
+		return GIVE(cl_platform_id, d->platform);
 	case CL_DEVICE_PARENT_DEVICE:
 		return GIVE(cl_device_id, NULL);
 	case CL_DEVICE_REFERENCE_COUNT:
@@ -348,9 +383,11 @@ cl_int CL_API_CALL dxpu_GetDeviceInfo(cl_device_id d, cl_device_info param, size
 		return GIVE(cl_bool, !channel_failed(d->channel));
 	case CL_DEVICE_PIPE_SUPPORT:
 	case CL_DEVICE_HOST_UNIFIED_MEMORY:
+	case CL_DEVICE_SUB_GROUP_INDEPENDENT_FORWARD_PROGRESS:
 		return GIVE(cl_bool, CL_FALSE);
 	case CL_DEVICE_EXECUTION_CAPABILITIES:
 		return GIVE(cl_device_exec_capabilities, CL_EXEC_KERNEL);
+	case CL_DEVICE_MAX_NUM_SUB_GROUPS:
 	case CL_DEVICE_MAX_PIPE_ARGS:
 	case CL_DEVICE_PIPE_MAX_ACTIVE_RESERVATIONS:
 	case CL_DEVICE_PIPE_MAX_PACKET_SIZE:
@@ -387,6 +424,8 @@ cl_int CL_API_CALL dxpu_GetDeviceInfo(cl_device_id d, cl_device_info param, size
 		return give_extensions(&p, room, out, size);
 	case CL_DEVICE_EXTENSIONS_WITH_VERSION:
 		return give_versions(&p, room, out, size);
+	case CL_DEVICE_OPENCL_C_FEATURES:
+		return give_features(&p, room, out, size);
 	}
 	return give(room, out, size, p.value, (size_t)p.size);
 }

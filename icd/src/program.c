@@ -3,9 +3,6 @@
 
 #include "calls.h"
 
-/* Sources of the packets. */
-enum { SOURCE = 0, IL = 1, BINARY = 2 };
-
 static cl_program no_program(cl_int code, cl_int *error)
 {
 	if (error)
@@ -13,15 +10,7 @@ static cl_program no_program(cl_int code, cl_int *error)
 	return NULL;
 }
 
-/* inputs are programs that a packet names, as headers by their names in #include. */
-struct inputs {
-	cl_uint count;
-	const cl_program *programs;
-	const char **names;
-};
-
-/* with_text sends a packet that names a text in VRAM, behind two words, and other programs. */
-static cl_int with_text(cl_context c, uint16_t op, cl_uint a, cl_uint b, const void *text, size_t n, const struct inputs *in)
+cl_int program_send(cl_context c, uint16_t op, cl_uint a, cl_uint b, const void *text, size_t n, const struct inputs *in)
 {
 	struct channel *ch = c->device->channel;
 	struct packet p;
@@ -59,7 +48,7 @@ static cl_program new_program(cl_context c, cl_uint kind, const void *text, size
 	if (g) {
 		g->handle = channel_handle(c->device->channel);
 		g->status = CL_BUILD_NONE;
-		code = with_text(c, PACKET_PROGRAM, g->handle, kind, text, n, NULL);
+		code = program_send(c, PACKET_PROGRAM, g->handle, kind, text, n, NULL);
 		g->prints = memmem(text, n, "printf", 6) != NULL;
 	}
 	if (code) {
@@ -101,7 +90,7 @@ cl_program CL_API_CALL dxpu_CreateProgramWithSource(cl_context c, cl_uint count,
 	if (at == 0)
 		text[at++] = '\n';
 	text[at] = 0;
-	g = new_program(c, SOURCE, text, at, error);
+	g = new_program(c, PROGRAM_SOURCE, text, at, error);
 	if (g)
 		g->source = text;
 	else
@@ -118,7 +107,7 @@ cl_program CL_API_CALL dxpu_CreateProgramWithIL(cl_context c, const void *il, si
 		return no_program(CL_INVALID_OPERATION, error);
 	if (!il || n == 0)
 		return no_program(CL_INVALID_VALUE, error);
-	return new_program(c, IL, il, n, error);
+	return new_program(c, PROGRAM_IL, il, n, error);
 }
 
 cl_program CL_API_CALL dxpu_CreateProgramWithBinary(cl_context c, cl_uint n, const cl_device_id *list, const size_t *lengths,
@@ -131,7 +120,7 @@ cl_program CL_API_CALL dxpu_CreateProgramWithBinary(cl_context c, cl_uint n, con
 	if (list[0] != c->device)
 		return no_program(CL_INVALID_DEVICE, error);
 	cl_int code;
-	cl_program g = new_program(c, BINARY, binaries[0], lengths[0], &code);
+	cl_program g = new_program(c, PROGRAM_BINARY, binaries[0], lengths[0], &code);
 	if (status)
 		status[0] = code ? CL_INVALID_BINARY : CL_SUCCESS;
 	if (error)
@@ -143,6 +132,8 @@ void program_release(cl_program g)
 {
 	if (!object_drop(g))
 		return;
+	cache_keep(g);
+	cache_forget(g);
 	dxpu_release(g->context, g->handle);
 	context_release(g->context);
 	free(g->source);
@@ -176,23 +167,17 @@ static cl_int check_devices(cl_context c, cl_uint n, const cl_device_id *list, i
 	return list && (n != 1 || list[0] != c->device) ? CL_INVALID_DEVICE : CL_SUCCESS;
 }
 
-/* with_files gives the device a program's source again, with the files that it includes. */
-static cl_int with_files(cl_program g)
+/* send_source gives the device another source of a program. */
+static cl_int send_source(cl_program g, const char *text)
 {
-	char *text = g->source ? include_files(g->source, g->options) : NULL;
-	cl_uint handle;
-	cl_int code;
+	cl_uint handle = channel_handle(g->context->device->channel);
+	cl_int code = program_send(g->context, PACKET_PROGRAM, handle, PROGRAM_SOURCE, text, strlen(text), NULL);
 
-	if (!text)
-		return CL_SUCCESS;
-	handle = channel_handle(g->context->device->channel);
-	code = with_text(g->context, PACKET_PROGRAM, handle, SOURCE, text, strlen(text), NULL);
 	if (!code) {
 		dxpu_release(g->context, g->handle);
 		g->handle = handle;
-		g->prints |= strstr(text, "printf") != NULL;
+		g->loaded = 0;
 	}
-	free(text);
 	return code;
 }
 
@@ -200,7 +185,7 @@ static cl_int with_files(cl_program g)
 static cl_int compile(cl_program g, uint16_t op, const char *options, const struct inputs *in, cl_program_binary_type type)
 {
 	char *copy = strdup(options ? options : "");
-	cl_int code;
+	cl_int code = CL_SUCCESS;
 
 	if (!copy)
 		return CL_OUT_OF_HOST_MEMORY;
@@ -208,9 +193,18 @@ static cl_int compile(cl_program g, uint16_t op, const char *options, const stru
 	g->options = copy;
 	g->status = CL_BUILD_IN_PROGRESS;
 	g->type = type;
-	code = with_files(g);
-	if (!code)
-		code = with_text(g->context, op, g->handle, in ? in->count : 0, copy, strlen(copy), in);
+	char *files = g->source ? include_files(g->source, copy) : NULL;
+	const char *source = files ? files : g->source;
+	cache_forget(g);
+	if (files)
+		g->prints |= strstr(files, "printf") != NULL;
+	if (op != PACKET_BUILD || !source || !cache_load(g, source)) {
+		if (files || g->loaded)
+			code = send_source(g, source);
+		if (!code)
+			code = program_send(g->context, op, g->handle, in ? in->count : 0, copy, strlen(copy), in);
+	}
+	free(files);
 	g->status = code ? CL_BUILD_ERROR : CL_BUILD_SUCCESS;
 	for (cl_uint i = 0; in && i < in->count; i++)
 		g->prints |= in->programs[i]->prints;
@@ -374,6 +368,8 @@ cl_int CL_API_CALL dxpu_GetProgramBuildInfo(cl_program g, cl_device_id d, cl_pro
 	case CL_PROGRAM_BUILD_OPTIONS:
 		return give(room, out, size, g->options ? g->options : "", g->options ? strlen(g->options) + 1 : 1);
 	case CL_PROGRAM_BUILD_LOG:
+		if (g->loaded)
+			return give(room, out, size, g->log, strlen(g->log) + 1);
 		return give_text(g, INFO_LOG, room, out, size);
 	case CL_PROGRAM_BINARY_TYPE:
 		if (g->status == CL_BUILD_NONE && !g->source)

@@ -65,6 +65,8 @@ func buildOpenCL(ts *testscript.TestScript, _ bool, args []string) {
 		program("images"),
 		program("include"),
 		program("lost"),
+		program("absent"),
+		program("first"),
 	} {
 		c.Dir = root
 		c.Env = append(os.Environ(), "CGO_ENABLED=0")

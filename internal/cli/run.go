@@ -28,6 +28,7 @@ type runOptions struct {
 	lease     leaseFlags
 	socketDir string
 	driver    string
+	cache     string
 	timeout   time.Duration
 }
 
@@ -45,6 +46,9 @@ too. A box offers OpenCL devices with "dxpu box --opencl". The driver is
 libdxpu-opencl.so beside dxpu or in /usr/lib/dxpu, found by the ICD loader of the
 program through $OCL_ICD_VENDORS.
 
+With --cache, what the box has compiled is kept in a directory of this machine, and the
+next run of a program compiles nothing. The program takes longer to end, once.
+
 A program whose GPU is lost gets CL_DEVICE_NOT_AVAILABLE. A signal to the command ends
 the program first. After SIGKILL the lease ends by itself within --ttl, because this command
 does not renew it any more.`,
@@ -59,6 +63,7 @@ does not renew it any more.`,
 	_ = f.MarkHidden("count")
 	f.StringVar(&o.socketDir, "socket-dir", os.Getenv("DXPU_SOCKET_DIR"), "directory with the sockets of the host (default $DXPU_SOCKET_DIR)")
 	f.StringVar(&o.driver, "driver", "", "the OpenCL driver (default: libdxpu-opencl.so beside dxpu or in /usr/lib/dxpu)")
+	f.StringVar(&o.cache, "cache", os.Getenv("DXPU_CACHE"), "directory for the OpenCL programs that the box has compiled (default $DXPU_CACHE; none: each run compiles)")
 	positiveDurationVar(f, &o.timeout, "timeout", time.Minute, "longest wait for the GPUs")
 	return conn.register(cmd)
 }
@@ -134,9 +139,14 @@ func (o *runOptions) run(cmd *cobra.Command, args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	return runProgram(cmd, args, []string{
+	env := []string{
 		"OCL_ICD_VENDORS=" + vendors + "/", "OCL_ICD_FILENAMES=", "DXPU_LEASE=" + id, "DXPU_SOCKETS=" + o.sockets(lease),
-	})
+		fmt.Sprintf("DXPU_LEASED_NS=%d", time.Now().UnixNano()),
+	}
+	if o.cache != "" {
+		env = append(env, "DXPU_CACHE="+o.cache)
+	}
+	return runProgram(cmd, args, env)
 }
 
 // defaultRunTTL is how long the lease outlives a command that was killed.
