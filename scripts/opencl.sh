@@ -90,13 +90,13 @@ bench() {
 first() {
 	local rounds=${1:-5} i
 	cc -O2 -o "$work/first" icd/testdata/first.c -l:libOpenCL.so.1
-	DXPU_CACHE=$work/cache pooled "$work/first" >/dev/null 2>>"$work/log"
+	DXPU_CL_CACHE=$work/cache pooled "$work/first" >/dev/null 2>>"$work/log"
 	for i in $(seq "$rounds"); do
 		"$work/first" "$(date +%s%N)" | sed 's/^/native /'
 		sleep 3 # until the box has the next process ready
 		pooled "$work/first" 2>>"$work/log" | sed 's/^/pool /'
 		sleep 3
-		DXPU_CACHE=$work/cache pooled "$work/first" 2>>"$work/log" | sed 's/^/cache /'
+		DXPU_CL_CACHE=$work/cache pooled "$work/first" 2>>"$work/log" | sed 's/^/cache /'
 	done >"$work/samples"
 	echo "| ms | native | pool | pool with a cache |"
 	echo "|---|---|---|---|"

@@ -1,4 +1,4 @@
-/* Programs that the device has compiled, in a directory of the program's user (DXPU_CACHE). The
+/* Programs that the device has compiled, in a directory of the program's user (DXPU_CL_CACHE). The
  * box keeps none: a tenant must not learn from the time of a build that another one has built the
  * same. A file has the name of a hash; its content has the whole key. */
 #include <dirent.h>
@@ -36,7 +36,7 @@ static const uint64_t hash_start = 0xcbf29ce484222325u;
 
 static const char *directory(void)
 {
-	const char *d = secure_getenv("DXPU_CACHE");
+	const char *d = secure_getenv("DXPU_CL_CACHE");
 
 	return d && *d ? d : NULL;
 }

@@ -63,7 +63,7 @@ does not renew it any more.`,
 	_ = f.MarkHidden("count")
 	f.StringVar(&o.socketDir, "socket-dir", os.Getenv("DXPU_SOCKET_DIR"), "directory with the sockets of the host (default $DXPU_SOCKET_DIR)")
 	f.StringVar(&o.driver, "driver", "", "the OpenCL driver (default: libdxpu-opencl.so beside dxpu or in /usr/lib/dxpu)")
-	f.StringVar(&o.cache, "cache", os.Getenv("DXPU_CACHE"), "directory for the OpenCL programs that the box has compiled (default $DXPU_CACHE; none: each run compiles)")
+	f.StringVar(&o.cache, "cache", os.Getenv("DXPU_CL_CACHE"), "directory for the OpenCL programs that the box has compiled (default $DXPU_CL_CACHE; none: each run compiles)")
 	positiveDurationVar(f, &o.timeout, "timeout", time.Minute, "longest wait for the GPUs")
 	return conn.register(cmd)
 }
@@ -144,7 +144,7 @@ func (o *runOptions) run(cmd *cobra.Command, args []string) (err error) {
 		fmt.Sprintf("DXPU_LEASED_NS=%d", time.Now().UnixNano()),
 	}
 	if o.cache != "" {
-		env = append(env, "DXPU_CACHE="+o.cache)
+		env = append(env, "DXPU_CL_CACHE="+o.cache)
 	}
 	return runProgram(cmd, args, env)
 }
