@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
+	"github.com/dxpu-project/dxpu/internal/pool/oidc"
 )
 
 // Config configures a Server. Only Client is required.
@@ -39,6 +40,7 @@ type Server struct {
 	racks   *rackCache
 	feeds   *feeds
 	shares  *shares
+	flow    *oidc.Flow
 
 	identities identities
 	outcomes   outcomes
@@ -51,7 +53,7 @@ func New(cfg Config) *Server {
 	}
 	cfg.MaxStreams, cfg.WriteTimeout = cmp.Or(cfg.MaxStreams, defaultMaxStreams), cmp.Or(cfg.WriteTimeout, defaultWriteTimeout)
 	s := &Server{
-		cfg: cfg, streams: make(chan struct{}, cfg.MaxStreams), shares: newShares(runtime.GOMAXPROCS(0)),
+		cfg: cfg, streams: make(chan struct{}, cfg.MaxStreams), shares: newShares(runtime.GOMAXPROCS(0)), flow: oidc.NewFlow(),
 		racks: &rackCache{kept: map[[sha256.Size]byte]rackTotals{}}, identities: identities{known: map[[sha256.Size]byte]identity{}},
 		outcomes: outcomes{known: map[string]*outcome{}},
 	}
@@ -77,6 +79,8 @@ func New(cfg Config) *Server {
 	mux.HandleFunc("GET /ui/static/{file}", static)
 	mux.HandleFunc("GET /ui/signin", s.signInForm)
 	mux.HandleFunc("POST /ui/signin", s.signIn)
+	mux.HandleFunc("GET "+ssoPath, s.ssoStart)
+	mux.HandleFunc("GET "+ssoCallback, s.ssoReturn)
 	mux.HandleFunc("POST /ui/signout", s.signOut)
 	mux.HandleFunc("POST /ui/theme", setTheme)
 	mux.HandleFunc("POST /ui/do", s.act)

@@ -111,10 +111,12 @@ func localPath(next string) string {
 // signInData is the content of the sign-in page.
 type signInData struct {
 	Next, Error string
+	Issuer      string // of single sign-on; "": none
 }
 
 func (s *Server) signInForm(w http.ResponseWriter, r *http.Request) {
-	s.renderBare(w, r, http.StatusOK, "signin", "Sign in", signInData{Next: localPath(r.FormValue("next"))})
+	at, _ := s.provider(r) // without an answer the page takes a token
+	s.renderBare(w, r, http.StatusOK, "signin", "Sign in", signInData{Next: localPath(r.FormValue("next")), Issuer: at.GetIssuer()})
 }
 
 func (s *Server) signIn(w http.ResponseWriter, r *http.Request) {
