@@ -977,7 +977,9 @@ type ListLeasesRequest struct {
 	State  LeaseState `protobuf:"varint,5,opt,name=state,proto3,enum=dxpu.v1.LeaseState" json:"state,omitempty"`
 	// Also list RELEASED and FAILED leases, which are kept for a while. Otherwise
 	// they are listed only if the state filter names their state.
-	IncludeEnded  bool `protobuf:"varint,6,opt,name=include_ended,json=includeEnded,proto3" json:"include_ended,omitempty"`
+	IncludeEnded bool `protobuf:"varint,6,opt,name=include_ended,json=includeEnded,proto3" json:"include_ended,omitempty"`
+	// Only leases to which GPUs are promised, because they begin later.
+	Reserved      bool `protobuf:"varint,7,opt,name=reserved,proto3" json:"reserved,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1050,6 +1052,13 @@ func (x *ListLeasesRequest) GetState() LeaseState {
 func (x *ListLeasesRequest) GetIncludeEnded() bool {
 	if x != nil {
 		return x.IncludeEnded
+	}
+	return false
+}
+
+func (x *ListLeasesRequest) GetReserved() bool {
+	if x != nil {
+		return x.Reserved
 	}
 	return false
 }
@@ -5360,7 +5369,7 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\rGetGPURequest\x12\x15\n" +
 	"\x06gpu_id\x18\x01 \x01(\tR\x05gpuId\"0\n" +
 	"\x0eGetGPUResponse\x12\x1e\n" +
-	"\x03gpu\x18\x01 \x01(\v2\f.dxpu.v1.GPUR\x03gpu\"\xd0\x01\n" +
+	"\x03gpu\x18\x01 \x01(\v2\f.dxpu.v1.GPUR\x03gpu\"\xec\x01\n" +
 	"\x11ListLeasesRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
@@ -5368,7 +5377,8 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\x06tenant\x18\x03 \x01(\tR\x06tenant\x12\x17\n" +
 	"\ahost_id\x18\x04 \x01(\tR\x06hostId\x12)\n" +
 	"\x05state\x18\x05 \x01(\x0e2\x13.dxpu.v1.LeaseStateR\x05state\x12#\n" +
-	"\rinclude_ended\x18\x06 \x01(\bR\fincludeEnded\"\x80\x01\n" +
+	"\rinclude_ended\x18\x06 \x01(\bR\fincludeEnded\x12\x1a\n" +
+	"\breserved\x18\a \x01(\bR\breserved\"\x80\x01\n" +
 	"\x12ListLeasesResponse\x12&\n" +
 	"\x06leases\x18\x01 \x03(\v2\x0e.dxpu.v1.LeaseR\x06leases\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x1a\n" +

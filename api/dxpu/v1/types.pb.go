@@ -3170,7 +3170,12 @@ type LeaseSpec struct {
 	PartRules *PartRules `protobuf:"bytes,22,opt,name=part_rules,json=partRules,proto3" json:"part_rules,omitempty"`
 	// The lease ends when it was not renewed (RenewLease) for this time, 10 seconds to a day,
 	// in the queue too. Unset: it needs no renewal.
-	Ttl           *durationpb.Duration `protobuf:"bytes,24,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	Ttl *durationpb.Duration `protobuf:"bytes,24,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	// The lease begins at this time and ends expires_after later, whatever happens in between:
+	// a reservation. GPUs and slots of a host are promised to it when it is created, or the
+	// call fails, and leases that would not end before get others. It implies wait, and is not
+	// for gangs and parts. Unset: the lease begins at once.
+	StartTime     *timestamppb.Timestamp `protobuf:"bytes,25,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3366,6 +3371,13 @@ func (x *LeaseSpec) GetTtl() *durationpb.Duration {
 	return nil
 }
 
+func (x *LeaseSpec) GetStartTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartTime
+	}
+	return nil
+}
+
 // PartRules says which parts of a tenant may be on one GPU, by labels of the tenant's
 // choice; each at most 63 bytes. Empty: no rule.
 type PartRules struct {
@@ -3526,7 +3538,10 @@ type Lease struct {
 	Creator string `protobuf:"bytes,14,opt,name=creator,proto3" json:"creator,omitempty"`
 	// When the lease ends unless it is renewed. Another manager that begins to lead gives
 	// it the whole time again. Unset: it needs no renewal.
-	RenewBefore   *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=renew_before,json=renewBefore,proto3" json:"renew_before,omitempty"`
+	RenewBefore *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=renew_before,json=renewBefore,proto3" json:"renew_before,omitempty"`
+	// PENDING, with a start_time: what is promised to the lease. Others may be promised
+	// instead before it begins. Unset: nothing.
+	Reservation   *Reservation `protobuf:"bytes,18,opt,name=reservation,proto3" json:"reservation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3666,6 +3681,75 @@ func (x *Lease) GetRenewBefore() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Lease) GetReservation() *Reservation {
+	if x != nil {
+		return x.Reservation
+	}
+	return nil
+}
+
+// Reservation is what is promised to a lease that begins later.
+type Reservation struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	HostId string                 `protobuf:"bytes,1,opt,name=host_id,json=hostId,proto3" json:"host_id,omitempty"`
+	GpuIds []string               `protobuf:"bytes,2,rep,name=gpu_ids,json=gpuIds,proto3" json:"gpu_ids,omitempty"`
+	// Why the promise cannot be kept at present. Empty: it can.
+	Obstacle      string `protobuf:"bytes,3,opt,name=obstacle,proto3" json:"obstacle,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Reservation) Reset() {
+	*x = Reservation{}
+	mi := &file_dxpu_v1_types_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Reservation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Reservation) ProtoMessage() {}
+
+func (x *Reservation) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_types_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Reservation.ProtoReflect.Descriptor instead.
+func (*Reservation) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *Reservation) GetHostId() string {
+	if x != nil {
+		return x.HostId
+	}
+	return ""
+}
+
+func (x *Reservation) GetGpuIds() []string {
+	if x != nil {
+		return x.GpuIds
+	}
+	return nil
+}
+
+func (x *Reservation) GetObstacle() string {
+	if x != nil {
+		return x.Obstacle
+	}
+	return ""
+}
+
 // Binding joins a host slot and a box slot. It does not contain the keys.
 type Binding struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3707,7 +3791,7 @@ type Binding struct {
 
 func (x *Binding) Reset() {
 	*x = Binding{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[21]
+	mi := &file_dxpu_v1_types_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3719,7 +3803,7 @@ func (x *Binding) String() string {
 func (*Binding) ProtoMessage() {}
 
 func (x *Binding) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[21]
+	mi := &file_dxpu_v1_types_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3732,7 +3816,7 @@ func (x *Binding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Binding.ProtoReflect.Descriptor instead.
 func (*Binding) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{21}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Binding) GetId() string {
@@ -3915,7 +3999,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[22]
+	mi := &file_dxpu_v1_types_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3927,7 +4011,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[22]
+	mi := &file_dxpu_v1_types_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3940,7 +4024,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{22}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Pool) GetClusterId() string {
@@ -4117,7 +4201,7 @@ type ManagerInfo struct {
 
 func (x *ManagerInfo) Reset() {
 	*x = ManagerInfo{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[23]
+	mi := &file_dxpu_v1_types_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4129,7 +4213,7 @@ func (x *ManagerInfo) String() string {
 func (*ManagerInfo) ProtoMessage() {}
 
 func (x *ManagerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[23]
+	mi := &file_dxpu_v1_types_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4142,7 +4226,7 @@ func (x *ManagerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerInfo.ProtoReflect.Descriptor instead.
 func (*ManagerInfo) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{23}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ManagerInfo) GetId() string {
@@ -4190,7 +4274,7 @@ type SpareStatus struct {
 
 func (x *SpareStatus) Reset() {
 	*x = SpareStatus{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[24]
+	mi := &file_dxpu_v1_types_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4202,7 +4286,7 @@ func (x *SpareStatus) String() string {
 func (*SpareStatus) ProtoMessage() {}
 
 func (x *SpareStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[24]
+	mi := &file_dxpu_v1_types_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4215,7 +4299,7 @@ func (x *SpareStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpareStatus.ProtoReflect.Descriptor instead.
 func (*SpareStatus) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{24}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SpareStatus) GetModel() string {
@@ -4290,7 +4374,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[25]
+	mi := &file_dxpu_v1_types_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4302,7 +4386,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[25]
+	mi := &file_dxpu_v1_types_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4315,7 +4399,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{25}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Quota) GetMaxGpus() uint32 {
@@ -4386,7 +4470,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[26]
+	mi := &file_dxpu_v1_types_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4398,7 +4482,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[26]
+	mi := &file_dxpu_v1_types_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4411,7 +4495,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{26}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Tenant) GetId() string {
@@ -4516,7 +4600,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[27]
+	mi := &file_dxpu_v1_types_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4528,7 +4612,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[27]
+	mi := &file_dxpu_v1_types_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4541,7 +4625,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{27}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Token) GetId() string {
@@ -4619,7 +4703,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[28]
+	mi := &file_dxpu_v1_types_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4631,7 +4715,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[28]
+	mi := &file_dxpu_v1_types_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4644,7 +4728,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{28}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *AuditEntry) GetRevision() uint64 {
@@ -4756,7 +4840,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[29]
+	mi := &file_dxpu_v1_types_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4768,7 +4852,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[29]
+	mi := &file_dxpu_v1_types_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4781,7 +4865,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{29}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Event) GetRevision() uint64 {
@@ -4930,7 +5014,7 @@ type Incident struct {
 
 func (x *Incident) Reset() {
 	*x = Incident{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[30]
+	mi := &file_dxpu_v1_types_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4942,7 +5026,7 @@ func (x *Incident) String() string {
 func (*Incident) ProtoMessage() {}
 
 func (x *Incident) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[30]
+	mi := &file_dxpu_v1_types_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4955,7 +5039,7 @@ func (x *Incident) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Incident.ProtoReflect.Descriptor instead.
 func (*Incident) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{30}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Incident) GetSubject() string {
@@ -5028,7 +5112,7 @@ type PoolSample struct {
 
 func (x *PoolSample) Reset() {
 	*x = PoolSample{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[31]
+	mi := &file_dxpu_v1_types_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5040,7 +5124,7 @@ func (x *PoolSample) String() string {
 func (*PoolSample) ProtoMessage() {}
 
 func (x *PoolSample) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[31]
+	mi := &file_dxpu_v1_types_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5053,7 +5137,7 @@ func (x *PoolSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolSample.ProtoReflect.Descriptor instead.
 func (*PoolSample) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{31}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *PoolSample) GetTime() *timestamppb.Timestamp {
@@ -5309,7 +5393,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\blease_id\x18\x05 \x01(\tR\aleaseId\x12\x16\n" +
 	"\x06tenant\x18\x06 \x01(\tR\x06tenant\x12\x17\n" +
 	"\ahost_id\x18\a \x01(\tR\x06hostId\x12\x18\n" +
-	"\aserving\x18\b \x01(\bR\aserving\"\xfa\b\n" +
+	"\aserving\x18\b \x01(\bR\aserving\"\xb5\t\n" +
 	"\tLeaseSpec\x12\x14\n" +
 	"\x05count\x18\x01 \x01(\rR\x05count\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12(\n" +
@@ -5338,7 +5422,9 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x04part\x18\x14 \x01(\v2\r.dxpu.v1.PartR\x04part\x121\n" +
 	"\n" +
 	"part_rules\x18\x16 \x01(\v2\x12.dxpu.v1.PartRulesR\tpartRules\x12+\n" +
-	"\x03ttl\x18\x18 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x1a=\n" +
+	"\x03ttl\x18\x18 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x129\n" +
+	"\n" +
+	"start_time\x18\x19 \x01(\v2\x1a.google.protobuf.TimestampR\tstartTime\x1a=\n" +
 	"\x0fHostLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
@@ -5355,7 +5441,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\bworkload\x18\x04 \x01(\tR\bworkload\".\n" +
 	"\x04Gang\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
-	"\x04size\x18\x02 \x01(\rR\x04size\"\x8c\x05\n" +
+	"\x04size\x18\x02 \x01(\rR\x04size\"\xc4\x05\n" +
 	"\x05Lease\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1d\n" +
 	"\n" +
@@ -5376,7 +5462,12 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x10resource_version\x18\f \x01(\x04R\x0fresourceVersion\x12%\n" +
 	"\x0equeue_position\x18\r \x01(\rR\rqueuePosition\x12\x18\n" +
 	"\acreator\x18\x0e \x01(\tR\acreator\x12=\n" +
-	"\frenew_before\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\vrenewBefore\"\xf6\x04\n" +
+	"\frenew_before\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\vrenewBefore\x126\n" +
+	"\vreservation\x18\x12 \x01(\v2\x14.dxpu.v1.ReservationR\vreservation\"[\n" +
+	"\vReservation\x12\x17\n" +
+	"\ahost_id\x18\x01 \x01(\tR\x06hostId\x12\x17\n" +
+	"\agpu_ids\x18\x02 \x03(\tR\x06gpuIds\x12\x1a\n" +
+	"\bobstacle\x18\x03 \x01(\tR\bobstacle\"\xf6\x04\n" +
 	"\aBinding\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x19\n" +
@@ -5714,7 +5805,7 @@ func file_dxpu_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_dxpu_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 18)
-var file_dxpu_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_dxpu_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_dxpu_v1_types_proto_goTypes = []any{
 	(NodeKind)(0),                 // 0: dxpu.v1.NodeKind
 	(BoxKind)(0),                  // 1: dxpu.v1.BoxKind
@@ -5755,24 +5846,25 @@ var file_dxpu_v1_types_proto_goTypes = []any{
 	(*PartRules)(nil),             // 36: dxpu.v1.PartRules
 	(*Gang)(nil),                  // 37: dxpu.v1.Gang
 	(*Lease)(nil),                 // 38: dxpu.v1.Lease
-	(*Binding)(nil),               // 39: dxpu.v1.Binding
-	(*Pool)(nil),                  // 40: dxpu.v1.Pool
-	(*ManagerInfo)(nil),           // 41: dxpu.v1.ManagerInfo
-	(*SpareStatus)(nil),           // 42: dxpu.v1.SpareStatus
-	(*Quota)(nil),                 // 43: dxpu.v1.Quota
-	(*Tenant)(nil),                // 44: dxpu.v1.Tenant
-	(*Token)(nil),                 // 45: dxpu.v1.Token
-	(*AuditEntry)(nil),            // 46: dxpu.v1.AuditEntry
-	(*Event)(nil),                 // 47: dxpu.v1.Event
-	(*Incident)(nil),              // 48: dxpu.v1.Incident
-	(*PoolSample)(nil),            // 49: dxpu.v1.PoolSample
-	nil,                           // 50: dxpu.v1.NodeInfo.LabelsEntry
-	nil,                           // 51: dxpu.v1.LeaseSpec.HostLabelsEntry
-	nil,                           // 52: dxpu.v1.LeaseSpec.LabelsEntry
-	nil,                           // 53: dxpu.v1.LeaseSpec.BoxLabelsEntry
-	nil,                           // 54: dxpu.v1.Quota.MaxGpusByModelEntry
-	(*timestamppb.Timestamp)(nil), // 55: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 56: google.protobuf.Duration
+	(*Reservation)(nil),           // 39: dxpu.v1.Reservation
+	(*Binding)(nil),               // 40: dxpu.v1.Binding
+	(*Pool)(nil),                  // 41: dxpu.v1.Pool
+	(*ManagerInfo)(nil),           // 42: dxpu.v1.ManagerInfo
+	(*SpareStatus)(nil),           // 43: dxpu.v1.SpareStatus
+	(*Quota)(nil),                 // 44: dxpu.v1.Quota
+	(*Tenant)(nil),                // 45: dxpu.v1.Tenant
+	(*Token)(nil),                 // 46: dxpu.v1.Token
+	(*AuditEntry)(nil),            // 47: dxpu.v1.AuditEntry
+	(*Event)(nil),                 // 48: dxpu.v1.Event
+	(*Incident)(nil),              // 49: dxpu.v1.Incident
+	(*PoolSample)(nil),            // 50: dxpu.v1.PoolSample
+	nil,                           // 51: dxpu.v1.NodeInfo.LabelsEntry
+	nil,                           // 52: dxpu.v1.LeaseSpec.HostLabelsEntry
+	nil,                           // 53: dxpu.v1.LeaseSpec.LabelsEntry
+	nil,                           // 54: dxpu.v1.LeaseSpec.BoxLabelsEntry
+	nil,                           // 55: dxpu.v1.Quota.MaxGpusByModelEntry
+	(*timestamppb.Timestamp)(nil), // 56: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 57: google.protobuf.Duration
 }
 var file_dxpu_v1_types_proto_depIdxs = []int32{
 	11, // 0: dxpu.v1.Part.class:type_name -> dxpu.v1.PartClass
@@ -5780,20 +5872,20 @@ var file_dxpu_v1_types_proto_depIdxs = []int32{
 	15, // 2: dxpu.v1.CallOutcome.effect:type_name -> dxpu.v1.CallEffect
 	12, // 3: dxpu.v1.Device.share_modes:type_name -> dxpu.v1.ShareMode
 	8,  // 4: dxpu.v1.DeviceError.action:type_name -> dxpu.v1.ErrorAction
-	55, // 5: dxpu.v1.DeviceError.last_time:type_name -> google.protobuf.Timestamp
+	56, // 5: dxpu.v1.DeviceError.last_time:type_name -> google.protobuf.Timestamp
 	2,  // 6: dxpu.v1.PathStatus.health:type_name -> dxpu.v1.Health
-	55, // 7: dxpu.v1.Step.time:type_name -> google.protobuf.Timestamp
-	56, // 8: dxpu.v1.Step.duration:type_name -> google.protobuf.Duration
-	50, // 9: dxpu.v1.NodeInfo.labels:type_name -> dxpu.v1.NodeInfo.LabelsEntry
+	56, // 7: dxpu.v1.Step.time:type_name -> google.protobuf.Timestamp
+	57, // 8: dxpu.v1.Step.duration:type_name -> google.protobuf.Duration
+	51, // 9: dxpu.v1.NodeInfo.labels:type_name -> dxpu.v1.NodeInfo.LabelsEntry
 	20, // 10: dxpu.v1.NodeInfo.addresses:type_name -> dxpu.v1.PathAddress
-	55, // 11: dxpu.v1.NodeInfo.last_report_time:type_name -> google.protobuf.Timestamp
+	56, // 11: dxpu.v1.NodeInfo.last_report_time:type_name -> google.protobuf.Timestamp
 	28, // 12: dxpu.v1.NodeInfo.taints:type_name -> dxpu.v1.Taint
 	16, // 13: dxpu.v1.NodeInfo.maintenance_state:type_name -> dxpu.v1.MaintenanceState
-	55, // 14: dxpu.v1.Maintenance.start_time:type_name -> google.protobuf.Timestamp
-	55, // 15: dxpu.v1.Maintenance.end_time:type_name -> google.protobuf.Timestamp
-	56, // 16: dxpu.v1.Maintenance.drain_before:type_name -> google.protobuf.Duration
+	56, // 14: dxpu.v1.Maintenance.start_time:type_name -> google.protobuf.Timestamp
+	56, // 15: dxpu.v1.Maintenance.end_time:type_name -> google.protobuf.Timestamp
+	57, // 16: dxpu.v1.Maintenance.drain_before:type_name -> google.protobuf.Duration
 	16, // 17: dxpu.v1.Maintenance.state:type_name -> dxpu.v1.MaintenanceState
-	55, // 18: dxpu.v1.Maintenance.create_time:type_name -> google.protobuf.Timestamp
+	56, // 18: dxpu.v1.Maintenance.create_time:type_name -> google.protobuf.Timestamp
 	17, // 19: dxpu.v1.Taint.effect:type_name -> dxpu.v1.TaintEffect
 	17, // 20: dxpu.v1.Toleration.effect:type_name -> dxpu.v1.TaintEffect
 	26, // 21: dxpu.v1.Host.node:type_name -> dxpu.v1.NodeInfo
@@ -5812,63 +5904,65 @@ var file_dxpu_v1_types_proto_depIdxs = []int32{
 	4,  // 34: dxpu.v1.GPU.observed_state:type_name -> dxpu.v1.BindingState
 	22, // 35: dxpu.v1.GPU.counters:type_name -> dxpu.v1.Counters
 	23, // 36: dxpu.v1.GPU.errors:type_name -> dxpu.v1.DeviceError
-	55, // 37: dxpu.v1.GPU.quarantined_until:type_name -> google.protobuf.Timestamp
+	56, // 37: dxpu.v1.GPU.quarantined_until:type_name -> google.protobuf.Timestamp
 	9,  // 38: dxpu.v1.GPU.use:type_name -> dxpu.v1.Use
-	48, // 39: dxpu.v1.GPU.history:type_name -> dxpu.v1.Incident
+	49, // 39: dxpu.v1.GPU.history:type_name -> dxpu.v1.Incident
 	28, // 40: dxpu.v1.GPU.taints:type_name -> dxpu.v1.Taint
 	34, // 41: dxpu.v1.GPU.parts:type_name -> dxpu.v1.GPUPart
 	18, // 42: dxpu.v1.GPUPart.part:type_name -> dxpu.v1.Part
 	1,  // 43: dxpu.v1.LeaseSpec.box_kind:type_name -> dxpu.v1.BoxKind
 	10, // 44: dxpu.v1.LeaseSpec.nvlink:type_name -> dxpu.v1.Preference
 	10, // 45: dxpu.v1.LeaseSpec.same_box:type_name -> dxpu.v1.Preference
-	51, // 46: dxpu.v1.LeaseSpec.host_labels:type_name -> dxpu.v1.LeaseSpec.HostLabelsEntry
-	56, // 47: dxpu.v1.LeaseSpec.expires_after:type_name -> google.protobuf.Duration
-	56, // 48: dxpu.v1.LeaseSpec.wait_timeout:type_name -> google.protobuf.Duration
-	52, // 49: dxpu.v1.LeaseSpec.labels:type_name -> dxpu.v1.LeaseSpec.LabelsEntry
-	53, // 50: dxpu.v1.LeaseSpec.box_labels:type_name -> dxpu.v1.LeaseSpec.BoxLabelsEntry
+	52, // 46: dxpu.v1.LeaseSpec.host_labels:type_name -> dxpu.v1.LeaseSpec.HostLabelsEntry
+	57, // 47: dxpu.v1.LeaseSpec.expires_after:type_name -> google.protobuf.Duration
+	57, // 48: dxpu.v1.LeaseSpec.wait_timeout:type_name -> google.protobuf.Duration
+	53, // 49: dxpu.v1.LeaseSpec.labels:type_name -> dxpu.v1.LeaseSpec.LabelsEntry
+	54, // 50: dxpu.v1.LeaseSpec.box_labels:type_name -> dxpu.v1.LeaseSpec.BoxLabelsEntry
 	37, // 51: dxpu.v1.LeaseSpec.gang:type_name -> dxpu.v1.Gang
 	29, // 52: dxpu.v1.LeaseSpec.tolerations:type_name -> dxpu.v1.Toleration
 	18, // 53: dxpu.v1.LeaseSpec.part:type_name -> dxpu.v1.Part
 	36, // 54: dxpu.v1.LeaseSpec.part_rules:type_name -> dxpu.v1.PartRules
-	56, // 55: dxpu.v1.LeaseSpec.ttl:type_name -> google.protobuf.Duration
-	35, // 56: dxpu.v1.Lease.spec:type_name -> dxpu.v1.LeaseSpec
-	6,  // 57: dxpu.v1.Lease.state:type_name -> dxpu.v1.LeaseState
-	39, // 58: dxpu.v1.Lease.bindings:type_name -> dxpu.v1.Binding
-	55, // 59: dxpu.v1.Lease.create_time:type_name -> google.protobuf.Timestamp
-	55, // 60: dxpu.v1.Lease.active_time:type_name -> google.protobuf.Timestamp
-	55, // 61: dxpu.v1.Lease.expire_time:type_name -> google.protobuf.Timestamp
-	55, // 62: dxpu.v1.Lease.end_time:type_name -> google.protobuf.Timestamp
-	55, // 63: dxpu.v1.Lease.renew_before:type_name -> google.protobuf.Timestamp
-	4,  // 64: dxpu.v1.Binding.state:type_name -> dxpu.v1.BindingState
-	5,  // 65: dxpu.v1.Binding.reason:type_name -> dxpu.v1.Reason
-	25, // 66: dxpu.v1.Binding.timeline:type_name -> dxpu.v1.Step
-	18, // 67: dxpu.v1.Binding.part:type_name -> dxpu.v1.Part
-	41, // 68: dxpu.v1.Pool.managers:type_name -> dxpu.v1.ManagerInfo
-	42, // 69: dxpu.v1.Pool.spares:type_name -> dxpu.v1.SpareStatus
-	54, // 70: dxpu.v1.Quota.max_gpus_by_model:type_name -> dxpu.v1.Quota.MaxGpusByModelEntry
-	43, // 71: dxpu.v1.Tenant.quota:type_name -> dxpu.v1.Quota
-	55, // 72: dxpu.v1.Tenant.create_time:type_name -> google.protobuf.Timestamp
-	7,  // 73: dxpu.v1.Token.role:type_name -> dxpu.v1.Role
-	55, // 74: dxpu.v1.Token.create_time:type_name -> google.protobuf.Timestamp
-	55, // 75: dxpu.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
-	55, // 76: dxpu.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	7,  // 77: dxpu.v1.AuditEntry.role:type_name -> dxpu.v1.Role
-	55, // 78: dxpu.v1.Event.time:type_name -> google.protobuf.Timestamp
-	14, // 79: dxpu.v1.Event.type:type_name -> dxpu.v1.EventType
-	4,  // 80: dxpu.v1.Event.binding_state:type_name -> dxpu.v1.BindingState
-	6,  // 81: dxpu.v1.Event.lease_state:type_name -> dxpu.v1.LeaseState
-	5,  // 82: dxpu.v1.Event.reason:type_name -> dxpu.v1.Reason
-	56, // 83: dxpu.v1.Event.duration:type_name -> google.protobuf.Duration
-	8,  // 84: dxpu.v1.Event.error_action:type_name -> dxpu.v1.ErrorAction
-	14, // 85: dxpu.v1.Incident.type:type_name -> dxpu.v1.EventType
-	55, // 86: dxpu.v1.Incident.first_time:type_name -> google.protobuf.Timestamp
-	55, // 87: dxpu.v1.Incident.last_time:type_name -> google.protobuf.Timestamp
-	55, // 88: dxpu.v1.PoolSample.time:type_name -> google.protobuf.Timestamp
-	89, // [89:89] is the sub-list for method output_type
-	89, // [89:89] is the sub-list for method input_type
-	89, // [89:89] is the sub-list for extension type_name
-	89, // [89:89] is the sub-list for extension extendee
-	0,  // [0:89] is the sub-list for field type_name
+	57, // 55: dxpu.v1.LeaseSpec.ttl:type_name -> google.protobuf.Duration
+	56, // 56: dxpu.v1.LeaseSpec.start_time:type_name -> google.protobuf.Timestamp
+	35, // 57: dxpu.v1.Lease.spec:type_name -> dxpu.v1.LeaseSpec
+	6,  // 58: dxpu.v1.Lease.state:type_name -> dxpu.v1.LeaseState
+	40, // 59: dxpu.v1.Lease.bindings:type_name -> dxpu.v1.Binding
+	56, // 60: dxpu.v1.Lease.create_time:type_name -> google.protobuf.Timestamp
+	56, // 61: dxpu.v1.Lease.active_time:type_name -> google.protobuf.Timestamp
+	56, // 62: dxpu.v1.Lease.expire_time:type_name -> google.protobuf.Timestamp
+	56, // 63: dxpu.v1.Lease.end_time:type_name -> google.protobuf.Timestamp
+	56, // 64: dxpu.v1.Lease.renew_before:type_name -> google.protobuf.Timestamp
+	39, // 65: dxpu.v1.Lease.reservation:type_name -> dxpu.v1.Reservation
+	4,  // 66: dxpu.v1.Binding.state:type_name -> dxpu.v1.BindingState
+	5,  // 67: dxpu.v1.Binding.reason:type_name -> dxpu.v1.Reason
+	25, // 68: dxpu.v1.Binding.timeline:type_name -> dxpu.v1.Step
+	18, // 69: dxpu.v1.Binding.part:type_name -> dxpu.v1.Part
+	42, // 70: dxpu.v1.Pool.managers:type_name -> dxpu.v1.ManagerInfo
+	43, // 71: dxpu.v1.Pool.spares:type_name -> dxpu.v1.SpareStatus
+	55, // 72: dxpu.v1.Quota.max_gpus_by_model:type_name -> dxpu.v1.Quota.MaxGpusByModelEntry
+	44, // 73: dxpu.v1.Tenant.quota:type_name -> dxpu.v1.Quota
+	56, // 74: dxpu.v1.Tenant.create_time:type_name -> google.protobuf.Timestamp
+	7,  // 75: dxpu.v1.Token.role:type_name -> dxpu.v1.Role
+	56, // 76: dxpu.v1.Token.create_time:type_name -> google.protobuf.Timestamp
+	56, // 77: dxpu.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
+	56, // 78: dxpu.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	7,  // 79: dxpu.v1.AuditEntry.role:type_name -> dxpu.v1.Role
+	56, // 80: dxpu.v1.Event.time:type_name -> google.protobuf.Timestamp
+	14, // 81: dxpu.v1.Event.type:type_name -> dxpu.v1.EventType
+	4,  // 82: dxpu.v1.Event.binding_state:type_name -> dxpu.v1.BindingState
+	6,  // 83: dxpu.v1.Event.lease_state:type_name -> dxpu.v1.LeaseState
+	5,  // 84: dxpu.v1.Event.reason:type_name -> dxpu.v1.Reason
+	57, // 85: dxpu.v1.Event.duration:type_name -> google.protobuf.Duration
+	8,  // 86: dxpu.v1.Event.error_action:type_name -> dxpu.v1.ErrorAction
+	14, // 87: dxpu.v1.Incident.type:type_name -> dxpu.v1.EventType
+	56, // 88: dxpu.v1.Incident.first_time:type_name -> google.protobuf.Timestamp
+	56, // 89: dxpu.v1.Incident.last_time:type_name -> google.protobuf.Timestamp
+	56, // 90: dxpu.v1.PoolSample.time:type_name -> google.protobuf.Timestamp
+	91, // [91:91] is the sub-list for method output_type
+	91, // [91:91] is the sub-list for method input_type
+	91, // [91:91] is the sub-list for extension type_name
+	91, // [91:91] is the sub-list for extension extendee
+	0,  // [0:91] is the sub-list for field type_name
 }
 
 func init() { file_dxpu_v1_types_proto_init() }
@@ -5881,14 +5975,14 @@ func file_dxpu_v1_types_proto_init() {
 		(*Maintenance_HostId)(nil),
 		(*Maintenance_Rack)(nil),
 	}
-	file_dxpu_v1_types_proto_msgTypes[25].OneofWrappers = []any{}
+	file_dxpu_v1_types_proto_msgTypes[26].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dxpu_v1_types_proto_rawDesc), len(file_dxpu_v1_types_proto_rawDesc)),
 			NumEnums:      18,
-			NumMessages:   37,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/base64"
 	"iter"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -185,6 +186,8 @@ func (t *tx) leasesFrom(visible scope, r *dxpuv1.ListLeasesRequest, from string)
 	switch {
 	case endedToo(r):
 		ids = t.leaseIDs.from(from)
+	case r.Reserved:
+		ids = slices.Values(slices.SortedFunc(maps.Keys(t.promises), compareLeaseIDs))
 	case r.Tenant != "":
 		ids = slices.Values(scope{tenant: r.Tenant}.openLeases(t))
 	case !visible.all:
@@ -194,7 +197,7 @@ func (t *tx) leasesFrom(visible scope, r *dxpuv1.ListLeasesRequest, from string)
 		for id := range ids {
 			l := t.leases.get(id)
 			if visible.lease(l) && (r.State == 0 || r.State == l.State) && (r.Tenant == "" || r.Tenant == l.spec.Tenant) &&
-				(r.HostId == "" || r.HostId == l.HostID) && !yield(l) {
+				(r.HostId == "" || r.HostId == l.HostID) && (!r.Reserved || l.Promise != nil) && !yield(l) {
 				return
 			}
 		}

@@ -168,7 +168,7 @@ func (t *tx) leaseMessage(l *leaseRecord) *dxpuv1.Lease {
 	if l.State == leasePending {
 		out.QueuePosition = t.queuePosition(l.ID)
 	}
-	out.ExpireTime = timestamp(l.expires())
+	out.ExpireTime, out.Reservation = timestamp(l.expires()), reservationMessage(l.Promise)
 	if !l.ended() {
 		out.RenewBefore = timestamp(t.renewBy(l))
 	}

@@ -179,9 +179,9 @@ func (t *tx) decideGang(leases []*leaseRecord, model string) placement.GangDecis
 	r := t.reservedFrom(leases[0].ID, leases[0].spec, requestedSize(leases))
 	t.reindex()
 	for i, l := range leases {
-		m := placement.Member{GPUs: t.requestOf(l.spec, t.endsBy(l.spec)), Host: t.hostRequestOf(l.spec, t.endsBy(l.spec))}
+		m := placement.Member{GPUs: t.requestOf(l.ID, l.spec, t.endsBy(l.spec)), Host: t.hostRequestOf(l.ID, l.spec, t.endsBy(l.spec))}
 		if r != nil {
-			m.GPUs.Exclude, m.Host.Exclude = r.gpus, r.slots
+			m.GPUs.Exclude, m.Host.Exclude = append(m.GPUs.Exclude, r.gpus...), append(m.Host.Exclude, r.slots...)
 		}
 		m.GPUs.Uplinks = t.fullUplinks
 		m.GPUs.Model = cmp.Or(m.GPUs.Model, model)
@@ -191,6 +191,7 @@ func (t *tx) decideGang(leases []*leaseRecord, model string) placement.GangDecis
 	if d.OK() {
 		return d
 	}
+	t.notePromised(leases[d.Lacking].ID, leases[d.Lacking].spec, &d.Why.Decision, &d.Why.Host)
 	why := &d.Why.Why
 	if d.Why.Decision.OK() {
 		why = &d.Why.Host.Why // decisionWhy shows only these

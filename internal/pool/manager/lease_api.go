@@ -70,6 +70,11 @@ func (t *tx) createLease(request string, spec *dxpuv1.LeaseSpec) (*leaseRecord, 
 	if err := t.admitToGang(spec); err != nil {
 		return nil, err
 	}
+	if spec.StartTime != nil {
+		if err := t.mayPromise(spec); err != nil {
+			return nil, err
+		}
+	}
 	rev := t.revision()
 	l := &leaseRecord{
 		ID: t.leaseID(), RequestID: request, Spec: raw, spec: spec, State: leasePending,
@@ -84,6 +89,12 @@ func (t *tx) createLease(request string, spec *dxpuv1.LeaseSpec) (*leaseRecord, 
 	}
 	t.setTarget(l.ID)
 	t.event(leaseEvent(l, dxpuv1.EventType_EVENT_TYPE_LEASE_CREATED), "tenant %s requested %d GPUs: lease %s", spec.Tenant, spec.Count, l.ID)
+	if spec.StartTime != nil {
+		if why := t.makePromise(l.ID); why != "" {
+			return nil, errorf(connect.CodeResourceExhausted, "no capacity for this lease from %s to %s: %s", rfc3339(startTime(spec)), rfc3339(expireTime(spec)), why)
+		}
+		return t.leases.get(l.ID), nil
+	}
 	t.completeGang(l)
 	if l = t.leases.get(l.ID); !l.lacksMembers() && t.grant(l.ID) > 0 {
 		return l, nil
@@ -165,11 +176,18 @@ func (t *tx) explainSpec(spec *dxpuv1.LeaseSpec, res *dxpuv1.ExplainLeaseRespons
 			return nil
 		}
 	}
-	if q := t.quotaReached(leases); q != "" {
+	if spec.StartTime != nil {
+		if err := t.mayPromise(spec); err != nil {
+			return err
+		}
+	} else if q := t.quotaReached(leases); q != "" {
 		res.Explanation = []string{q}
 		return nil
 	}
 	d := t.decideTogether(leases)
+	if !d.OK() && spec.StartTime != nil {
+		d = t.decideWithout(leases, t.endingBefore(startTime(spec).Add(-promiseLead)))
+	}
 	a := d.Why
 	if d.OK() {
 		a = d.Members[len(leases)-1]
@@ -238,7 +256,7 @@ func checkSpec(s *dxpuv1.LeaseSpec) error {
 	if !tenantPattern.MatchString(s.Tenant) {
 		return invalid("spec.tenant: %q is not 1 to 63 of a-z, 0-9, '.', '_' and '-'", s.Tenant)
 	}
-	if err := cmp.Or(checkPart(s), checkGPUs(s), checkGang(s), checkTTL(s), checkTolerations(s), checkDuration("spec.expires_after", s.ExpiresAfter)); err != nil {
+	if err := cmp.Or(checkPart(s), checkGPUs(s), checkGang(s), checkTTL(s), checkTolerations(s), checkDuration("spec.expires_after", s.ExpiresAfter), checkStart(s)); err != nil {
 		return err
 	}
 	return checkDuration("spec.wait_timeout", s.WaitTimeout)

@@ -88,8 +88,9 @@ func (t *tx) grow(l *leaseRecord, count uint32) error {
 	req := t.replacement(l, nil)
 	req.Count, req.UseSpares = int(more), false
 	host := placement.HostRequest{Count: int(more), Host: l.HostID, Domain: t.domainOf(l), Tolerations: req.Tolerations}
+	_, host.Exclude = t.promised(l.ID, t.now, t.until(l))
 	if r := t.reservedFrom(l.ID, l.spec, wholeGPUs(more)); r != nil {
-		req.Exclude, host.Exclude = append(req.Exclude, r.gpus...), r.slots
+		req.Exclude, host.Exclude = append(req.Exclude, r.gpus...), append(host.Exclude, r.slots...)
 	}
 	d, h := t.chooseGPUs(req), t.chooseHost(host)
 	if !d.OK() || !h.OK() {

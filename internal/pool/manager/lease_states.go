@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
@@ -29,7 +30,11 @@ func (t *tx) advanceLease(id string) bool {
 		return false
 	}
 	if e := l.expires(); !e.IsZero() && l.State != leaseReleasing && t.dueOrSchedule(subject{leaseSubject, id}, e) {
-		t.endLease(id, dxpuv1.Reason_REASON_LEASE_EXPIRED, "it expired", true)
+		why := "it expired"
+		if l.State == leasePending {
+			why = "its time was over before it got its GPUs"
+		}
+		t.endLease(id, dxpuv1.Reason_REASON_LEASE_EXPIRED, why, true)
 		return true
 	}
 	if by := t.renewBy(l); !by.IsZero() && l.State != leaseReleasing && t.dueOrSchedule(subject{leaseSubject, id}, by) {
@@ -41,6 +46,9 @@ func (t *tx) advanceLease(id string) bool {
 	}
 	switch l.State {
 	case leasePending:
+		if t.advancePromise(l) {
+			return true
+		}
 		if w := l.spec.WaitTimeout; w != nil && t.dueOrSchedule(subject{leaseSubject, id}, l.queuedSince().Add(w.AsDuration())) {
 			t.endWait(l, "the wait timed out: "+t.lackOf(l))
 			return true
@@ -175,7 +183,7 @@ func (t *tx) findReplacements(l *leaseRecord, broken []string) placement.Decisio
 	d := t.chooseGPUs(req)
 	if !d.OK() && !l.ActiveTime.IsZero() {
 		// A GPU that could not be attached before is better than none.
-		req.Exclude = nil
+		req.Exclude, _ = t.promised(l.ID, t.now, t.until(l))
 		d = t.chooseGPUs(req)
 	}
 	for !d.OK() && !mustBeTogether(l.spec) && req.Count > 1 {
@@ -185,17 +193,21 @@ func (t *tx) findReplacements(l *leaseRecord, broken []string) placement.Decisio
 	return d
 }
 
+// until returns when a lease that has GPUs ends; zero: never.
+func (t *tx) until(l *leaseRecord) time.Time {
+	if e := l.expires(); !e.IsZero() {
+		return e
+	}
+	return t.endsBy(l.spec) // it is not active yet, or never ends
+}
+
 // replacement returns the placement request for replacements: the lease's
 // constraints, its model, close to the GPUs that it still has, and none of the
 // GPUs that it could not attach.
 func (t *tx) replacement(l *leaseRecord, broken []string) placement.Request {
-	until := l.expires()
-	if until.IsZero() { // it is not active yet, or never ends
-		until = t.endsBy(l.spec)
-	}
-	req := t.requestOf(l.spec, until)
+	req := t.requestOf(l.ID, l.spec, t.until(l))
 	req.Count, req.UseSpares, req.Near = len(broken), true, t.near(l.HostID)
-	req.Exclude = slices.Clone(l.Avoid)
+	req.Exclude = append(req.Exclude, l.Avoid...)
 	// A lease that asked for any model keeps the one that it got, also when the
 	// device has been removed and its slot does not tell the model any more.
 	req.Model = cmp.Or(req.Model, l.Model)

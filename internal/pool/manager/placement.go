@@ -194,11 +194,14 @@ var (
 )
 
 // requestOf returns the placement request for GPUs of a lease that ends at a time; zero: never.
-func (t *tx) requestOf(s *dxpuv1.LeaseSpec, until time.Time) placement.Request {
+// The ID is empty if the lease does not exist yet.
+func (t *tx) requestOf(id string, s *dxpuv1.LeaseSpec, until time.Time) placement.Request {
+	promised, _ := t.promised(id, t.beginsBy(s), until)
 	return placement.Request{
 		Count: int(s.Count), Model: s.Model, MinMemory: s.MinMemoryBytes,
 		Kind: placementKinds[s.BoxKind], NVLink: placementPreferences[s.Nvlink], SameBox: placementPreferences[s.SameBox],
 		Labels: s.BoxLabels, Only: gpuRefs(s.GpuIds), Tolerations: t.tolerationsUntil(s, until), Part: placementPart(s),
+		Exclude: promised,
 	}
 }
 
@@ -214,19 +217,23 @@ func gpuRefs(ids []string) []placement.Ref {
 }
 
 // hostRequestOf returns the placement request for the host of a lease that ends at a time; zero: never.
-func (t *tx) hostRequestOf(s *dxpuv1.LeaseSpec, until time.Time) placement.HostRequest {
+func (t *tx) hostRequestOf(id string, s *dxpuv1.LeaseSpec, until time.Time) placement.HostRequest {
+	_, promised := t.promised(id, t.beginsBy(s), until)
 	return placement.HostRequest{
-		Count: int(s.Count), Host: s.HostId, Domain: s.HostDomain, Labels: s.HostLabels, Tolerations: t.tolerationsUntil(s, until),
+		Count: int(s.Count), Host: s.HostId, Domain: s.HostDomain, Labels: s.HostLabels, Tolerations: t.tolerationsUntil(s, until), Exclude: promised,
 	}
 }
 
 // decide returns where a lease would be placed now. The ID is empty if the lease does
 // not exist yet.
 func (t *tx) decide(id string, s *dxpuv1.LeaseSpec) (placement.Decision, placement.HostDecision) {
-	gpus, host := t.requestOf(s, t.endsBy(s)), t.hostRequestOf(s, t.endsBy(s))
+	gpus, host := t.requestOf(id, s, t.endsBy(s)), t.hostRequestOf(id, s, t.endsBy(s))
 	r := t.reservedFrom(id, s, sizeOf(s))
+	if startTime(s).After(t.now) {
+		r = nil // the first lease of the queue has what it waits for by then
+	}
 	if r != nil {
-		gpus.Exclude, host.Exclude = r.gpus, r.slots
+		gpus.Exclude, host.Exclude = append(gpus.Exclude, r.gpus...), append(host.Exclude, r.slots...)
 	}
 	t.reindex()
 	t.tellTypical()
@@ -235,5 +242,6 @@ func (t *tx) decide(id string, s *dxpuv1.LeaseSpec) (placement.Decision, placeme
 	if r != nil && !(h.OK() && d.OK()) {
 		d.Why = append(d.Why, r.why(t))
 	}
+	t.notePromised(id, s, &d, &h)
 	return d, h
 }

@@ -123,15 +123,15 @@ func (t *tx) takesBindings(n *nodeRecord) bool {
 	return n.takesBindings() && !t.planOf(n).closed()
 }
 
-// tolerationsUntil returns the tolerations of a lease that ends at a time; zero: never, or
-// not known.
+// tolerationsUntil returns the tolerations of a lease that begins and ends before a plan, or
+// after it. It ends at a time; zero: never, or not known.
 func (t *tx) tolerationsUntil(s *dxpuv1.LeaseSpec, until time.Time) []placement.Toleration {
 	out := tolerationsOf(s)
 	if until.IsZero() {
 		return out
 	}
 	for _, id := range t.plans.ids() {
-		if p := t.plans.get(id); !p.closed() && !until.After(p.closes()) {
+		if p := t.plans.get(id); !p.closed() && (!until.After(p.closes()) || !t.beginsBy(s).Before(p.End)) {
 			k := p.taint()
 			out = append(out, placement.Toleration{Key: k.Key, Value: k.Value, Effect: k.Effect})
 		}
@@ -142,6 +142,9 @@ func (t *tx) tolerationsUntil(s *dxpuv1.LeaseSpec, until time.Time) []placement.
 // endsBy returns when a lease with a spec would end if its GPUs were attached now; zero:
 // never.
 func (t *tx) endsBy(s *dxpuv1.LeaseSpec) time.Time {
+	if s.StartTime != nil {
+		return expireTime(s)
+	}
 	if s.ExpiresAfter == nil {
 		return time.Time{}
 	}

@@ -76,7 +76,7 @@ func (t *tx) bindAssignment(id string, a *placement.Assignment, held map[placeme
 	l := t.editLease(id)
 	l.Explanation = nil
 	l.explain(slices.Concat(a.Host.Why, a.Why)...)
-	l.HostID = a.Host.Host
+	l.HostID, l.Promise = a.Host.Host, nil
 	l.Granted = t.now
 	l.Model, l.Share, l.Size = t.modelAt(a.Picks[0]), shareMode(a.Share), uint32(t.sizeAt(l.spec, a.Picks[0]))
 	for i, gpu := range a.Picks {
@@ -87,6 +87,9 @@ func (t *tx) bindAssignment(id string, a *placement.Assignment, held map[placeme
 
 // whyPending returns why a lease is pending now.
 func (t *tx) whyPending(l *leaseRecord) []string {
+	if l.sleeps() {
+		return []string{l.whyPromised()}
+	}
 	place := fmt.Sprintf("It is number %d of %d in the queue: its priority is %d, and %s.",
 		t.queuePosition(l.ID), t.waiting.len(), l.spec.Priority, t.shareText(l.spec.Tenant))
 	return append([]string{place}, t.whyNotNow(l)...)
@@ -108,8 +111,11 @@ func (t *tx) whyNotNow(l *leaseRecord) []string {
 
 // whyNotOffered returns why a pending lease is offered no GPUs, whatever is free; "" if it is.
 func (t *tx) whyNotOffered(l *leaseRecord) string {
-	if l.lacksMembers() {
+	switch {
+	case l.lacksMembers():
 		return t.lacksMembersWhy(l)
+	case l.sleeps():
+		return l.whyPromised()
 	}
 	return t.quotaReached(t.membersOf(t.gangOf(l.ID)))
 }

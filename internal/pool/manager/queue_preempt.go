@@ -180,6 +180,8 @@ func (t *tx) decideWithout(leases []*leaseRecord, gone map[string]bool) (d place
 		var a placement.Assignment
 		if a.Decision, a.Host = t.decide(leases[0].ID, leases[0].spec); a.OK() && t.withinClaims(leases[0], a.Picks[0]) {
 			d.Members = []placement.Assignment{a}
+		} else {
+			d.Why = a
 		}
 	}
 	for id := range boxes {

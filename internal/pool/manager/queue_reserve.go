@@ -48,7 +48,7 @@ func (t *tx) reserve(id string) {
 	t.reindex()
 	members := make([]placement.Member, len(leases))
 	for i, l := range leases {
-		members[i] = placement.Member{GPUs: t.requestOf(l.spec, t.endsBy(l.spec)), Host: t.hostRequestOf(l.spec, t.endsBy(l.spec))}
+		members[i] = placement.Member{GPUs: t.requestOf(l.ID, l.spec, t.endsBy(l.spec)), Host: t.hostRequestOf(l.ID, l.spec, t.endsBy(l.spec))}
 		members[i].GPUs.Uplinks = t.fullUplinks
 	}
 	gpus, slots, possible := t.gpuPool.Gather(t.hostPool, t.cfg.Reserve, members)

@@ -91,6 +91,7 @@ type index struct {
 	waiting           waitingQueue          // all pending leases, for their positions
 	gangs             map[gangKey][]string  // the leases of each gang that have not ended, in the order of creation
 	unreplaced        map[string]int        // lease -> how many of its bindings broke and have no replacement
+	promises          map[string]bool       // leases to which GPUs are promised
 	preemptibleLeases map[string]bool       // leases that have GPUs and may lose them to a lease of higher priority
 	endedLeases       []endedLease          // ended leases, the oldest first: which to forget
 	usageByTenant     map[string]*tenantUsage
@@ -161,7 +162,7 @@ func newIndex() index {
 		replacedByRequest: map[string]string{},
 		indexedLeases:     map[string]leaseEntry{}, leaseIDs: newSequence(compareLeaseIDs), openLeaseIDs: newSequence(compareLeaseIDs),
 		leaseByRequestID: map[requestKey]string{}, pendingByShape: map[string][]queueKey{}, waiting: waitingQueue{}, gangs: map[gangKey][]string{}, unreplaced: map[string]int{},
-		preemptibleLeases: map[string]bool{}, usageByTenant: map[string]*tenantUsage{},
+		promises: map[string]bool{}, preemptibleLeases: map[string]bool{}, usageByTenant: map[string]*tenantUsage{},
 		requests:     map[placement.Typical]int{},
 		indexedNodes: map[string]nodeEntry{}, nodeByCredential: map[string]string{},
 		slotsByDevice: map[deviceKey][]deviceClaim{},

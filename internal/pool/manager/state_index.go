@@ -43,6 +43,8 @@ type leaseEntry struct {
 	shape       string  // while it waits
 	gang        gangKey // while it is not over
 	incomplete  bool    // it waits for leases of its gang
+	promised    bool    // GPUs are promised to it
+	sleeps      bool    // it begins later
 	spec        *dxpuv1.LeaseSpec
 	asks        *dxpuv1.LeaseSpec // while it is not over
 	queueKey    queueKey
@@ -253,7 +255,8 @@ func (t *tx) leaseEntry(l *leaseRecord) leaseEntry {
 		return k
 	}
 	k.tenant, k.gang, k.asks = l.spec.Tenant, l.gang(), l.spec
-	if l.State == leasePending {
+	k.promised, k.sleeps = l.Promise != nil, l.sleeps()
+	if l.State == leasePending && !k.sleeps {
 		k.queueKey = queueKey{l.spec.Priority, l.CreateTime.UnixNano(), l.ID}
 		if k.incomplete = l.lacksMembers(); !k.incomplete && l.spec.Gang != nil {
 			k.queueKey.created = l.GangComplete.UnixNano()
@@ -295,7 +298,8 @@ func (t *tx) indexLease(id string) {
 	}
 	if had {
 		t.dropLease(id, old)
-		t.capacityGrew = t.capacityGrew || old.holding && !k.holding // its quota is free again
+		// Its quota is free again, or what was promised to it.
+		t.capacityGrew = t.capacityGrew || old.holding && !k.holding || old.promised && !k.promised
 		if t.reserved != nil && t.reserved.lease == id && k.shape == "" {
 			t.reserved, t.capacityGrew = nil, true // others may have what it held
 		}
@@ -312,6 +316,9 @@ func (t *tx) indexLease(id string) {
 	if k.preemptible {
 		t.preemptibleLeases[id] = true
 		t.capacityGrew = t.capacityGrew || !old.preemptible && len(t.pendingByShape) > 0 // for those of higher priority
+	}
+	if k.promised {
+		t.promises[id] = true
 	}
 	if k.request.id != "" {
 		t.leaseByRequestID[k.request] = id
@@ -337,6 +344,7 @@ func (t *tx) dropLease(id string, k leaseEntry) {
 	delete(t.indexedLeases, id)
 	t.leaseIDs.remove(id)
 	delete(t.preemptibleLeases, id)
+	delete(t.promises, id)
 	t.countLease(id, &k, minusOne)
 	if k.asks != nil {
 		t.countRequest(k.asks, -int(k.asks.Count))

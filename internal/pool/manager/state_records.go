@@ -243,10 +243,12 @@ type leaseRecord struct {
 	// Share is the mode in which the lease's part shares its GPU, once it has been granted.
 	Share dxpuv1.ShareMode `json:"share,omitempty"`
 	// Size is what the lease's part takes of its GPU, in thousandths, once it has been granted.
-	Size            uint32    `json:"size,omitempty"`
-	ActiveTime      time.Time `json:"active_time,omitzero"`
-	EndTime         time.Time `json:"end_time,omitzero"`
-	ResourceVersion uint64    `json:"resource_version"`
+	Size       uint32    `json:"size,omitempty"`
+	ActiveTime time.Time `json:"active_time,omitzero"`
+	// Promise is what is promised to a lease that begins later, until it has GPUs.
+	Promise         *promiseRecord `json:"promise,omitempty"`
+	EndTime         time.Time      `json:"end_time,omitzero"`
+	ResourceVersion uint64         `json:"resource_version"`
 
 	spec *dxpuv1.LeaseSpec // the decoded Spec; copies share it, it is never changed
 }
@@ -265,6 +267,9 @@ func (l *leaseRecord) queuedSince() time.Time {
 
 // expires returns when the lease is over; zero: never, or not before it is ACTIVE.
 func (l *leaseRecord) expires() time.Time {
+	if l.spec.StartTime != nil {
+		return expireTime(l.spec)
+	}
 	if l.spec.ExpiresAfter == nil || l.Running.IsZero() {
 		return time.Time{}
 	}

@@ -179,7 +179,7 @@ func (x *index) countLease(id string, k *leaseEntry, sign uint32) {
 		delete(x.usageByTenant, k.tenant)
 		return
 	}
-	if k.shape != "" {
+	if k.shape != "" || k.sleeps {
 		u.pending += sign
 		return
 	}

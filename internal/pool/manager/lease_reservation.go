@@ -1,0 +1,344 @@
+package manager
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/placement"
+)
+
+// A lease may begin at a time that is known in advance. When it is created, GPUs and slots of
+// a host are promised to it that are free then, or whose leases end before. Other leases get
+// them only if they end before the lease begins, so nothing has to be taken from anybody.
+// The promise moves to others if what was promised fails.
+//
+//	promised  the lease is not in the queue; the promise is examined now and then
+//	begun     the lease is in the queue, and what was promised waits for it
+//
+// The promise ends when the lease has GPUs, and at the latest when its time is over.
+
+const (
+	// maxPromises and maxPromisedGPUs bound what is promised: each decision on other
+	// leases leaves it out.
+	maxPromises     = 32
+	maxPromisedGPUs = 512
+	// maxPromiseAhead bounds how far ahead a lease begins.
+	maxPromiseAhead = 92 * 24 * time.Hour
+	// promiseLead is how long before a lease begins the others must end: a lease's time
+	// counts from when its GPUs are attached, and it takes time to release them.
+	promiseLead = time.Minute
+	// promiseCheck is the pause between two looks at what is promised.
+	promiseCheck = 30 * time.Second
+	// maxPromiseWaits bounds the bindings, of leases that end in time, that a promise
+	// builds on: the decision changes the index for each.
+	maxPromiseWaits = 256
+)
+
+// promiseRecord is what is promised to a lease. It is not changed.
+type promiseRecord struct {
+	Host     string          `json:"host"`
+	Slots    []uint32        `json:"slots"`
+	GPUs     []placement.Ref `json:"gpus"`
+	Begun    bool            `json:"begun,omitempty"`
+	Obstacle string          `json:"obstacle,omitempty"` // why it cannot be kept at present
+}
+
+// startTime returns when a lease with a spec begins; zero: at once.
+func startTime(s *dxpuv1.LeaseSpec) time.Time {
+	if s.StartTime == nil {
+		return time.Time{}
+	}
+	return s.StartTime.AsTime()
+}
+
+// beginsBy returns the time from which a lease with a spec needs GPUs.
+func (t *tx) beginsBy(s *dxpuv1.LeaseSpec) time.Time {
+	if at := startTime(s); at.After(t.now) {
+		return at
+	}
+	return t.now
+}
+
+// sleeps reports whether a lease begins later.
+func (l *leaseRecord) sleeps() bool {
+	return l.State == leasePending && l.Promise != nil && !l.Promise.Begun
+}
+
+// checkStart checks the time at which a lease begins, and sets what it implies.
+func checkStart(s *dxpuv1.LeaseSpec) error {
+	if s.StartTime == nil {
+		return nil
+	}
+	switch {
+	case s.StartTime.CheckValid() != nil:
+		return invalid("spec.start_time: %v", s.StartTime.CheckValid())
+	case s.ExpiresAfter == nil:
+		return invalid("spec.expires_after: must be set for a lease that begins at a time")
+	case s.Gang != nil:
+		return invalid("spec.start_time: a lease of a gang cannot begin at a time")
+	case s.Part != nil:
+		return invalid("spec.start_time: a part of a GPU cannot be reserved")
+	case s.WaitTimeout != nil:
+		return invalid("spec.wait_timeout: a lease that begins at a time waits until its end")
+	}
+	s.Wait = true
+	return nil
+}
+
+// mayPromise checks whether a new lease may begin at its time.
+func (t *tx) mayPromise(s *dxpuv1.LeaseSpec) error {
+	switch at := startTime(s); {
+	case !at.After(t.now):
+		return invalid("spec.start_time: %s is over; leave it out for a lease that begins at once", rfc3339(at))
+	case at.After(t.now.Add(maxPromiseAhead)):
+		return invalid("spec.start_time: %s is more than %d days ahead", rfc3339(at), maxPromiseAhead/(24*time.Hour))
+	case !t.alike:
+		return errorf(connect.CodeFailedPrecondition, "managers of several versions run, and the older ones do not know reservations; upgrade them first")
+	}
+	t.reindex()
+	own, gpus, ownGPUs := 0, int(s.Count), s.Count
+	for id := range t.promises {
+		l := t.leases.get(id)
+		if gpus += int(l.spec.Count); l.spec.Tenant == s.Tenant {
+			own, ownGPUs = own+1, ownGPUs+l.spec.Count
+		}
+	}
+	free := maxPromises - len(t.promises)
+	switch q := t.quota(s.Tenant); {
+	case free <= 0 || gpus > maxPromisedGPUs:
+		return errorf(connect.CodeResourceExhausted, "the pool promises at most %d GPUs to %d leases; try again when some of them have begun", maxPromisedGPUs, maxPromises)
+	case own >= free:
+		return errorf(connect.CodeResourceExhausted, "tenant %s has %d reservations, and the %d that are free are kept for other tenants", s.Tenant, own, free)
+	case q.MaxGPUs > 0 && ownGPUs > q.MaxGPUs:
+		return errorf(connect.CodeResourceExhausted, "spec.count: with this lease %d GPUs would be promised to tenant %s, whose quota is %d", ownGPUs, s.Tenant, q.MaxGPUs)
+	}
+	return nil
+}
+
+// promised returns what others may not have who need GPUs from one time until another one;
+// zero: for ever. The ID of a lease leaves its own promise out.
+func (t *tx) promised(id string, from, until time.Time) (gpus []placement.Ref, slots []placement.HostSlotRef) {
+	t.reindex()
+	for other := range t.promises {
+		l := t.leases.get(other)
+		if other == id || l == nil || l.Promise == nil {
+			continue
+		}
+		if ends := l.expires(); !from.Before(ends) || !until.IsZero() && !until.After(startTime(l.spec).Add(-promiseLead)) {
+			continue
+		}
+		gpus = append(gpus, l.Promise.GPUs...)
+		for _, s := range l.Promise.Slots {
+			slots = append(slots, placement.HostSlotRef{Host: l.Promise.Host, Slot: s})
+		}
+	}
+	return gpus, slots
+}
+
+// notePromised adds to a decision that found no place that some are promised to others.
+func (t *tx) notePromised(id string, s *dxpuv1.LeaseSpec, d *placement.Decision, h *placement.HostDecision) {
+	gpus, slots := t.promised(id, t.beginsBy(s), t.endsBy(s))
+	if d.OK() && h.OK() || len(gpus) == 0 {
+		return
+	}
+	why := fmt.Sprintf("%d GPUs and %d host slots are promised to leases that begin later; a lease that ends before may have them.", len(gpus), len(slots))
+	if d.OK() {
+		h.Why = append(h.Why, why) // decisionWhy shows only these
+		return
+	}
+	d.Why = append(d.Why, why)
+}
+
+// makePromise promises GPUs and host slots to a lease. It returns why there are none.
+func (t *tx) makePromise(id string) (why string) {
+	l := t.leases.get(id)
+	together := []*leaseRecord{l}
+	d := t.decideWithout(together, nil)
+	if !d.OK() {
+		d = t.decideWithout(together, t.endingBefore(startTime(l.spec).Add(-promiseLead)))
+	}
+	if !d.OK() {
+		return cmp.Or(strings.Join(decisionWhy(d.Why.Decision, d.Why.Host), " "), "the quota of its tenant does not admit it")
+	}
+	a := d.Members[0]
+	l = t.editLease(id)
+	l.Promise = &promiseRecord{Host: a.Host.Host, Slots: a.Host.Slots, GPUs: a.Picks}
+	var gpus []string
+	for _, p := range a.Picks {
+		gpus = append(gpus, p.String())
+	}
+	t.setLeaseState(id, leasePending, fmt.Sprintf("reserved from %s to %s: %s to %s", rfc3339(startTime(l.spec)), rfc3339(l.expires()), strings.Join(gpus, ", "), a.Host.Host))
+	return ""
+}
+
+// endingBefore returns bindings of leases that end before a time, at most maxPromiseWaits.
+func (t *tx) endingBefore(at time.Time) map[string]bool {
+	out := map[string]bool{}
+	for _, id := range slices.Sorted(maps.Keys(t.leases.rows)) {
+		l := t.leases.get(id)
+		if e := l.expires(); !l.holds() || e.IsZero() || e.After(at) {
+			continue
+		}
+		for _, b := range t.bindingsOf(id) {
+			if len(out) == maxPromiseWaits {
+				return out
+			}
+			if t.bindings.get(b).serving() {
+				out[b] = true
+			}
+		}
+	}
+	return out
+}
+
+// advancePromise lets a lease begin when its time comes, and until then keeps what is
+// promised to it. It reports whether it changed the lease.
+func (t *tx) advancePromise(l *leaseRecord) bool {
+	at, start := subject{leaseSubject, l.ID}, startTime(l.spec)
+	switch {
+	case l.Promise == nil:
+		return false
+	case l.Promise.Begun:
+		if t.clearPromised(l, true) {
+			t.alarms.set(at, t.clock()+evictInterval)
+		}
+		return false
+	case t.dueOrSchedule(at, start):
+		begun := *l.Promise
+		begun.Begun = true
+		t.editLease(l.ID).Promise = &begun
+		t.setLeaseState(l.ID, leasePending, "in the queue: its time has begun")
+		t.clearPromised(l, true)
+		t.capacityGrew = true
+		return true
+	case t.dueOrSchedule(at, start.Add(-promiseLead)) && t.clearPromised(l, false):
+		t.alarms.set(at, t.clock()+evictInterval)
+	}
+	t.alarms.set(at, t.clock()+promiseCheck)
+	return t.keepPromise(l)
+}
+
+// keepPromise moves the promise to other GPUs if it cannot be kept with those that it has.
+func (t *tx) keepPromise(l *leaseRecord) bool {
+	why := t.obstacleOf(l)
+	if why != "" {
+		if t.makePromise(l.ID) == "" {
+			return true
+		}
+		why += ", and no others are free at that time"
+	}
+	if why == l.Promise.Obstacle {
+		return false
+	}
+	p := *l.Promise
+	p.Obstacle = truncate(why, maxReason)
+	t.editLease(l.ID).Promise = &p
+	if why == "" {
+		why = "all of it can be had again"
+	}
+	t.event(leaseEvent(l, dxpuv1.EventType_EVENT_TYPE_LEASE_QUEUED), "lease %s begins at %s, and what is promised to it: %s", l.ID, rfc3339(startTime(l.spec)), why)
+	return true
+}
+
+// obstacleOf returns why a promise could not be kept now, "" if it could. What other leases
+// have until then is none.
+func (t *tx) obstacleOf(l *leaseRecord) string {
+	usable := func(id string) bool {
+		n := t.nodes.get(id)
+		return n != nil && t.connected(id) && n.takesBindings() && !slices.ContainsFunc(t.plansOf(n), func(p *planRecord) bool {
+			return startTime(l.spec).Before(p.End) && l.expires().After(p.closes())
+		})
+	}
+	if !usable(l.Promise.Host) {
+		return fmt.Sprintf("host %s cannot be used", l.Promise.Host)
+	}
+	for _, r := range l.Promise.GPUs {
+		if s := t.boxSlot(r); s == nil || s.Device == nil || !s.takesBindings() || !usable(r.Box) {
+			return fmt.Sprintf("GPU %s cannot be used", r)
+		}
+	}
+	return ""
+}
+
+// clearPromised moves leases away from what is promised to one that begins. If it is late,
+// it ends the bindings that cannot move. Before, it leaves alone those that end in time. It
+// reports whether something is in the way.
+func (t *tx) clearPromised(l *leaseRecord, late bool) bool {
+	t.reindex()
+	byLease, atHost, busy := map[string][]string{}, map[string]bool{}, false
+	inTheWay := func(id string) bool {
+		b := t.bindings.get(id)
+		if b == nil || b.LeaseID == l.ID {
+			return false
+		}
+		busy = true
+		o := t.leases.get(b.LeaseID)
+		if !b.serving() || o == nil || !o.holds() {
+			return false
+		}
+		e := o.expires()
+		return late || e.IsZero() || e.After(startTime(l.spec))
+	}
+	for _, r := range l.Promise.GPUs {
+		for _, id := range t.bindingsByGPU[r] {
+			if inTheWay(id) {
+				lease := t.bindings.get(id).LeaseID
+				byLease[lease] = append(byLease[lease], id)
+			}
+		}
+	}
+	for _, s := range l.Promise.Slots {
+		for _, id := range t.bindingsByHostSlot[hostSlotRef{l.Promise.Host, s}] {
+			if inTheWay(id) {
+				atHost[t.bindings.get(id).LeaseID] = true
+			}
+		}
+	}
+	why := fmt.Sprintf("its GPUs are promised to lease %s, which begins", l.ID)
+	for _, lease := range slices.Sorted(maps.Keys(byLease)) {
+		if o := t.leases.get(lease); !t.moveAway(o, byLease[lease], dxpuv1.Reason_REASON_DRAINED) && late {
+			for _, id := range byLease[lease] {
+				t.release(id, dxpuv1.Reason_REASON_DRAINED, true)
+			}
+		}
+	}
+	if late {
+		for _, lease := range slices.Sorted(maps.Keys(atHost)) {
+			if o := t.leases.get(lease); o.holds() {
+				t.evictFromHost(o, dxpuv1.Reason_REASON_DRAINED, why)
+			}
+		}
+	}
+	return busy
+}
+
+// whyPromised returns what is promised to a lease that begins later.
+func (l *leaseRecord) whyPromised() string {
+	why := fmt.Sprintf("It begins at %s: %d GPUs and slots of host %s are promised to it.", rfc3339(startTime(l.spec)), len(l.Promise.GPUs), l.Promise.Host)
+	if l.Promise.Obstacle != "" {
+		why += " The promise cannot be kept now: " + l.Promise.Obstacle + "."
+	}
+	return why
+}
+
+// reservationMessage returns what is promised as the API has it, nil for nothing.
+func reservationMessage(p *promiseRecord) *dxpuv1.Reservation {
+	if p == nil {
+		return nil
+	}
+	out := &dxpuv1.Reservation{HostId: p.Host, Obstacle: p.Obstacle}
+	for _, r := range p.GPUs {
+		out.GpuIds = append(out.GpuIds, r.String())
+	}
+	return out
+}
+
+// expireTime returns when a lease with a spec that begins at a time is over.
+func expireTime(s *dxpuv1.LeaseSpec) time.Time { return startTime(s).Add(s.ExpiresAfter.AsDuration()) }
