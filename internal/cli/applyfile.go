@@ -60,6 +60,8 @@ type leaseSpec struct {
 	Gang         string            `yaml:"gang"`
 	GangSize     uint32            `yaml:"gang-size"`
 	Expires      string            `yaml:"expires"`
+	Start        string            `yaml:"start"`
+	Duration     string            `yaml:"duration"`
 	TTL          string            `yaml:"ttl"`
 	Queue        bool              `yaml:"queue"`
 	QueueTimeout string            `yaml:"queue-timeout"`
@@ -143,6 +145,8 @@ func (l *leaseSpec) message() (*dxpuv1.LeaseSpec, error) {
 		{"nvlink", l.NVLink},
 		{"same-box", l.SameBox},
 		{"expires", l.Expires},
+		{"start", l.Start},
+		{"duration", l.Duration},
 		{"ttl", l.TTL},
 		{"queue-timeout", l.QueueTimeout},
 		{"gpu-memory", l.GPUMemory},

@@ -86,6 +86,38 @@ func positiveDurationVar(f *pflag.FlagSet, v *time.Duration, name string, value 
 	})
 }
 
+// timeVar adds a flag for a time.
+func timeVar(f *pflag.FlagSet, v *time.Time, name, help string) {
+	f.Var(flagValue{typ: "time", set: func(s string) (err error) {
+		*v, err = parseTime(s)
+		return err
+	}, text: func() string {
+		if v.IsZero() {
+			return ""
+		}
+		return v.Format(time.RFC3339)
+	}}, name, help)
+}
+
+// parseTime reads a time in RFC 3339, a date with a time of day in the local zone, or a plus
+// sign with a duration from now.
+func parseTime(text string) (time.Time, error) {
+	if after, ok := strings.CutPrefix(text, "+"); ok {
+		if d, err := parseDuration(after); err == nil && d >= 0 {
+			return time.Now().Add(d), nil
+		}
+	}
+	if at, err := time.Parse(time.RFC3339, text); err == nil {
+		return at, nil
+	}
+	for _, layout := range []string{"2006-01-02 15:04", time.DateTime} {
+		if at, err := time.ParseInLocation(layout, text, time.Local); err == nil {
+			return at, nil
+		}
+	}
+	return time.Time{}, fmt.Errorf("%q is not a time such as 2027-03-01T08:00:00Z, \"2027-03-01 08:00\" or +2h", text)
+}
+
 func boundedDurationVar(f *pflag.FlagSet, v *time.Duration, name string, value time.Duration, help string, check func(time.Duration) error) {
 	*v = value
 	f.Var(flagValue{typ: "duration", set: func(s string) error {

@@ -220,11 +220,18 @@ func printLeases(w io.Writer, all *dxpuv1.ListLeasesResponse) {
 	t := newTable(w, "LEASE", "TENANT", "STATE", "HOST", "GPUS", "REASON",
 		wideColumn("PART"), wideColumn("NAME"), wideColumn("GANG"), wideColumn("PRIORITY"), wideColumn("CREATED"), wideColumn("EXPIRES"), wideColumn("BY"))
 	for _, l := range all.Leases {
-		t.row(l.Id, l.Spec.Tenant, enumWord(l.State), l.HostId, strings.Join(gpusOf(l), ","), l.StateReason,
+		state, host, gpus := enumWord(l.State), l.HostId, gpusOf(l)
+		if reserved(l) {
+			state, host, gpus = "reserved", l.Reservation.HostId, l.Reservation.GpuIds
+		}
+		t.row(l.Id, l.Spec.Tenant, state, host, strings.Join(gpus, ","), l.StateReason,
 			partWord(l.Spec.Part), l.Spec.Labels[nameLabel], l.Spec.Gang.GetName(), l.Spec.Priority, date(l.CreateTime), date(l.ExpireTime), l.Creator)
 	}
 	t.flush()
 }
+
+// reserved reports whether a lease begins later.
+func reserved(l *dxpuv1.Lease) bool { return l.GetReservation() != nil && l.QueuePosition == 0 }
 
 // gpusOf returns the GPUs that a lease holds or is about to get.
 func gpusOf(l *dxpuv1.Lease) []string {
@@ -277,6 +284,12 @@ func describeLease(w io.Writer, l *dxpuv1.Lease) {
 	}
 	if part := partWord(l.Spec.Part); part != "" {
 		fmt.Fprintf(w, "part    %s\n", part)
+	}
+	if r := l.Reservation; r != nil {
+		fmt.Fprintf(w, "begins  %s, until %s, with %s to %s\n", date(l.Spec.StartTime), date(l.ExpireTime), strings.Join(r.GpuIds, ", "), r.HostId)
+		if r.Obstacle != "" {
+			fmt.Fprintf(w, "        at present %s\n", r.Obstacle)
+		}
 	}
 	if l.ActiveTime != nil {
 		fmt.Fprintf(w, "active  after %s\n", duration(l.ActiveTime.AsTime().Sub(l.CreateTime.AsTime())))

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
@@ -30,7 +31,8 @@ type leaseFlags struct {
 	gang              dxpuv1.Gang
 	part              partFlags
 	expires, queueFor time.Duration
-	ttl               time.Duration
+	ttl, lasts        time.Duration
+	start             time.Time
 }
 
 func (o *leaseFlags) register(f *pflag.FlagSet) {
@@ -54,6 +56,8 @@ func (o *leaseFlags) register(f *pflag.FlagSet) {
 	f.Uint32Var(&o.gang.Size, "gang-size", 0, "`number` of leases of the gang, this one included")
 	f.BoolVar(&o.spec.Preemptible, "preemptible", false, "allow a lease with a higher priority to take the GPUs")
 	durationVar(f, &o.expires, "expires", 0, "end the lease after this time")
+	timeVar(f, &o.start, "start", "reserve the GPUs: begin at this `time`, as in 2027-03-01T08:00:00Z or \"2027-03-01 08:00\" in the local zone, or +2h from now")
+	durationVar(f, &o.lasts, "duration", 0, "with --start, end the lease this long after the start")
 	durationVar(f, &o.ttl, "ttl", o.ttl, "end the lease if it is not renewed for this time, 10s to a day (\"dxpu lease renew\")")
 }
 
@@ -61,6 +65,12 @@ func (o *leaseFlags) register(f *pflag.FlagSet) {
 func (o *leaseFlags) message() *dxpuv1.LeaseSpec {
 	if o.expires != 0 {
 		o.spec.ExpiresAfter = durationpb.New(o.expires)
+	}
+	if !o.start.IsZero() {
+		o.spec.StartTime = timestamppb.New(o.start)
+	}
+	if o.lasts != 0 {
+		o.spec.ExpiresAfter = durationpb.New(o.lasts)
 	}
 	if o.ttl != 0 {
 		o.spec.Ttl = durationpb.New(o.ttl)
@@ -133,10 +143,15 @@ share: never more than its memory, and its share of the compute. --affinity and
 --anti-affinity keep the parts of a tenant together or apart, --exclusion keeps a GPU
 for parts with the same label.
 
+With --start and --duration the lease begins at that time and ends that long after it. GPUs
+and slots of a host are promised to it at once, or the command fails; until then only
+leases that end before (--expires) get them.
+
 With --request-id the command can be repeated: the same ID returns the same lease.`,
 		Example: `  dxpu lease create --count 2 --model DX100 --host h1 --wait
   dxpu lease create --count 8 --nvlink required --queue --queue-timeout 10m
   dxpu lease create --gpu-memory 16GiB --compute 30% --class online --share space --wait
+  dxpu lease create --count 4 --start "2027-03-01 08:00" --duration 4h
   for h in h1 h2 h3 h4; do dxpu lease create --count 8 --host $h --gang train --gang-size 4; done`,
 	}, poolAPI.CreateLease, func([]string) *dxpuv1.CreateLeaseRequest {
 		req.Spec = o.message()
@@ -147,12 +162,19 @@ With --request-id the command can be repeated: the same ID returns the same leas
 	f.StringVar(&req.RequestId, "request-id", "", "name of the request, which makes the command safe to repeat")
 	f.BoolVar(&o.spec.Wait, "queue", false, "wait in the queue while there is no capacity")
 	durationVar(f, &o.queueFor, "queue-timeout", 0, "leave the queue after this time (implies --queue)")
+	cmd.MarkFlagsRequiredTogether("start", "duration")
+	cmd.MarkFlagsMutuallyExclusive("start", "expires")
+	cmd.MarkFlagsMutuallyExclusive("start", "queue-timeout")
 	return cmd
 }
 
 // printLeaseLine prints the state and the GPUs of a lease on one line.
 func printLeaseLine(w io.Writer, l *dxpuv1.Lease) {
 	where := ""
+	if reserved(l) {
+		fmt.Fprintf(w, "%s is reserved from %s to %s: %s to %s\n", l.Id, date(l.Spec.StartTime), date(l.ExpireTime), strings.Join(l.Reservation.GpuIds, ", "), l.Reservation.HostId)
+		return
+	}
 	if g := gpusOf(l); len(g) > 0 {
 		where = fmt.Sprintf(": %s to %s", strings.Join(g, ", "), l.HostId)
 	}

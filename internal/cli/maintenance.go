@@ -25,7 +25,7 @@ and what is going on.`,
 
 // maintenanceFlags are the flags of "dxpu maintenance plan".
 type maintenanceFlags struct {
-	start               string
+	start               time.Time
 	in, lasts, drain    time.Duration
 	keep                bool
 	reason, requestName string
@@ -53,7 +53,7 @@ After --for everything takes leases again by itself. Cordons are independent of 
 		return res.GetMaintenance(), err
 	}, printPlanLine)
 	f := cmd.Flags()
-	f.StringVar(&o.start, "start", "", "begin at this `time`, as in 2027-03-01T08:00:00Z or \"2027-03-01 08:00\" in the local zone (default: now)")
+	timeVar(f, &o.start, "start", "begin at this `time`, as in 2027-03-01T08:00:00Z or \"2027-03-01 08:00\" in the local zone, or +2h from now (default: now)")
 	durationVar(f, &o.in, "in", 0, "begin after this time")
 	positiveDurationVar(f, &o.lasts, "for", 0, "how long it takes")
 	durationVar(f, &o.drain, "drain-before", 0, "begin to move bindings away this long before the start")
@@ -83,30 +83,14 @@ func (o *maintenanceFlags) message(now time.Time, kind, id string) (*dxpuv1.Main
 		return nil, usage(withHint(fmt.Errorf("unknown kind %q", kind), "%s", hint))
 	}
 	start := now.Add(o.in)
-	if o.start != "" {
-		var err error
-		if start, err = parseTime(o.start); err != nil {
-			return nil, usage(err)
-		}
+	if !o.start.IsZero() {
+		start = o.start
 	}
 	m.StartTime, m.EndTime = timestamppb.New(start), timestamppb.New(start.Add(o.lasts))
 	if o.drain != 0 {
 		m.DrainBefore = durationpb.New(o.drain)
 	}
 	return m, nil
-}
-
-// parseTime reads a time in RFC 3339, or a date with a time of day in the local zone.
-func parseTime(text string) (time.Time, error) {
-	if at, err := time.Parse(time.RFC3339, text); err == nil {
-		return at, nil
-	}
-	for _, layout := range []string{"2006-01-02 15:04", time.DateTime} {
-		if at, err := time.ParseInLocation(layout, text, time.Local); err == nil {
-			return at, nil
-		}
-	}
-	return time.Time{}, fmt.Errorf("--start: %q is not a time such as 2027-03-01T08:00:00Z or \"2027-03-01 08:00\"", text)
 }
 
 // printPlanLine prints new maintenance on one line.

@@ -101,6 +101,9 @@ func newPoolTop(now time.Time, p *dxpuv1.Pool, leases []*dxpuv1.Lease, links map
 	}}
 	for _, l := range leases {
 		age := now.Sub(l.CreateTime.AsTime())
+		if reserved(l) {
+			continue
+		}
 		if l.State == dxpuv1.LeaseState_LEASE_STATE_PENDING {
 			t.Queue = append(t.Queue, topQueued{l.QueuePosition, l.Id, l.Spec.Tenant, l.Spec.Count, l.Spec.Priority, age, l.StateReason})
 			continue

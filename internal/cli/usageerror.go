@@ -96,6 +96,9 @@ func checkFlags(cmd *cobra.Command) error {
 	if m := exclusiveFlags.FindStringSubmatch(err.Error()); m != nil {
 		return fmt.Errorf("--%s exclude each other", strings.Join(strings.Fields(m[1]), " and --"))
 	}
+	if m := togetherFlags.FindStringSubmatch(err.Error()); m != nil {
+		return fmt.Errorf("--%s is missing: it belongs to --%s", m[2], strings.ReplaceAll(strings.TrimSpace(strings.Replace(" "+m[1]+" ", " "+m[2]+" ", " ", 1)), " ", " and --"))
+	}
 	if m := oneFlagOf.FindStringSubmatch(err.Error()); m != nil {
 		return fmt.Errorf("one of --%s is missing", strings.Join(strings.Fields(m[1]), ", --"))
 	}
@@ -104,6 +107,7 @@ func checkFlags(cmd *cobra.Command) error {
 
 var (
 	exclusiveFlags = regexp.MustCompile(`\[([^]]*)\] were all set$`)
+	togetherFlags  = regexp.MustCompile(`in the group \[([^]]*)\] are set they must all be set; missing \[([^] ]*)\]$`)
 	oneFlagOf      = regexp.MustCompile(`in the group \[([^]]*)\] is required$`)
 )
 
