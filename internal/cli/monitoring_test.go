@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -31,6 +32,8 @@ const (
 	rulesTest     = "../../deploy/prometheus/dxpu.rules_test.yml"
 	scrapeFile    = "../../deploy/prometheus/prometheus.yml"
 	dashboardFile = "../../deploy/grafana/dxpu.json"
+	// kubernetesFile has metrics of a program of another module, whose tests check their names.
+	kubernetesFile = "../../deploy/grafana/dxpu-kubernetes.json"
 )
 
 // metricURLs serves the metrics of a manager, a host and a box with a binding, by job.
@@ -100,7 +103,15 @@ func expressions(t *testing.T) map[string]string {
 			out["alert "+r.Alert] = r.Expr
 		}
 	}
-	for _, p := range dashboard(t).Panels {
+	maps.Copy(out, panels(t, dashboardFile))
+	return out
+}
+
+// panels returns the PromQL of a dashboard, by name.
+func panels(t *testing.T, file string) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	for _, p := range dashboard(t, file).Panels {
 		for _, q := range p.Targets {
 			out["panel "+p.Title+" "+q.RefID] = strings.ReplaceAll(q.Expr, "$__rate_interval", "1m")
 		}
@@ -127,10 +138,10 @@ type grafana struct {
 	}
 }
 
-func dashboard(t *testing.T) *grafana {
+func dashboard(t *testing.T, file string) *grafana {
 	t.Helper()
 	d := &grafana{}
-	raw, err := os.ReadFile(dashboardFile)
+	raw, err := os.ReadFile(file)
 	if err == nil {
 		err = json.Unmarshal(raw, d)
 	}
@@ -143,7 +154,7 @@ func dashboard(t *testing.T) *grafana {
 // A panel has a place of its own, a title, and queries of the data source that the
 // viewer selects.
 func TestDashboardIsComplete(t *testing.T) {
-	d := dashboard(t)
+	d := dashboard(t, dashboardFile)
 	if d.UID == "" || d.SchemaVersion < 36 || len(d.Templating.List) != 1 || d.Templating.List[0].Name != "datasource" {
 		t.Errorf("frame of the dashboard: %+v", d)
 	}
@@ -250,7 +261,7 @@ func monitoringTool(t *testing.T, name string) string {
 }
 
 // A real Prometheus scrapes the daemons, loads the rules, and understands every
-// expression of the dashboard.
+// expression of the dashboards.
 func TestPrometheusLoadsRulesAndDashboard(t *testing.T) {
 	bin := monitoringTool(t, "prometheus")
 	api := startPrometheus(t, bin, metricURLs(t))
@@ -280,6 +291,9 @@ func TestPrometheusLoadsRulesAndDashboard(t *testing.T) {
 		if slices.Contains([]string{"panel Leader A", "panel Occupancy A", "panel Health A", "panel GPUs by tenant A", "panel Versions A", "panel Memory A"}, what) && len(result.Result) == 0 {
 			t.Errorf("%s: no data", what)
 		}
+	}
+	for _, expr := range panels(t, kubernetesFile) {
+		queryPrometheus(t, api, "query", url.Values{"query": {expr}}, new(json.RawMessage))
 	}
 	if rules != alerts || alerts == 0 {
 		t.Errorf("Prometheus has %d rules, the file %d", rules, alerts)
