@@ -142,6 +142,8 @@ func (a *action) plan(ctx context.Context, api dxpuv1connect.PoolServiceClient) 
 		m.Target = &dxpuv1.Maintenance_BoxId{BoxId: a.id}
 	case "host":
 		m.Target = &dxpuv1.Maintenance_HostId{HostId: a.id}
+	case "rack":
+		m.Target = &dxpuv1.Maintenance_Rack{Rack: a.id}
 	}
 	in, err := a.number("in", 0, maxMinutes)
 	if err != nil {

@@ -27,6 +27,7 @@ type poolData struct {
 	Chart    *chart // nil: no history, or no access to it
 	Start    bool   // the pool has no box or no host yet
 	Queue    []*dxpuv1.Lease
+	Reserved []*dxpuv1.Lease // that begin later
 	Plans    []*dxpuv1.Maintenance
 	Events   []*dxpuv1.Event
 	Page     int
@@ -83,6 +84,11 @@ func (s *Server) poolPage(v *view) error {
 	if d.Queue, err = queue(v, 8); err != nil {
 		return err
 	}
+	reserved, err := ask(v.ctx(), v.api.ListLeases, &dxpuv1.ListLeasesRequest{Reserved: true})
+	if allowedOrUnknown(err) != nil {
+		return err
+	}
+	d.Reserved = slices.DeleteFunc(reserved.GetLeases(), func(l *dxpuv1.Lease) bool { return !sleeps(l) })
 	plans, err := ask(v.ctx(), v.api.ListMaintenance, &dxpuv1.ListMaintenanceRequest{})
 	if allowedOrUnknown(err) != nil {
 		return err
@@ -245,9 +251,13 @@ func queue(v *view, most int) ([]*dxpuv1.Lease, error) {
 	if err != nil {
 		return nil, allowed(err)
 	}
+	res.Leases = slices.DeleteFunc(res.Leases, sleeps)
 	slices.SortStableFunc(res.Leases, func(a, b *dxpuv1.Lease) int { return cmp.Compare(a.QueuePosition, b.QueuePosition) })
 	return res.Leases[:min(len(res.Leases), most)], nil
 }
+
+// sleeps reports whether a lease is not in the queue yet, because it begins later.
+func sleeps(l *dxpuv1.Lease) bool { return l.Reservation != nil && l.QueuePosition == 0 }
 
 // newestEvents returns the n newest events, newest first.
 func newestEvents(v *view, f *dxpuv1.EventFilter, n int) ([]*dxpuv1.Event, error) {

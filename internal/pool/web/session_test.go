@@ -190,6 +190,8 @@ func TestActions(t *testing.T) {
 		{"drain", url.Values{"do": {"drain"}, "kind": {"gpu"}, "id": {"r4-nv/0"}, "deadline": {"5"}}, 303, "r4-nv/0 is being drained: 0 bindings must be released."},
 		{"plan", url.Values{"do": {"plan"}, "kind": {"box"}, "id": {"r4-nv"}, "in": {"60"}, "for": {"30"}, "drain": {"5"}}, 303, "Maintenance m-1 of r4-nv is planned."},
 		{"plan without a length", url.Values{"do": {"plan"}, "kind": {"box"}, "id": {"r4-nv"}, "in": {"60"}, "for": {"0"}, "drain": {"0"}}, 400, "is not a number from 1 to"},
+		{"plan of a rack", url.Values{"do": {"plan"}, "kind": {"rack"}, "id": {"r4"}, "in": {"60"}, "for": {"30"}, "drain": {"5"}}, 303, "Maintenance m-2 of r4 is planned."},
+		{"end the plan of the rack", url.Values{"do": {"endplan"}, "id": {"m-2"}}, 303, "Maintenance m-2 is over."},
 		{"end a plan", url.Values{"do": {"endplan"}, "id": {"m-1"}}, 303, "Maintenance m-1 is over."},
 		{"replace", url.Values{"do": {"replace"}, "id": {"r1-nv/0"}}, 429, "no other GPU fits"},
 		{"replace one of many", url.Values{"do": {"replace"}, "id": {"r4-sw/4"}}, 303, "GPU r4-sw/4 is being replaced by r"},
