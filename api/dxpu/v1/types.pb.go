@@ -3539,7 +3539,7 @@ type Lease struct {
 	// When the lease ends unless it is renewed. Another manager that begins to lead gives
 	// it the whole time again. Unset: it needs no renewal.
 	RenewBefore *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=renew_before,json=renewBefore,proto3" json:"renew_before,omitempty"`
-	// PENDING, with a start_time: what is promised to the lease. Others may be promised
+	// PENDING, with a start_time: the promise to the lease. Other GPUs may be promised
 	// instead before it begins. Unset: nothing.
 	Reservation   *Reservation `protobuf:"bytes,18,opt,name=reservation,proto3" json:"reservation,omitempty"`
 	unknownFields protoimpl.UnknownFields

@@ -122,8 +122,8 @@ func (t *tx) mayPromise(s *dxpuv1.LeaseSpec) error {
 	return nil
 }
 
-// promised returns what others may not have who need GPUs from one time until another one;
-// zero: for ever. The ID of a lease leaves its own promise out.
+// promised returns the GPUs and slots that are promised to other leases at some time from
+// one moment until another one; zero: for ever. The ID is that of the lease that asks.
 func (t *tx) promised(id string, from, until time.Time) (gpus []placement.Ref, slots []placement.HostSlotRef) {
 	t.reindex()
 	for other := range t.promises {

@@ -84,7 +84,7 @@ func TestReservationsShareAGPU(t *testing.T) {
 		wantErr(t, err, connect.CodeResourceExhausted, "no capacity for this lease from")
 	}
 	w.create(w.later(1, 2*time.Minute, 30*time.Minute))
-	// What has an end counts, though it is not free now.
+	// A GPU whose lease ends in time counts, though it is not free now.
 	w = newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 1))
 	w.create(&dxpuv1.LeaseSpec{Count: 1, ExpiresAfter: durationpb.New(time.Minute)})
 	w.settle()
