@@ -98,8 +98,10 @@ type scripted struct {
 	peak    uint64
 	counted uint64 // launches that USAGE told
 	wait    bool   // leave LAUNCH without an answer
-	mute    bool   // leave ALLOCATE without an answer
-	dead    bool   // the page changes no more
+	// The GPU of the last ALLOCATE.
+	lastAsked uint32
+	mute      bool // leave ALLOCATE without an answer
+	dead      bool // the page changes no more
 }
 
 func newScripted(t testing.TB, limit uint64) *scripted {
@@ -225,6 +227,7 @@ func (a *scripted) handle(c *net.UnixConn, m message) {
 			a.t.Error(err)
 		}
 	case allocate:
+		a.lastAsked = m.gpu
 		if a.mute {
 			return
 		}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -52,6 +53,45 @@ func TestShareWindow(t *testing.T) {
 	a.await("DONE", func() bool { return a.count(done) == 1 })
 	p.do(success, "sync")
 	a.await("the other DONEs", func() bool { return a.count(done) == 4 })
+	p.end()
+}
+
+// A launch into a stream of another context than the current one is done when its kernel
+// is, not before.
+func TestShareOtherContext(t *testing.T) {
+	x := newSharing(t, 1000, "FAKE_GPU_CLOCK=step")
+	a := x.agent
+	a.set32(gpuGate, 1)
+	a.set32(gpuWindow, 1)
+	p := x.start(t)
+	p.do(success, "init")
+	p.do(success, "other 0")
+	p.do(success, "launch-other")
+	p.send("launch cuLaunchKernel") // waits for room in the window
+	a.await("the first LAUNCH", func() bool { return a.count(launchAsked) == 1 && a.count(done) == 0 })
+	x.setClock(t, 100_000)
+	if r, _, _ := p.answer(); r != success {
+		t.Fatalf("result %d", r)
+	}
+	if a.last(done).arg[0] != 100_000 {
+		t.Errorf("DONE %+v, want the 100 us of the kernel", a.last(done))
+	}
+	p.do(success, "sync")
+	p.end()
+}
+
+// A process that ends does not wait for an answer, whatever its own handlers wait for.
+func TestShareExitWhileAsking(t *testing.T) {
+	x := newSharing(t, 1000)
+	a := x.agent
+	a.set32(gpuGate, 1)
+	a.wait = true
+	p := x.start(t)
+	p.do(success, "init")
+	p.do(success, "last")
+	a.await("LAUNCH", func() bool { return a.count(launchAsked) == 1 })
+	hung := time.AfterFunc(time.Minute, func() { _ = p.cmd.Process.Kill() })
+	defer hung.Stop()
 	p.end()
 }
 

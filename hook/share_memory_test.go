@@ -245,14 +245,18 @@ func TestShareOtherGPU(t *testing.T) {
 			}
 			x.agent.set32(gpuGate, 1)
 			p := x.start(t)
-			p.do(success, "init")
-			if tc.in {
-				p.do(success, "take cuMemAlloc_v2 1 0")
-				p.do(success, "launch cuLaunchKernel")
-				p.do(success, "context 1")
+			if !tc.in {
+				p.do(notPermitted, "init") // the program begins with a context of device 0
+				p.do(invalidContext, "take cuMemAlloc_v2 1 1")
+				p.do(invalidContext, "launch cuLaunchKernel")
+				p.end()
+				return
 			}
-			p.do(outOfMemory, "take cuMemAlloc_v2 1 1")
-			p.do(notPermitted, "launch cuLaunchKernel")
+			p.do(success, "init")
+			p.do(success, "take cuMemAlloc_v2 1 0")
+			p.do(success, "launch cuLaunchKernel")
+			p.do(notPermitted, "context 1")
+			p.do(outOfMemory, "take-on x 1 1")
 			if _, total := p.do(success, "total 1"); total != 0 {
 				t.Errorf("total %d of another GPU", total)
 			}
@@ -274,5 +278,96 @@ func TestShareResize(t *testing.T) {
 	p.do(outOfMemory, "take cuMemAlloc_v2 1 1")
 	x.agent.set64(gpuLimit, 2000)
 	p.do(success, "take cuMemAlloc_v2 1200 1")
+	p.end()
+}
+
+// Stacks that are larger than usual count: the driver has one for each thread of the GPU.
+func TestShareStacks(t *testing.T) {
+	x := newSharing(t, 10_000)
+	p := x.start(t)
+	p.do(success, "init")
+	p.do(success, "limit stack 1024")
+	p.do(success, "limit stack 1124")
+	x.agent.awaitUsed(100 * 20)
+	p.do(outOfMemory, "limit stack 2048")
+	x.agent.awaitUsed(100 * 20)
+	p.do(success, "release")
+	x.agent.awaitUsed(0)
+	p.end()
+}
+
+// Memory that a graph allocated and the program did not free counts after the graph's end,
+// as does what the driver keeps.
+func TestShareUnfreedGraph(t *testing.T) {
+	x := newSharing(t, 1000, "FAKE_GPU_UNFREED=300")
+	p := x.start(t)
+	p.do(success, "init")
+	p.do(success, "take cuGraphInstantiateWithFlags 700 0")
+	p.do(success, "drop 0")
+	x.agent.awaitUsed(300)
+	p.do(outOfMemory, "take cuMemAlloc_v2 701 1")
+	p.do(success, "take cuGraphInstantiateWithFlags 700 0")
+	p.do(success, "drop 0")
+	x.agent.awaitUsed(300)
+	if peak := x.gpuWord(t, gpuPeak); peak > 1000 {
+		t.Errorf("%d bytes were in use", peak)
+	}
+	p.end()
+}
+
+// A pool that the program destroyed keeps its chunks until its last allocation is freed.
+func TestShareDestroyedPool(t *testing.T) {
+	x := newSharing(t, 2000, "FAKE_GPU_CHUNK=500", "FAKE_GPU_CHUNKS_STAY=1")
+	p := x.start(t)
+	p.do(success, "init")
+	p.do(success, "take cuMemAllocFromPoolAsync 1 0")
+	x.agent.awaitUsed(500)
+	p.do(success, "endpool")
+	p.do(outOfMemory, "take cuMemAlloc_v2 1501 1")
+	x.agent.awaitUsed(500)
+	p.do(success, "drop 0")
+	x.agent.awaitUsed(0)
+	p.end()
+}
+
+// A stream's context tells the GPU of its memory, not the current context.
+func TestShareOtherStream(t *testing.T) {
+	x := newSharing(t, 1000, "FAKE_GPU_DEVICES=2")
+	x.agent.set32(pageCount, 2)
+	x.agent.set64(gpuLimit+128, 1000)
+	p := x.start(t)
+	p.do(success, "init")
+	p.do(success, "other 1")
+	p.do(success, "take-other x 100")
+	x.agent.awaitUsed(100)
+	x.agent.mu.Lock()
+	last := x.agent.lastAsked
+	x.agent.mu.Unlock()
+	if last != 1 {
+		t.Errorf("the memory was asked for on GPU %d", last)
+	}
+	p.end()
+}
+
+// The deprecated end of a context frees its memory; the end of a green one does not.
+func TestShareOddContexts(t *testing.T) {
+	x := newSharing(t, 1000, "FAKE_GPU_CLOCK=step")
+	a := x.agent
+	a.set32(gpuGate, 1)
+	p := x.start(t)
+	p.do(success, "init")
+	p.do(notSupported, "attach")
+	p.do(success, "context 0")
+	p.do(success, "take cuMemAlloc_v2 100 0")
+	p.do(success, "detach")
+	a.awaitUsed(0)
+	p.do(success, "green")
+	p.do(success, "take cuMemAlloc_v2 100 0")
+	p.do(success, "launch cuLaunch") // into the green context's default stream
+	p.do(success, "end-green")
+	a.await("DONE", func() bool { return a.count(done) == 1 })
+	a.awaitUsed(100)
+	p.do(success, "drop 0")
+	a.awaitUsed(0)
 	p.end()
 }

@@ -70,6 +70,15 @@ void dxpu_share_wait_locked(void)
 
 /* ---- sending ---- */
 
+/* Wakes the threads that wait for answers, which do not come. */
+static void forget_requests_locked(void)
+{
+	for (struct request *r = requests; r; r = r->next) {
+		r->lost = true;
+		pthread_cond_signal(&r->cond);
+	}
+}
+
 static void lose_locked(void)
 {
 	if (fd >= 0)
@@ -81,10 +90,7 @@ static void lose_locked(void)
 	pause_ms = pause_ms ? pause_ms : PAUSE_FIRST;
 	retry_at = dxpu_now() + pause_ms * 1000000;
 	pause_ms = pause_ms * 2 > PAUSE_LAST ? PAUSE_LAST : pause_ms * 2;
-	for (struct request *r = requests; r; r = r->next) {
-		r->lost = true;
-		pthread_cond_signal(&r->cond);
-	}
+	forget_requests_locked();
 	if (atomic_load(&dxpu_share_page->flags) & SHARE_CLOSED)
 		atomic_fetch_or(&dxpu_share_hold, HOLD_AGENT);
 	dxpu_share_changed_locked();
@@ -321,6 +327,7 @@ static void sleep_until_something(bool flights)
 		(void)!read(waker, &count, sizeof count);
 	if (dxpu_now() - pools_seen >= POOLS_EVERY) {
 		dxpu_share_pools_settle();
+		dxpu_share_graphs_settle();
 		pools_seen = dxpu_now();
 	}
 	pthread_mutex_lock(&dxpu_share_mu);
@@ -441,6 +448,9 @@ void dxpu_share_exit(void)
 	pthread_mutex_lock(&dxpu_share_mu);
 	stopping = true;
 	dxpu_share_tell_locked(&m);
+	/* No answer is received any more, and a later handler of exit may join a thread that waits for one. */
+	connection = DOWN;
+	forget_requests_locked();
 	dxpu_share_changed_locked();
 	pthread_mutex_unlock(&dxpu_share_mu);
 	dxpu_share_wake();
@@ -471,5 +481,6 @@ void dxpu_share_in_child(void)
 	dxpu_share_flights_forget_locked(NULL);
 	dxpu_share_contexts_forget();
 	dxpu_share_pools_forget();
+	dxpu_share_graphs_forget();
 	dxpu_share_end_forget();
 }

@@ -145,7 +145,7 @@ struct owner {
 	int gpu;
 	uint64_t bytes;      /* charged */
 	uint64_t size;       /* of a mapping: its range */
-	uintptr_t other;     /* of a mapping: its handle; of a pointer: its pool */
+	uintptr_t other;     /* of a mapping: its handle; of a pointer: the number of its pool */
 	unsigned references; /* of a handle: references and mappings */
 	struct owner *next;
 };
@@ -230,10 +230,23 @@ void dxpu_share_devices(void);
 /* Index in the page of a device, or NOT_IN_SHARE. */
 int dxpu_share_gpu(CUdevice d);
 
+/* The device with an index in the page. */
+CUdevice dxpu_share_device(int gpu);
+
 /* That of the current context's device, or NO_CONTEXT. */
 int dxpu_share_current(void);
 
 CUcontext dxpu_share_context(void); /* the current one, or NULL */
+
+/*
+ * Makes the context of a stream current, in which its work and memory are, and returns
+ * the one to leave to. Both are the same for the default streams.
+ */
+CUcontext dxpu_share_enter(CUstream s);
+void dxpu_share_leave(CUcontext was);
+
+/* The GPU of a pool that the program did not create, which is a device's own. */
+int dxpu_share_pool_gpu(void *pool);
 
 /* Waits for the work of all contexts of the process. */
 void dxpu_share_synchronize(void);
@@ -250,6 +263,12 @@ void dxpu_share_pools_settle(void);
 /* The last step of freeing memory of a pool. */
 void dxpu_share_pool_freed(const struct owner *o);
 void dxpu_share_pools_forget(void);
+
+/* ---- share_graph.c ---- */
+
+/* Gives back what the driver has given back of the memory of destroyed graphs. */
+void dxpu_share_graphs_settle(void);
+void dxpu_share_graphs_forget(void);
 
 /* ---- share_end.c: the graceful exit ---- */
 

@@ -277,18 +277,39 @@ SHARE(cuMipmappedArrayDestroy, void *a)
 
 /* ---- limits of a context that are memory ---- */
 
+enum { USUAL_STACK = 1024 }; /* bytes of a thread, which each context has */
+
+/* The stacks of all threads that the device can run at a time. */
+static uint64_t stack_bytes(size_t value)
+{
+	CUresult (*get)(int *, int, CUdevice) = REAL(CUresult(*)(int *, int, CUdevice), cuDeviceGetAttribute);
+	CUresult (*device)(CUdevice *) = REAL(CUresult(*)(CUdevice *), cuCtxGetDevice);
+	int units = 0, threads = 0;
+	CUdevice d;
+
+	if (value <= USUAL_STACK || !get || !device || device(&d) != CUDA_SUCCESS)
+		return 0;
+	if (get(&units, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, d) != CUDA_SUCCESS ||
+	    get(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, d) != CUDA_SUCCESS || units < 0 || threads < 0)
+		return 0;
+	return times(value - USUAL_STACK, (uint64_t)units * (uint64_t)threads);
+}
+
 SHARE(cuCtxSetLimit, int limit, size_t value)
 {
 	struct owner o = {.kind = OWNED_LIMIT, .context = dxpu_share_context(), .gpu = dxpu_share_current(), .bytes = value}, old = {0};
 	bool known;
 	CUresult r;
 
-	if (!dxpu_share_is_on() || (limit != CU_LIMIT_PRINTF_FIFO_SIZE && limit != CU_LIMIT_MALLOC_HEAP_SIZE))
+	if (!dxpu_share_is_on() || (limit != CU_LIMIT_STACK_SIZE && limit != CU_LIMIT_PRINTF_FIFO_SIZE && limit != CU_LIMIT_MALLOC_HEAP_SIZE))
 		return BEHIND(cuCtxSetLimit)(limit, value);
+	if (limit == CU_LIMIT_STACK_SIZE)
+		o.bytes = stack_bytes(value);
 	o.key = (uintptr_t)o.context ^ (uintptr_t)limit;
 	known = dxpu_share_remove(OWNED_LIMIT, o.key, &old);
 	/* The driver may keep what it has: a smaller limit frees nothing. */
-	o.bytes = value > old.bytes ? value : old.bytes;
+	if (o.bytes < old.bytes)
+		o.bytes = old.bytes;
 	r = dxpu_share_before(o.gpu, o.bytes - old.bytes);
 	if (r == CUDA_SUCCESS && (r = BEHIND(cuCtxSetLimit)(limit, value)) != CUDA_SUCCESS)
 		dxpu_share_give(o.gpu, o.bytes - old.bytes);

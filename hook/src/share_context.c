@@ -9,7 +9,9 @@
 
 enum { DEVICES = 64, CREATED = 256 };
 
-static int gpus[DEVICES]; /* index in the page of each device; set before the state is "on" */
+/* Index in the page of each device, and the number of devices; set before the state is "on". */
+static int gpus[DEVICES];
+static int ndevices;
 
 /* Guards the contexts, and their end: no other thread waits for a context that ends. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -52,11 +54,12 @@ void dxpu_share_devices(void)
 		uuid_of = REAL(CUresult(*)(uint8_t *, CUdevice), cuDeviceGetUuid);
 	if (!count || count(&n) != CUDA_SUCCESS)
 		n = 0;
+	ndevices = n < DEVICES ? n : DEVICES;
 	for (CUdevice d = 0; d < DEVICES; d++) {
 		uint8_t uuid[16] = {0};
 
 		gpus[d] = NOT_IN_SHARE;
-		if (d >= n)
+		if (d >= ndevices)
 			continue;
 		if (uuid_of)
 			(void)uuid_of(uuid, d);
@@ -68,6 +71,15 @@ void dxpu_share_devices(void)
 }
 
 int dxpu_share_gpu(CUdevice d) { return d >= 0 && d < DEVICES ? gpus[d] : NOT_IN_SHARE; }
+
+CUdevice dxpu_share_device(int gpu)
+{
+	CUdevice d = 0;
+
+	while (d < ndevices - 1 && gpus[d] != gpu)
+		d++;
+	return d;
+}
 
 int dxpu_share_current(void)
 {
@@ -83,6 +95,40 @@ CUcontext dxpu_share_context(void)
 	CUcontext c = NULL;
 
 	return current && current(&c) == CUDA_SUCCESS ? c : NULL;
+}
+
+CUcontext dxpu_share_enter(CUstream s)
+{
+	CUresult (*of)(CUstream, CUcontext *) = REAL(CUresult(*)(CUstream, CUcontext *), cuStreamGetCtx);
+	CUresult (*set)(CUcontext) = REAL(CUresult(*)(CUcontext), cuCtxSetCurrent);
+	CUcontext was = dxpu_share_context(), c = was;
+
+	/* The driver does not name the context of a stream of a green one, which is current then. */
+	if ((uintptr_t)s > (uintptr_t)CU_STREAM_PER_THREAD && of && set && of(s, &c) == CUDA_SUCCESS && c && c != was)
+		(void)set(c);
+	return was;
+}
+
+void dxpu_share_leave(CUcontext was)
+{
+	CUresult (*set)(CUcontext) = REAL(CUresult(*)(CUcontext), cuCtxSetCurrent);
+
+	if (set && dxpu_share_context() != was)
+		(void)set(was);
+}
+
+int dxpu_share_pool_gpu(void *pool)
+{
+	CUresult (*first)(void **, CUdevice) = REAL(CUresult(*)(void **, CUdevice), cuDeviceGetDefaultMemPool);
+	CUresult (*present)(void **, CUdevice) = REAL(CUresult(*)(void **, CUdevice), cuDeviceGetMemPool);
+
+	for (CUdevice d = 0; d < ndevices; d++) {
+		void *p = NULL;
+
+		if ((first && first(&p, d) == CUDA_SUCCESS && p == pool) || (present && present(&p, d) == CUDA_SUCCESS && p == pool))
+			return dxpu_share_gpu(d);
+	}
+	return dxpu_share_current();
 }
 
 /* ---- contexts ---- */
@@ -164,6 +210,40 @@ static CUresult end_context(CUcontext c, CUresult (*end)(uintptr_t), uintptr_t a
 
 DESTROY(cuCtxDestroy)
 DESTROY(cuCtxDestroy_v2)
+DESTROY(cuCtxDetach) /* the only use of the context ends, because cuCtxAttach fails */
+
+SHARE(cuCtxAttach, CUcontext *c, unsigned flags)
+{
+	(void)flags;
+	if (!dxpu_share_is_on())
+		return BEHIND(cuCtxAttach)(c, flags);
+	return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+/*
+ * The end of a green context ends its events. Memory that was allocated in it is the
+ * device's, and stays until it is freed.
+ */
+SHARE(cuGreenCtxDestroy, void *green)
+{
+	CUresult (*context_of)(CUcontext *, void *) = REAL(CUresult(*)(CUcontext *, void *), cuCtxFromGreenCtx);
+	struct owner *list;
+	CUcontext c = NULL;
+	CUresult r;
+
+	if (!dxpu_share_is_on() || !context_of || context_of(&c, green) != CUDA_SUCCESS || !c)
+		return BEHIND(cuGreenCtxDestroy)(green);
+	list = dxpu_share_detach(in_context, c);
+	pthread_mutex_lock(&dxpu_share_mu);
+	r = BEHIND(cuGreenCtxDestroy)(green);
+	if (r == CUDA_SUCCESS)
+		dxpu_share_flights_forget_locked(c);
+	pthread_mutex_unlock(&dxpu_share_mu);
+	for (struct owner *o = list; r == CUDA_SUCCESS && o; o = o->next)
+		o->context = NULL;
+	dxpu_share_settle(list, false);
+	return r;
+}
 
 #define RESET(symbol) \
 	static CUresult end_##symbol(uintptr_t d) { return REAL(CUresult(*)(CUdevice), symbol)((CUdevice)d); } \
@@ -218,8 +298,10 @@ SHARE(cuDevicePrimaryCtxRetain, CUcontext *c, CUdevice d)
 {
 	CUresult r;
 
-	if (!dxpu_share_is_on() || d < 0 || d >= DEVICES)
+	if (!dxpu_share_is_on() || d < 0 || d >= ndevices)
 		return BEHIND(cuDevicePrimaryCtxRetain)(c, d);
+	if (dxpu_share_gpu(d) < 0)
+		return CUDA_ERROR_NOT_PERMITTED;
 	pthread_mutex_lock(&lock);
 	r = BEHIND(cuDevicePrimaryCtxRetain)(c, d);
 	if (r == CUDA_SUCCESS)
@@ -228,11 +310,19 @@ SHARE(cuDevicePrimaryCtxRetain, CUcontext *c, CUdevice d)
 	return r;
 }
 
+/* Without a context, nothing runs on a device: one that is not in the share gets none. */
+static bool forbidden(CUdevice d) { return dxpu_share_is_on() && d >= 0 && d < ndevices && dxpu_share_gpu(d) < 0; }
+
 #define CREATE(symbol, params, args) \
 	CUresult share_##symbol params; \
-	CUresult share_##symbol params { return remember(c, BEHIND(symbol) args); }
+	CUresult share_##symbol params { return forbidden(d) ? CUDA_ERROR_NOT_PERMITTED : remember(c, BEHIND(symbol) args); }
 
 CREATE(cuCtxCreate, (CUcontext *c, unsigned flags, CUdevice d), (c, flags, d))
 CREATE(cuCtxCreate_v2, (CUcontext *c, unsigned flags, CUdevice d), (c, flags, d))
 CREATE(cuCtxCreate_v3, (CUcontext *c, void *affinity, int n, unsigned flags, CUdevice d), (c, affinity, n, flags, d))
 CREATE(cuCtxCreate_v4, (CUcontext *c, void *params, unsigned flags, CUdevice d), (c, params, flags, d))
+
+SHARE(cuGreenCtxCreate, void **green, void *resources, CUdevice d, unsigned flags)
+{
+	return forbidden(d) ? CUDA_ERROR_NOT_PERMITTED : BEHIND(cuGreenCtxCreate)(green, resources, d, flags);
+}

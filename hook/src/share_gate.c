@@ -200,7 +200,7 @@ static bool wait_hold_locked(void)
  * Waits until the launch may go; true: with a permit. Without an agent, and if the page
  * is open then, launches go without one.
  */
-static bool wait_permit_locked(struct share_message *m)
+static bool wait_permit_locked(struct share_message *m, unsigned *connection)
 {
 	int gpu = (int)m->gpu;
 
@@ -211,6 +211,7 @@ static bool wait_permit_locked(struct share_message *m)
 		}
 		in_flight[gpu]++;
 		if (dxpu_share_ask_locked(m) == SHARE_PERMIT) {
+			*connection = dxpu_share_connection;
 			/* A hold that began while the launch waited applies to it too. */
 			(void)wait_hold_locked();
 			return true;
@@ -220,15 +221,12 @@ static bool wait_permit_locked(struct share_message *m)
 	return false;
 }
 
-CUresult dxpu_share_begin_slow(struct share_launch *l, CUstream s, int thread, const struct share_work *w)
+/* Asks for the launch in the context of its stream, which is current. */
+static CUresult begin_in_context(struct share_launch *l, const struct share_work *w)
 {
 	struct share_message m = {.type = SHARE_LAUNCH, .arg = {w->blocks, w->threads, w->kernels, 0}};
 	bool permit;
 
-	l->stream = dxpu_stream(s, thread);
-	/* A launch into a capture does not run; the launch of its graph will. */
-	if (!dxpu_not_captured(l->stream))
-		return CUDA_SUCCESS;
 	l->gpu = dxpu_share_current();
 	if (l->gpu < 0) {
 		CUresult r = l->gpu == NO_CONTEXT ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_NOT_PERMITTED;
@@ -239,9 +237,8 @@ CUresult dxpu_share_begin_slow(struct share_launch *l, CUstream s, int thread, c
 	m.gpu = (uint32_t)l->gpu;
 	m.arg[3] = name_hash(w->function);
 	pthread_mutex_lock(&dxpu_share_mu);
-	permit = wait_permit_locked(&m);
+	permit = wait_permit_locked(&m, &l->connection);
 	l->id = m.id;
-	l->connection = dxpu_share_connection;
 	pthread_mutex_unlock(&dxpu_share_mu);
 	if (!permit) {
 		l->gpu = -1;
@@ -254,6 +251,21 @@ CUresult dxpu_share_begin_slow(struct share_launch *l, CUstream s, int thread, c
 	if (l->start)
 		(void)REAL(CUresult(*)(CUevent, CUstream), cuEventRecord)(l->start, l->stream);
 	return CUDA_SUCCESS;
+}
+
+CUresult dxpu_share_begin_slow(struct share_launch *l, CUstream s, int thread, const struct share_work *w)
+{
+	CUcontext was;
+	CUresult r;
+
+	l->stream = dxpu_stream(s, thread);
+	/* A launch into a capture does not run; the launch of its graph will. */
+	if (!dxpu_not_captured(l->stream))
+		return CUDA_SUCCESS;
+	was = dxpu_share_enter(l->stream);
+	r = begin_in_context(l, w);
+	dxpu_share_leave(was);
+	return r;
 }
 
 void dxpu_share_follow(struct share_launch *l, CUresult result)

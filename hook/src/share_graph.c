@@ -1,73 +1,151 @@
 /*
  * Memory of graphs. A graph with memory nodes gets its memory when it is launched, and
  * the driver keeps it afterwards. The library charges an executable graph for the sum of
- * its memory nodes, which is the most that it can hold, until it is destroyed.
+ * its memory nodes, which is the most that it can hold, until it is destroyed. What the
+ * driver has longer, because the program has not freed what the graph allocated, or
+ * because the driver keeps it for other graphs, is charged until the driver has it no more.
  */
 #include <stdlib.h>
 
 #include "share.h"
 #include "wrap.h"
 
-static uint64_t node_bytes(CUgraphNode n)
+/* Guards what the graphs are charged for. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct graphs {
+	uint64_t charged, needed; /* bytes; needed: by executable graphs that are not destroyed */
+} graphs[SHARE_GPUS];
+
+/* Bytes of memory nodes on each GPU. */
+struct bytes {
+	uint64_t of[SHARE_GPUS];
+	bool refused; /* too many, or on a GPU that is not in the share */
+};
+
+/* ---- nodes ---- */
+
+static void add_node(struct bytes *b, CUgraphNode n)
 {
 	CUresult (*get)(CUgraphNode, CUDA_MEM_ALLOC_NODE_PARAMS *) =
 		REAL(CUresult(*)(CUgraphNode, CUDA_MEM_ALLOC_NODE_PARAMS *), cuGraphMemAllocNodeGetParams);
 	CUDA_MEM_ALLOC_NODE_PARAMS p = {0};
+	bool device;
+	int gpu;
 
-	return get && get(n, &p) == CUDA_SUCCESS ? p.bytesize : 0;
+	if (!get || get(n, &p) != CUDA_SUCCESS)
+		return;
+	device = p.poolProps.location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+	gpu = device ? dxpu_share_gpu(p.poolProps.location.id) : dxpu_share_current();
+	if (gpu < 0 || __builtin_add_overflow(b->of[gpu], p.bytesize, &b->of[gpu]))
+		b->refused = true;
 }
 
-/* Sums the memory nodes of a graph and its child graphs; UINT64_MAX: too much. */
-static uint64_t graph_bytes(CUgraph g, int depth)
+/* Adds the memory nodes of a graph and its child graphs. */
+static void add_graph(struct bytes *b, CUgraph g, int depth)
 {
 	CUresult (*get)(CUgraph, CUgraphNode *, size_t *) = REAL(CUresult(*)(CUgraph, CUgraphNode *, size_t *), cuGraphGetNodes);
 	CUresult (*type_of)(CUgraphNode, int *) = REAL(CUresult(*)(CUgraphNode, int *), cuGraphNodeGetType);
 	CUresult (*child_of)(CUgraphNode, CUgraph *) = REAL(CUresult(*)(CUgraphNode, CUgraph *), cuGraphChildGraphNodeGetGraph);
 	CUgraphNode *nodes;
-	uint64_t sum = 0;
 	size_t n = 0;
 
 	if (depth == 0 || !get || !type_of || get(g, NULL, &n) != CUDA_SUCCESS || n == 0)
-		return 0;
+		return;
 	nodes = calloc(n, sizeof *nodes);
 	if (!nodes || get(g, nodes, &n) != CUDA_SUCCESS) {
-		free(nodes);
-		return UINT64_MAX;
+		b->refused = true;
+		n = 0;
 	}
 	for (size_t i = 0; i < n; i++) {
 		CUgraph child;
-		uint64_t more = 0;
 		int type;
 
 		if (type_of(nodes[i], &type) != CUDA_SUCCESS)
 			continue;
 		if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
-			more = node_bytes(nodes[i]);
+			add_node(b, nodes[i]);
 		else if (type == CU_GRAPH_NODE_TYPE_GRAPH && child_of && child_of(nodes[i], &child) == CUDA_SUCCESS)
-			more = graph_bytes(child, depth - 1);
-		if (__builtin_add_overflow(sum, more, &sum))
-			sum = UINT64_MAX;
+			add_graph(b, child, depth - 1);
 	}
 	free(nodes);
-	return sum;
 }
 
-static CUresult destroy(CUgraphExec e)
-{
-	CUresult hook_cuGraphExecDestroy(CUgraphExec);
+/* ---- charges ---- */
 
-	return hook_cuGraphExecDestroy(e);
+/* The bytes that the driver has for the graphs of a GPU. */
+static uint64_t reserved(int gpu)
+{
+	CUresult (*get)(CUdevice, int, void *) = REAL(CUresult(*)(CUdevice, int, void *), cuDeviceGetGraphMemAttribute);
+	uint64_t n = 0;
+
+	return get && get(dxpu_share_device(gpu), CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &n) == CUDA_SUCCESS ? n : 0;
 }
 
-static CUresult undo_graph(uintptr_t e) { return destroy((CUgraphExec)e); }
-
-static CUresult instantiated(struct owner *o, CUresult r, const CUgraphExec *e)
+static void settle_locked(int gpu)
 {
-	if (r == CUDA_SUCCESS)
-		o->key = (uintptr_t)*e;
-	if (o->bytes == 0)
-		return r;
-	return dxpu_share_after(o, r, o->bytes, undo_graph);
+	struct graphs *g = &graphs[gpu];
+	uint64_t need = g->needed;
+
+	if (g->charged > need) {
+		uint64_t has = reserved(gpu);
+
+		need = has > need ? has : need;
+	}
+	if (g->charged > need) {
+		dxpu_share_give(gpu, g->charged - need);
+		g->charged = need;
+	}
+}
+
+/* Does nothing while another thread has the graphs. */
+void dxpu_share_graphs_settle(void)
+{
+	if (pthread_mutex_trylock(&lock) != 0)
+		return;
+	for (int i = 0; i < SHARE_GPUS; i++)
+		settle_locked(i);
+	pthread_mutex_unlock(&lock);
+}
+
+void dxpu_share_graphs_forget(void)
+{
+	pthread_mutex_init(&lock, NULL);
+	for (int i = 0; i < SHARE_GPUS; i++)
+		graphs[i] = (struct graphs){0};
+}
+
+/* Takes the memory of all GPUs, or none. */
+static CUresult take(const struct bytes *b)
+{
+	CUresult r = b->refused ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+
+	for (int i = 0; i < SHARE_GPUS && r == CUDA_SUCCESS; i++) {
+		r = b->of[i] ? dxpu_share_before(i, b->of[i]) : CUDA_SUCCESS;
+		for (int k = 0; k < i && r != CUDA_SUCCESS; k++)
+			dxpu_share_give(k, b->of[k]);
+	}
+	return r;
+}
+
+static CUresult instantiated(const struct bytes *b, CUresult r, const CUgraphExec *e)
+{
+	for (int i = 0; i < SHARE_GPUS; i++) {
+		struct owner o = {.kind = OWNED_GRAPH, .gpu = i, .bytes = b->of[i]};
+
+		if (o.bytes == 0)
+			continue;
+		if (r != CUDA_SUCCESS) {
+			dxpu_share_give(i, o.bytes);
+			continue;
+		}
+		pthread_mutex_lock(&lock);
+		graphs[i].charged += o.bytes;
+		graphs[i].needed += o.bytes;
+		pthread_mutex_unlock(&lock);
+		o.key = (uintptr_t)*e;
+		dxpu_share_add(&o);
+	}
+	return r;
 }
 
 /* The wrapper of injection counts the kernels. */
@@ -76,10 +154,13 @@ static CUresult instantiated(struct owner *o, CUresult r, const CUgraphExec *e)
 	CUresult share_##symbol params; \
 	CUresult share_##symbol params \
 	{ \
-		struct owner o = {.kind = OWNED_GRAPH, .gpu = dxpu_share_current(), .bytes = dxpu_share_is_on() && e ? graph_bytes(g, GRAPH_DEPTH) : 0}; \
-		CUresult r = o.bytes ? dxpu_share_before(o.gpu, o.bytes) : CUDA_SUCCESS; \
+		struct bytes b = {0}; \
+		CUresult r; \
 \
-		return r != CUDA_SUCCESS ? r : instantiated(&o, hook_##symbol args, e); \
+		if (dxpu_share_is_on() && e) \
+			add_graph(&b, g, GRAPH_DEPTH); \
+		r = take(&b); \
+		return r != CUDA_SUCCESS ? r : instantiated(&b, hook_##symbol args, e); \
 	}
 
 #define OLD_PARAMS (CUgraphExec *e, CUgraph g, CUgraphNode *failed, char *log, size_t size)
@@ -90,18 +171,34 @@ INSTANTIATE(cuGraphInstantiateWithFlags, (CUgraphExec *e, CUgraph g, unsigned lo
 INSTANTIATE(cuGraphInstantiateWithParams, (CUgraphExec *e, CUgraph g, void *params), (e, g, params))
 INSTANTIATE(cuGraphInstantiateWithParams_ptsz, (CUgraphExec *e, CUgraph g, void *params), (e, g, params))
 
-/* The driver keeps the memory of destroyed graphs until it is told to trim. */
+/* The owner of a destroyed graph: the driver keeps the memory until it is told to trim. */
+static void destroyed(const struct owner *o)
+{
+	CUresult (*trim)(CUdevice) = REAL(CUresult(*)(CUdevice), cuDeviceGraphMemTrim);
+
+	pthread_mutex_lock(&lock);
+	graphs[o->gpu].needed -= o->bytes;
+	if (trim)
+		(void)trim(dxpu_share_device(o->gpu));
+	settle_locked(o->gpu);
+	pthread_mutex_unlock(&lock);
+}
+
 SHARE(cuGraphExecDestroy, CUgraphExec e)
 {
-	CUresult (*device)(CUdevice *) = REAL(CUresult(*)(CUdevice *), cuCtxGetDevice);
-	CUresult (*trim)(CUdevice) = REAL(CUresult(*)(CUdevice), cuDeviceGraphMemTrim);
-	struct freeing f;
-	CUdevice d;
+	CUresult hook_cuGraphExecDestroy(CUgraphExec);
+	struct owner owners[SHARE_GPUS];
+	unsigned n = 0;
 	CUresult r;
 
-	dxpu_share_free(&f, OWNED_GRAPH, (uintptr_t)e);
-	r = destroy(e);
-	if (f.known && r == CUDA_SUCCESS && trim && device && device(&d) == CUDA_SUCCESS)
-		(void)trim(d);
-	return dxpu_share_freed(&f, r);
+	while (e && dxpu_share_is_on() && n < SHARE_GPUS && dxpu_share_remove(OWNED_GRAPH, (uintptr_t)e, &owners[n]))
+		n++;
+	r = hook_cuGraphExecDestroy(e);
+	for (unsigned i = 0; i < n; i++) {
+		if (r == CUDA_SUCCESS)
+			destroyed(&owners[i]);
+		else
+			dxpu_share_add(&owners[i]);
+	}
+	return r;
 }

@@ -11,11 +11,13 @@ enum { POOLS = 1024 };
 /* Guards the pools, so that none ends while another thread looks at it. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct pool {
-	void *handle;
-	int gpu; /* UNCOUNTED: memory of the host */
+	void *handle;     /* NULL: the program has destroyed the pool, and uses memory of it still */
+	uintptr_t number; /* of its owners; a handle may be used again */
+	int gpu;          /* UNCOUNTED: memory of the host */
 	uint64_t used, charged;
 } pools[POOLS];
 static unsigned npools;
+static uintptr_t last_number;
 
 static struct pool *find_locked(void *handle)
 {
@@ -28,20 +30,24 @@ static struct pool *find_locked(void *handle)
 
 static struct pool *add_locked(void *handle, int gpu)
 {
-	struct pool *p = find_locked(handle);
+	struct pool *p = npools < POOLS ? &pools[npools++] : NULL;
 
-	if (!p && npools < POOLS)
-		p = &pools[npools++];
 	if (p)
-		*p = (struct pool){.handle = handle, .gpu = gpu};
+		*p = (struct pool){.handle = handle, .number = ++last_number, .gpu = gpu};
 	return p;
 }
 
+/*
+ * The bytes that the driver has for a pool. It keeps those of a destroyed one until its
+ * last allocation is freed, and tells them no more.
+ */
 static uint64_t reserved(const struct pool *p)
 {
 	CUresult (*get)(void *, int, void *) = REAL(CUresult(*)(void *, int, void *), cuMemPoolGetAttribute);
 	uint64_t n = 0;
 
+	if (!p->handle)
+		return p->used > 0 ? p->charged : 0;
 	return get && get(p->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &n) == CUDA_SUCCESS ? n : 0;
 }
 
@@ -58,13 +64,22 @@ static void settle_locked(struct pool *p)
 	}
 }
 
+/* Removes a destroyed pool of which nothing is in use. */
+static void forget_locked(struct pool *p)
+{
+	if (!p->handle && p->used == 0)
+		*p = pools[--npools];
+}
+
 /* Does nothing while another thread has the pools: it may wait for this one's answer. */
 void dxpu_share_pools_settle(void)
 {
 	if (pthread_mutex_trylock(&lock) != 0)
 		return;
-	for (unsigned i = 0; i < npools; i++)
+	for (unsigned i = npools; i-- > 0;) {
 		settle_locked(&pools[i]);
+		forget_locked(&pools[i]);
+	}
 	pthread_mutex_unlock(&lock);
 }
 
@@ -73,7 +88,7 @@ static void trim_locked(int gpu)
 	CUresult (*trim)(void *, size_t) = REAL(CUresult(*)(void *, size_t), cuMemPoolTrimTo);
 
 	for (unsigned i = 0; trim && i < npools; i++) {
-		if (pools[i].gpu == gpu && pools[i].charged > pools[i].used && atomic_load(&dxpu_captures) == 0)
+		if (pools[i].gpu == gpu && pools[i].handle && pools[i].charged > pools[i].used && atomic_load(&dxpu_captures) == 0)
 			(void)trim(pools[i].handle, 0);
 		settle_locked(&pools[i]);
 	}
@@ -122,7 +137,7 @@ static void undo(const struct pool *p, CUdeviceptr at, CUstream s)
  */
 static CUresult allocate_locked(struct pool *p, CUdeviceptr *out, size_t n, CUstream s, CUresult (*driver)(void *), void *call)
 {
-	struct owner o = {.kind = OWNED_POINTER, .context = dxpu_share_context(), .gpu = p->gpu, .bytes = n, .other = (uintptr_t)p->handle};
+	struct owner o = {.kind = OWNED_POINTER, .context = dxpu_share_context(), .gpu = p->gpu, .bytes = n, .other = p->number};
 	CUresult r = n <= SHARE_MOST ? charge_locked(p, p->used + n) : CUDA_ERROR_OUT_OF_MEMORY;
 
 	if (r != CUDA_SUCCESS)
@@ -176,27 +191,39 @@ static CUresult call_from_pool(void *arg)
 }
 
 /* Memory of a capture is a node of its graph, and is charged with that (share_graph.c). */
-static CUresult allocate(void *handle, CUstream s, int thread, CUresult (*driver)(void *), struct call_of *c)
+static CUresult allocate_in_context(struct call_of *c, CUstream s, CUresult (*driver)(void *))
 {
-	CUstream resolved = dxpu_stream(s, thread);
-	int gpu = dxpu_share_current();
+	void *handle = c->pool ? c->pool : current_pool();
 	struct pool *p;
 	CUresult r;
 
-	if (atomic_load(&dxpu_share_state) == SHARE_OFF)
-		return CUDA_ERROR_NOT_INITIALIZED;
-	if (gpu == NO_CONTEXT)
+	if (dxpu_share_current() == NO_CONTEXT)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	if (!c->out || !handle)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (!dxpu_not_captured(resolved))
+	if (!dxpu_not_captured(s))
 		return driver(c);
 	pthread_mutex_lock(&lock);
 	p = find_locked(handle);
 	if (!p)
-		p = add_locked(handle, gpu);
-	r = p ? allocate_locked(p, c->out, c->n, resolved, driver, c) : CUDA_ERROR_OUT_OF_MEMORY;
+		p = add_locked(handle, dxpu_share_pool_gpu(handle));
+	r = p ? allocate_locked(p, c->out, c->n, s, driver, c) : CUDA_ERROR_OUT_OF_MEMORY;
 	pthread_mutex_unlock(&lock);
+	return r;
+}
+
+/* The stream's context tells the device, and is in most cases the current one. */
+static CUresult allocate(struct call_of *c, int thread, CUresult (*driver)(void *))
+{
+	CUstream s = dxpu_stream(c->s, thread);
+	CUcontext was;
+	CUresult r;
+
+	if (atomic_load(&dxpu_share_state) == SHARE_OFF)
+		return CUDA_ERROR_NOT_INITIALIZED;
+	was = dxpu_share_enter(s);
+	r = allocate_in_context(c, s, driver);
+	dxpu_share_leave(was);
 	return r;
 }
 
@@ -205,7 +232,7 @@ static CUresult allocate(void *handle, CUstream s, int thread, CUresult (*driver
 	{ \
 		struct call_of c = {(void *)BEHIND(symbol), p, n, NULL, s}; \
 \
-		return allocate(current_pool(), s, thread, call_plain, &c); \
+		return allocate(&c, thread, call_plain); \
 	}
 
 #define FROM_POOL(symbol, thread) \
@@ -213,7 +240,7 @@ static CUresult allocate(void *handle, CUstream s, int thread, CUresult (*driver
 	{ \
 		struct call_of c = {(void *)BEHIND(symbol), p, n, pool, s}; \
 \
-		return allocate(pool, s, thread, call_from_pool, &c); \
+		return pool ? allocate(&c, thread, call_from_pool) : CUDA_ERROR_INVALID_VALUE; \
 	}
 
 ASYNC(cuMemAllocAsync, 0)
@@ -223,15 +250,16 @@ FROM_POOL(cuMemAllocFromPoolAsync_ptsz, 1)
 
 void dxpu_share_pool_freed(const struct owner *o)
 {
-	struct pool *p;
-
 	pthread_mutex_lock(&lock);
-	p = find_locked((void *)o->other);
-	if (p) {
+	for (unsigned i = 0; i < npools; i++) {
+		struct pool *p = &pools[i];
+
+		if (p->number != o->other)
+			continue;
 		p->used -= o->bytes < p->used ? o->bytes : p->used;
 		settle_locked(p);
-	} else {
-		dxpu_share_give(o->gpu, o->bytes); /* the program has destroyed the pool */
+		forget_locked(p);
+		break;
 	}
 	pthread_mutex_unlock(&lock);
 }
@@ -253,12 +281,20 @@ FREE_ASYNC(cuMemFreeAsync_ptsz)
 SHARE(cuMemPoolCreate, void **pool, const CUmemPoolProps *props)
 {
 	CUresult r = BEHIND(cuMemPoolCreate)(pool, props);
-	bool device = props && props->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+	struct pool *p;
+	int gpu = UNCOUNTED;
 
 	if (r != CUDA_SUCCESS || !dxpu_share_is_on())
 		return r;
+	if (props->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+		gpu = dxpu_share_gpu(props->location.id);
+	else if (props->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED)
+		gpu = dxpu_share_current(); /* it counts where cuMemAllocManaged does */
 	pthread_mutex_lock(&lock);
-	(void)add_locked(*pool, device ? dxpu_share_gpu(props->location.id) : UNCOUNTED);
+	p = find_locked(*pool);
+	if (p) /* the end of its context ended the pool that had this handle */
+		p->handle = NULL;
+	(void)add_locked(*pool, gpu);
 	pthread_mutex_unlock(&lock);
 	return r;
 }
@@ -266,15 +302,21 @@ SHARE(cuMemPoolCreate, void **pool, const CUmemPoolProps *props)
 /* The driver frees a destroyed pool when its last allocation is freed. */
 SHARE(cuMemPoolDestroy, void *pool)
 {
+	CUresult (*trim)(void *, size_t) = REAL(CUresult(*)(void *, size_t), cuMemPoolTrimTo);
 	struct pool *p;
 	CUresult r;
 
 	pthread_mutex_lock(&lock);
+	p = find_locked(pool);
+	if (p && trim && atomic_load(&dxpu_captures) == 0)
+		(void)trim(pool, 0);
+	if (p)
+		settle_locked(p);
 	r = BEHIND(cuMemPoolDestroy)(pool);
-	p = r == CUDA_SUCCESS ? find_locked(pool) : NULL;
-	if (p) {
-		dxpu_share_give(p->gpu, p->charged - p->used);
-		*p = pools[--npools];
+	if (p && r == CUDA_SUCCESS) {
+		p->handle = NULL;
+		settle_locked(p);
+		forget_locked(p);
 	}
 	pthread_mutex_unlock(&lock);
 	return r;

@@ -23,6 +23,8 @@ typedef CUmemGenericAllocationHandle handle;
 	X(cuInit, (unsigned)) X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) X(cuDevicePrimaryCtxRelease_v2, (CUdevice)) \
 	X(cuDevicePrimaryCtxReset_v2, (CUdevice)) X(cuCtxSetCurrent, (CUcontext)) X(cuCtxGetCurrent, (CUcontext *)) \
 	X(cuCtxCreate_v2, (CUcontext *, unsigned, CUdevice)) X(cuCtxDestroy_v2, (CUcontext)) X(cuCtxSynchronize, (void)) X(cuCtxSetLimit, (int, size_t)) \
+	X(cuCtxAttach, (CUcontext *, unsigned)) X(cuCtxDetach, (CUcontext)) X(cuGreenCtxCreate, (void **, void *, CUdevice, unsigned)) \
+	X(cuGreenCtxDestroy, (void *)) X(cuCtxFromGreenCtx, (CUcontext *, void *)) \
 	X(cuMemAlloc, (unsigned *, unsigned)) X(cuMemAllocPitch, (unsigned *)) X(cuArrayCreate, (CUarray *)) X(cuArray3DCreate, (CUarray *)) X(cuMemAlloc_v2, (CUdeviceptr *, size_t)) X(cuMemAllocManaged, (CUdeviceptr *, size_t, unsigned)) \
 	X(cuMemAllocPitch_v2, (CUdeviceptr *, size_t *, size_t, size_t, unsigned)) X(cuMemFree_v2, (CUdeviceptr)) \
 	X(cuMemAllocAsync, (CUdeviceptr *, size_t, CUstream)) X(cuMemAllocAsync_ptsz, (CUdeviceptr *, size_t, CUstream)) \
@@ -142,6 +144,15 @@ static CUresult take(struct taken *t, int way, size_t n)
 	case 11: return take_mapped(t, n);
 	default: return take_graph(t, n, way - 12);
 	}
+}
+
+/* Memory of any device, which needs no context. */
+static CUresult take_on(struct taken *t, size_t n, int device)
+{
+	CUmemAllocationProp p = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
+
+	*t = (struct taken){.way = 10};
+	return cuMemCreate(&t->h, n, &p, 0);
 }
 
 static CUresult drop(const struct taken *t)
@@ -317,6 +328,68 @@ static double bench(unsigned n)
 	return (now_ns() - t) / n;
 }
 
+/* ---- other contexts ---- */
+
+static CUstream other_stream;
+static void *green;
+
+/* Makes a context of a device with a stream, and returns to the first one. */
+static CUresult start_other(CUdevice d)
+{
+	CUresult r = cuCtxCreate_v2(&other, 0, d);
+
+	if (!r)
+		r = cuStreamCreate(&other_stream, 0);
+	(void)cuCtxSetCurrent(context);
+	return r;
+}
+
+/* Launches into the other context's stream while the first context is current. */
+static CUresult launch_other(void)
+{
+	CUstream own = stream;
+	CUresult r;
+
+	stream = other_stream;
+	r = launch("cuLaunchKernel", "k100");
+	stream = own;
+	return r;
+}
+
+static CUresult start_green(void)
+{
+	CUresult r = cuGreenCtxCreate(&green, NULL, 0, 0);
+
+	return r || (r = cuCtxFromGreenCtx(&other, green)) ? r : cuCtxSetCurrent(other);
+}
+
+static CUresult end_green(void)
+{
+	CUresult r = cuGreenCtxDestroy(green);
+
+	(void)cuCtxSetCurrent(context);
+	return r;
+}
+
+/* ---- a thread that launches while the program ends ---- */
+
+static pthread_t last;
+static bool has_last;
+
+static void *launch_last(void *arg)
+{
+	(void)arg;
+	(void)cuCtxSetCurrent(context);
+	(void)launch("cuLaunchKernel_ptsz", "k1");
+	return NULL;
+}
+
+static void join_last(void)
+{
+	if (has_last)
+		pthread_join(last, NULL);
+}
+
 static void on_term(int signal)
 {
 	(void)signal;
@@ -335,6 +408,8 @@ static void run(char *line)
 		r = start();
 	else if (strcmp(what, "take") == 0)
 		r = take(&slots[slot], way_of(name), n);
+	else if (strcmp(what, "take-on") == 0)
+		r = take_on(&slots[1], n, (int)slot);
 	else if (strcmp(what, "drop") == 0)
 		r = drop(&slots[atoi(name)]);
 	else if (strcmp(what, "free") == 0)
@@ -366,7 +441,23 @@ static void run(char *line)
 	else if (strcmp(what, "endpool") == 0)
 		r = cuMemPoolDestroy(pool);
 	else if (strcmp(what, "limit") == 0)
-		r = cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, n);
+		r = cuCtxSetLimit(strcmp(name, "stack") == 0 ? CU_LIMIT_STACK_SIZE : CU_LIMIT_MALLOC_HEAP_SIZE, n);
+	else if (strcmp(what, "attach") == 0)
+		r = cuCtxAttach(&other, 0);
+	else if (strcmp(what, "detach") == 0)
+		(void)(r = cuCtxDetach(other)), cuCtxSetCurrent(context);
+	else if (strcmp(what, "other") == 0)
+		r = start_other(atoi(name));
+	else if (strcmp(what, "launch-other") == 0)
+		r = launch_other();
+	else if (strcmp(what, "take-other") == 0)
+		r = cuMemAllocAsync(&slots[0].p, n, other_stream);
+	else if (strcmp(what, "green") == 0)
+		r = start_green();
+	else if (strcmp(what, "end-green") == 0)
+		r = end_green();
+	else if (strcmp(what, "last") == 0)
+		has_last = pthread_create(&last, NULL, launch_last, NULL) == 0;
 	else if (strcmp(what, "old") == 0)
 		r = old_forms();
 	else if (strcmp(what, "import") == 0)
@@ -401,6 +492,7 @@ int main(void)
 {
 	char line[256];
 
+	atexit(join_last); /* after the library's handler, as a destructor of C++ runs */
 	while (fgets(line, sizeof line, stdin))
 		run(line);
 	return 0;

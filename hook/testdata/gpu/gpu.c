@@ -198,6 +198,9 @@ CUresult cuDeviceGet(CUdevice *d, int i) { *d = i; return i < devices() ? CUDA_S
 CUresult cuDeviceGetUuid_v2(uint8_t *uuid, CUdevice d) { memset(uuid, 0xa0 + d, 16); return CUDA_SUCCESS; }
 CUresult cuDeviceTotalMem_v2(size_t *n, CUdevice d) { *n = machine->gpus[d].total; return CUDA_SUCCESS; }
 
+/* Two multiprocessors of ten threads. */
+CUresult cuDeviceGetAttribute(int *n, int what, CUdevice d) { (void)d; *n = what == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT ? 2 : 10; return CUDA_SUCCESS; }
+
 CUresult cuDeviceGetPCIBusId(char *text, int size, CUdevice d)
 {
 	snprintf(text, (size_t)size, "0000:%02x:00.0", 0x3b + d);
@@ -264,6 +267,12 @@ CUresult cuCtxDestroy_v2(CUcontext c)
 }
 
 CUresult cuCtxDestroy(CUcontext c) { return cuCtxDestroy_v2(c); }
+CUresult cuCtxDetach(CUcontext c) { return cuCtxDestroy_v2(c); }
+
+/* A green context is its context. Its end leaves its memory. */
+CUresult cuGreenCtxCreate(void **g, void *resources, CUdevice d, unsigned flags) { CUcontext was = current; CUresult r = cuCtxCreate_v2(g, flags, d); (void)resources; current = was; return r; }
+CUresult cuCtxFromGreenCtx(CUcontext *c, void *g) { *c = g; return CUDA_SUCCESS; }
+CUresult cuGreenCtxDestroy(void *g) { ((struct ctx *)g)->alive = false; return CUDA_SUCCESS; }
 CUresult cuCtxSetCurrent(CUcontext c) { current = c; return CUDA_SUCCESS; }
 CUresult cuCtxGetCurrent(CUcontext *c) { *c = current; return owner ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED; }
 CUresult cuCtxGetDevice(CUdevice *d) { *d = current ? current->device : 0; return current ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT; }
@@ -326,6 +335,8 @@ CUresult cuEventRecord(CUevent e, CUstream s)
 	uint64_t end;
 
 	TRY(cuEventRecord);
+	if (x->ctx != stream_of(s)->ctx)
+		return INVALID_HANDLE;
 	lock_machine();
 	end = stream_of(s)->end;
 	x->at = end > now() ? end : now();

@@ -9,7 +9,9 @@
  *   FAKE_GPU_DEVICES=n      number of GPUs, 1 to 4; default 1
  *   FAKE_GPU_MEMORY=n       bytes of each; default 1 GiB
  *   FAKE_GPU_CHUNK=n        pools grow by multiples of n bytes; default 1
+ *   FAKE_GPU_CHUNKS_STAY=1  a trimmed pool keeps whole chunks while anything of it is in use
  *   FAKE_GPU_PAD=n          arrays take multiples of n bytes; default 1
+ *   FAKE_GPU_UNFREED=n      n bytes that destroyed graphs allocated are not freed
  *   FAKE_GPU_FREE=1         launches do nothing, to measure what the library adds
  *   FAKE_GPU_ERRORS=list    NAME@K=E, separated by spaces: call K of NAME returns E
  */
@@ -20,7 +22,7 @@
 
 #include "dxpu.h"
 
-enum { GPUS = 4, PROCESSES = 64, MEM_UNKNOWN = 1, NO_MEMORY = 2 };
+enum { GPUS = 4, PROCESSES = 64, MEM_UNKNOWN = 1, NO_MEMORY = 2, INVALID_HANDLE = 400 };
 
 struct process {
 	int32_t pid;

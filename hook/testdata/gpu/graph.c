@@ -22,6 +22,7 @@ struct executable {
 };
 
 static uint64_t kept[GPUS]; /* of destroyed graphs, until a trim */
+static uint64_t launched[GPUS]; /* of others */
 
 void graph_add(struct graph *g, int type, const char *name, uint64_t bytes)
 {
@@ -80,6 +81,9 @@ CUresult cuGraphLaunch(CUgraphExec e, CUstream s)
 		r = NO_MEMORY;
 	if (r)
 		return r;
+	pthread_mutex_lock(&lock);
+	launched[x->device] += need - x->held;
+	pthread_mutex_unlock(&lock);
 	x->held = need;
 	for (unsigned i = 0; i < x->graph.n && !r; i++) {
 		if (x->graph.nodes[i].type == CU_GRAPH_NODE_TYPE_KERNEL)
@@ -95,6 +99,7 @@ CUresult cuGraphExecDestroy(CUgraphExec e)
 	struct executable *x = e;
 
 	pthread_mutex_lock(&lock);
+	launched[x->device] -= x->held;
 	kept[x->device] += x->held;
 	pthread_mutex_unlock(&lock);
 	free(x);
@@ -103,12 +108,21 @@ CUresult cuGraphExecDestroy(CUgraphExec e)
 
 CUresult cuDeviceGraphMemTrim(CUdevice d)
 {
-	uint64_t n;
+	uint64_t n, unfreed = setting("FAKE_GPU_UNFREED", 0);
 
 	pthread_mutex_lock(&lock);
-	n = kept[d];
-	kept[d] = 0;
+	n = unfreed < kept[d] ? kept[d] - unfreed : 0;
+	kept[d] -= n;
 	pthread_mutex_unlock(&lock);
 	give(d, n);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetGraphMemAttribute(CUdevice d, int what, void *v)
+{
+	(void)what;
+	pthread_mutex_lock(&lock);
+	*(uint64_t *)v = kept[d] + launched[d];
+	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
 }

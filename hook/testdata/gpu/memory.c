@@ -18,9 +18,11 @@ struct piece {
 
 struct pool {
 	int device;
-	bool host;
+	bool host, destroyed;
 	uint64_t used, reserved;
 };
+
+CUresult cuMemPoolTrimTo(void *pool, size_t keep);
 
 static struct piece *pieces; /* guarded by lock */
 static struct pool default_pools[GPUS];
@@ -85,6 +87,8 @@ static CUresult free_piece(int symbol, const void *at)
 		pthread_mutex_lock(&lock);
 		p->pool->used -= p->bytes;
 		pthread_mutex_unlock(&lock);
+		if (p->pool->destroyed)
+			(void)cuMemPoolTrimTo(p->pool, 0);
 	} else {
 		give(p->device, p->bytes);
 	}
@@ -128,8 +132,8 @@ CUresult cuMemGetInfo_v2(size_t *f, size_t *t)
 	return CUDA_SUCCESS;
 }
 
-/* A limit of 8 MB for the heap is part of the context. */
-CUresult cuCtxSetLimit(int limit, size_t n) { (void)limit; TRY(cuCtxSetLimit); return take(current->device, n) ? add(malloc(64), current->device, n, current), CUDA_SUCCESS : NO_MEMORY; }
+/* A limit of 8 MB for the heap is part of the context, and 1 KiB for each of its 20 stacks. */
+CUresult cuCtxSetLimit(int limit, size_t n) { TRY(cuCtxSetLimit); n = limit == CU_LIMIT_STACK_SIZE ? (n - 1024) * 20 : n; return take(current->device, n) ? add(malloc(64), current->device, n, current), CUDA_SUCCESS : NO_MEMORY; }
 
 /* ---- arrays: one byte for each channel and element ---- */
 
@@ -289,6 +293,8 @@ CUresult cuMemPoolTrimTo(void *pool, size_t keep)
 
 	pthread_mutex_lock(&lock);
 	keep = keep > p->used ? keep : p->used;
+	if (p->used && setting("FAKE_GPU_CHUNKS_STAY", 0))
+		keep = grain("FAKE_GPU_CHUNK", keep);
 	extra = p->reserved > keep ? p->reserved - keep : 0;
 	p->reserved -= extra;
 	pthread_mutex_unlock(&lock);
@@ -297,7 +303,8 @@ CUresult cuMemPoolTrimTo(void *pool, size_t keep)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuMemPoolDestroy(void *pool) { CUresult r = scripted(SYM_cuMemPoolDestroy); return r ? r : cuMemPoolTrimTo(pool, 0); }
+/* A destroyed pool ends with its last allocation. */
+CUresult cuMemPoolDestroy(void *pool) { CUresult r = scripted(SYM_cuMemPoolDestroy); if (r) return r; ((struct pool *)pool)->destroyed = true; return cuMemPoolTrimTo(pool, 0); }
 CUresult cuMemPoolGetAttribute(void *pool, int what, void *v) { (void)what; pthread_mutex_lock(&lock); *(uint64_t *)v = ((struct pool *)pool)->reserved; pthread_mutex_unlock(&lock); return CUDA_SUCCESS; }
 
 static CUresult from_pool(int symbol, CUdeviceptr *out, size_t n, struct pool *p, CUstream s)
@@ -329,7 +336,7 @@ static CUresult from_pool(int symbol, CUdeviceptr *out, size_t n, struct pool *p
 }
 
 #define POOL_CALLS(suffix) \
-	CUresult cuMemAllocAsync##suffix(CUdeviceptr *p, size_t n, CUstream s) { return from_pool(SYM_cuMemAllocAsync##suffix, p, n, &default_pools[current ? current->device : 0], s); } \
+	CUresult cuMemAllocAsync##suffix(CUdeviceptr *p, size_t n, CUstream s) { return from_pool(SYM_cuMemAllocAsync##suffix, p, n, &default_pools[current ? stream_of(s)->ctx->device : 0], s); } \
 	CUresult cuMemAllocFromPoolAsync##suffix(CUdeviceptr *p, size_t n, void *pool, CUstream s) { return from_pool(SYM_cuMemAllocFromPoolAsync##suffix, p, n, pool, s); } \
 	CUresult cuMemFreeAsync##suffix(CUdeviceptr p, CUstream s) { (void)s; return free_piece(SYM_cuMemFreeAsync##suffix, (void *)(uintptr_t)p); }
 
