@@ -7,8 +7,9 @@ import (
 	"github.com/dxpu-project/dxpu/machine"
 )
 
-// StuckAfter is how long a launch may run until its client is evicted. It is above the
-// longest kernels of training, which take seconds.
+// StuckAfter is how long a launch may run until its client is evicted, without the time for
+// which it waited for others (Waited). It is above the longest kernels of training, which take
+// seconds.
 const StuckAfter = time.Minute
 
 // core is the part that policies have in common: the table of clients, the check of
@@ -32,8 +33,12 @@ type core[S any] struct {
 type flight struct {
 	id     LaunchID
 	since  time.Duration // when it came to the gate; when it was permitted
+	waited time.Duration // since then, for others
 	kernel Kernel
 }
+
+// stuckAt returns when the launch will have run too long.
+func (f *flight) stuckAt() time.Duration { return machine.After(f.since+f.waited, StuckAfter) }
 
 type client[S any] struct {
 	id      ClientID
@@ -118,6 +123,8 @@ func (k *core[S]) apply(c *client[S], e *Event) bool {
 		c.waiting, c.head = true, flight{id: e.Launch, since: k.now, kernel: e.Kernel}
 	case Completed, Killed:
 		return k.end(c, e)
+	case Waited:
+		return k.wait(c, e)
 	case Idle:
 		return !c.waiting && len(c.flights) == 0
 	case Allocate:
@@ -157,6 +164,17 @@ func (k *core[S]) end(c *client[S], e *Event) bool {
 	return true
 }
 
+// wait notes that a launch waited: that time does not make it stuck.
+func (k *core[S]) wait(c *client[S], e *Event) bool {
+	i := slices.IndexFunc(c.flights, func(f flight) bool { return f.id == e.Launch })
+	if i < 0 || e.Ran < 0 {
+		return false
+	}
+	f := &c.flights[i]
+	f.waited = min(f.waited+min(e.Ran, k.now), k.now-f.since)
+	return true
+}
+
 func (k *core[S]) fail(c *client[S], e *Event) bool {
 	switch e.Fault {
 	case FaultTerminate:
@@ -185,7 +203,7 @@ func (k *core[S]) begin(now time.Duration, out []Decision) []Decision {
 	}
 	k.refused = k.refused[:0]
 	for _, c := range k.clients {
-		if len(c.flights) > 0 && k.now >= machine.After(c.flights[0].since, StuckAfter) {
+		if len(c.flights) > 0 && k.now >= c.flights[0].stuckAt() {
 			c.evictFor(ReasonStuck)
 		}
 		if c.leaving && len(c.flights) == 0 {
@@ -236,7 +254,7 @@ func (k *core[S]) wake() time.Duration {
 	at := machine.Never
 	for _, c := range k.clients {
 		if len(c.flights) > 0 && c.evict == NoReason {
-			at = min(at, machine.After(c.flights[0].since, StuckAfter))
+			at = min(at, c.flights[0].stuckAt())
 		}
 	}
 	return at

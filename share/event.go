@@ -20,6 +20,7 @@ const (
 	Free                       // Bytes: the client freed memory
 	Sampled                    // Sample: a reading of the sensors; Client 0 is the whole GPU
 	Failed                     // Fault
+	Waited                     // Launch, Ran: a permitted launch waited this long, since the last such event, because others ran
 	eventKinds
 )
 
@@ -28,7 +29,7 @@ func (k EventKind) String() string {
 	if k >= eventKinds {
 		return fmt.Sprintf("EventKind(%d)", uint8(k))
 	}
-	return [...]string{"join", "leave", "launch", "completed", "killed", "idle", "allocate", "free", "sampled", "failed"}[k]
+	return [...]string{"join", "leave", "launch", "completed", "killed", "idle", "allocate", "free", "sampled", "failed", "waited"}[k]
 }
 
 // Bound says which resource limits a kernel, by its profile.

@@ -87,6 +87,7 @@ type client struct {
 	ran     time.Duration // of the launch
 	follows bool          // it came when the last one ended
 	at      time.Duration // when the next part may begin, or the held launch ends
+	told    time.Duration // until when the policy knows how long the launch waited for others
 	served  time.Duration // time of its parts at the speed of its multiprocessors
 	inBurst bool
 	evicted bool
@@ -321,10 +322,21 @@ func (d *Dispatcher) Next(now time.Duration) (Turn, bool) {
 	if best == nil {
 		return Turn{}, false
 	}
+	d.tellWaited(best)
 	d.out, d.busy = best, true
 	t := Turn{Client: best.id, Launch: best.launch, First: best.first}
 	best.first = false
 	return t, true
+}
+
+// tellWaited tells the policy for how long a launch might have run and others did.
+func (d *Dispatcher) tellWaited(c *client) {
+	from := max(c.at, c.told)
+	if c.state != running || !c.known || d.busy && d.out == c || from >= d.now {
+		return
+	}
+	c.told = d.now
+	d.policy.Receive(d.now, share.Event{Kind: share.Waited, Client: c.id, Launch: c.launch, Ran: d.now - from})
 }
 
 // before says which of two clients goes first: the one with a launch of high priority,
@@ -352,6 +364,7 @@ func (d *Dispatcher) Ran(now, took time.Duration, more bool) {
 	c.served = max(c.served, d.virtual) + long
 	d.virtual = c.served - long
 	c.ran += took
+	c.told = d.now
 	c.meter.Serve(took)
 	d.total.Serve(took)
 	if c.gone {
@@ -434,6 +447,7 @@ func (d *Dispatcher) apply(c *client, x share.Decision) {
 	case share.Permit:
 		if c.state == waiting && c.launch == x.Launch {
 			c.state, c.high, c.sms, c.first, c.ran = running, x.High, x.SMs, true, 0
+			c.told = d.now
 			if !c.follows {
 				c.at = max(c.at, d.now)
 			}

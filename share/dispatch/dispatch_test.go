@@ -2,7 +2,6 @@ package dispatch_test
 
 import (
 	"cmp"
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -472,22 +471,5 @@ func TestWrongCalls(t *testing.T) {
 	}
 	if n := w.d.Violations(); n != 0 {
 		t.Errorf("the policy found %d events wrong", n)
-	}
-}
-
-// A launch that does not end within a minute ends its client's use of the GPU.
-func TestStuckLaunchIsEvicted(t *testing.T) {
-	stuck := &program{id: 1, spec: percent(50), kernel: time.Hour, part: 5 * time.Millisecond}
-	fine := &program{id: 2, spec: percent(50), kernel: 5 * time.Millisecond}
-	w := newWorld(t, "mps", stuck, fine)
-	w.run(61 * time.Second)
-	if got := fmt.Sprint(w.evicted); got != "[{1 stuck}]" {
-		t.Errorf("evicted %v", got)
-	}
-	w.remove(stuck)
-	jobs := fine.jobs
-	w.run(62 * time.Second)
-	if fine.jobs < jobs+90 {
-		t.Errorf("%d jobs of the neighbour in the next second", fine.jobs-jobs)
 	}
 }

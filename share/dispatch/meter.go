@@ -27,6 +27,7 @@ func (d *Dispatcher) read() {
 	var memory int64
 	for _, c := range d.clients {
 		memory += c.spec.Memory
+		d.tellWaited(c)
 		d.policy.Receive(d.now, share.Event{Kind: share.Sampled, Client: c.id, Sample: c.meter.Sample(d.now, c.spec.Memory)})
 	}
 	all := d.total.Sample(d.now, memory)

@@ -196,14 +196,19 @@ func (x *index) countRequest(s *dxpuv1.LeaseSpec, n int) {
 	if x.requests[k] += n; x.requests[k] <= 0 {
 		delete(x.requests, k)
 	}
-	x.requestsChanged = true
+	x.requestsCounted += n
+	x.requestsChanged++
 }
 
-// tellTypical tells placement the kinds of requests, if they have changed.
+// typicalPart is the part of the requests whose change placement is not told: one in so many.
+const typicalPart = 256
+
+// tellTypical tells placement the kinds of requests, if they have changed. With many requests
+// a few do not change what is typical, and to sort all kinds for each lease would take long.
 func (t *tx) tellTypical() {
-	if t.requestsChanged {
+	if t.requestsChanged > t.requestsCounted/typicalPart {
 		t.gpuPool.SetTypical(t.typicalRequests())
-		t.requestsChanged = false
+		t.requestsChanged = 0
 	}
 }
 

@@ -96,9 +96,9 @@ type index struct {
 	endedLeases       []endedLease          // ended leases, the oldest first: which to forget
 	usageByTenant     map[string]*tenantUsage
 	// requests counts the leases that have not ended by what they ask of a GPU; Count is 0.
-	// requestsChanged is set until placement knows of a change.
-	requests        map[placement.Typical]int
-	requestsChanged bool
+	// Placement does not know of requestsChanged of requestsCounted in all.
+	requests                         map[placement.Typical]int
+	requestsCounted, requestsChanged int
 
 	// Nodes.
 	indexedNodes     map[string]nodeEntry        // host or box -> sums of its GPUs, and what placement has of it

@@ -62,6 +62,7 @@ type lossKey struct {
 type loss struct {
 	row, column [Whole + 1]uint8
 	misses      [][]int64 // of million
+	memories    []uint32  // thousandths at which the columns begin
 }
 
 // lossOf returns the losses of a kind of GPU.
@@ -106,7 +107,7 @@ func newLoss(typical []Typical, model string, memory uint64) *loss {
 	slices.Sort(computes)
 	slices.Sort(memories)
 	computes, memories = slices.Compact(computes), slices.Compact(memories)
-	l := &loss{misses: make([][]int64, len(computes))}
+	l := &loss{misses: make([][]int64, len(computes)), memories: memories}
 	for i := range computes {
 		l.misses[i] = make([]int64, len(memories))
 	}
@@ -139,10 +140,12 @@ func newLoss(typical []Typical, model string, memory uint64) *loss {
 
 // steps sets for each number of thousandths the last step that it reaches.
 func steps(to *[Whole + 1]uint8, at []uint32) {
-	for i, s := range at {
-		for v := s; v <= Whole; v++ {
-			to[v] = uint8(i)
+	step := 0
+	for v := range to {
+		for step+1 < len(at) && int(at[step+1]) <= v {
+			step++
 		}
+		to[v] = uint8(step)
 	}
 }
 
@@ -153,10 +156,11 @@ func (l *loss) fragmented(compute, memory uint32) int64 {
 }
 
 // gradient returns by how much a part adds to the fragmentation of a GPU, in the unit of
-// fragmented.
+// fragmented. What the part needs is rounded up on its own, so that GPUs with more room in the
+// same steps never have a smaller gradient: the search counts on that (searchpart.go).
 func (l *loss) gradient(r room, memory uint64, p *Part) int64 {
-	left := r.less(p)
-	return l.fragmented(left.compute, permille(left.memory, memory)) - l.fragmented(r.compute, permille(r.memory, memory))
+	has, needs := permille(r.memory, memory), permilleUp(p.Memory, memory)
+	return l.fragmented(r.compute-p.Compute, has-min(has, needs)) - l.fragmented(r.compute, has)
 }
 
 // slowdown returns the compute that a part and its neighbours lose by their interference,

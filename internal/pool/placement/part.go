@@ -2,6 +2,7 @@ package placement
 
 import (
 	"fmt"
+	"math"
 	"strings"
 )
 
@@ -103,6 +104,24 @@ func permille(n, all uint64) uint32 {
 		return Whole
 	}
 	return uint32(float64(n) / float64(all) * Whole)
+}
+
+// leastBytes returns the least number of bytes that are some thousandths of all, by permille.
+func leastBytes(thousandths uint32, all uint64) uint64 {
+	if thousandths == 0 {
+		return 0
+	}
+	if all == 0 || thousandths > Whole {
+		return math.MaxUint64
+	}
+	n := uint64(float64(thousandths) / Whole * float64(all)) // within rounding
+	for n > 0 && permille(n-1, all) >= thousandths {
+		n--
+	}
+	for permille(n, all) < thousandths {
+		n++
+	}
+	return n
 }
 
 // permilleUp is permille rounded up.

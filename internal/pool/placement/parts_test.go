@@ -2,6 +2,7 @@ package placement
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -113,6 +114,29 @@ func TestPartRules(t *testing.T) {
 		}
 		if d := p.lease(Part{Memory: 1, Compute: 999, PartRules: PartRules{Tenant: "t", Affinity: "x"}}); d.OK() || !strings.Contains(strings.Join(d.Why, " "), "1 lack the compute") {
 			t.Errorf("a part that must join a full GPU: %v", d)
+		}
+	})
+	t.Run("affinity to a cordoned GPU", func(t *testing.T) {
+		p := newPartPool(2, 8)
+		a := p.lease(small(PartRules{Tenant: "t", Affinity: "x"}))
+		cordon := func(usable bool) {
+			b := p.boxes[p.gpuOf(a).Box]
+			b.GPUs = slices.Clone(b.GPUs)
+			for i := range b.GPUs {
+				b.GPUs[i].Usable = usable || b.GPUs[i].Slot != p.gpuOf(a).Slot
+			}
+			p.SetBox(*b)
+		}
+		cordon(false)
+		if d := p.Place(Reserve{}, Request{Count: 1, Part: &Part{Memory: 1 << 30, Compute: 50, PartRules: PartRules{Tenant: "t", Affinity: "x"}}}); d.OK() || !strings.Contains(strings.Join(d.Why, " "), "1 are cordoned or have failed") {
+			t.Errorf("a part that must join a cordoned GPU: %v", d)
+		}
+		if d := p.lease(small(PartRules{Tenant: "t"})); p.gpuOf(d) == p.gpuOf(a) {
+			t.Error("a part is on the cordoned GPU")
+		}
+		cordon(true)
+		if d := p.lease(small(PartRules{Tenant: "t", Affinity: "x"})); p.gpuOf(d) != p.gpuOf(a) {
+			t.Errorf("the parts are on two GPUs: %v", d.Why)
 		}
 	})
 	t.Run("anti-affinity", func(t *testing.T) {
@@ -239,6 +263,53 @@ func TestPartsNeverExceedAGPU(t *testing.T) {
 			p.check(t)
 		}
 	})
+}
+
+// TestPartCostsLeastOfMany compares the cost of decisions among thousands of states, more than a
+// decision looks at, with that of a scan.
+func TestPartCostsLeastOfMany(t *testing.T) {
+	const boxes, perBox = 250, 8
+	rng := rand.New(rand.NewPCG(3, 4))
+	draw := func() Part {
+		return Part{Memory: uint64(1+rng.IntN(60<<10)) << 20, Compute: uint32(1+rng.IntN(80)) * 10, Share: Space}
+	}
+	p := NewPool()
+	p.SetTypical([]Typical{{Compute: Whole, Count: 50}, {Memory: 20 << 30, Compute: 250, Count: 30}, {Memory: 40 << 30, Compute: 500, Count: 20}, {Memory: 5 << 30, Compute: 700, Count: 9}})
+	for i := range boxes {
+		b := Box{ID: fmt.Sprintf("b%05d", i), Kind: PCIeSwitch}
+		for g := range uint32(perBox) {
+			b.GPUs = append(b.GPUs, GPU{Slot: g, Model: "A100", Memory: 80 << 30, Usable: true, Modes: NewShareModes(Space)})
+			b.Parts = append(b.Parts, PartSlot{Slot: 8 + 2*g, GPU: g, Usable: true, Taken: true, Part: draw()}, PartSlot{Slot: 9 + 2*g, GPU: g, Usable: true})
+		}
+		p.SetBox(b)
+	}
+	l := p.lossOf("A100", 80<<30)
+	cost := func(r room, part *Part) int64 { return l.gradient(r, 80<<30, part) }
+	for range 300 {
+		part := draw()
+		least, possible := int64(0), false
+		for _, of := range p.shared.boxes {
+			for _, g := range of {
+				if !g.state.fits(&part) {
+					continue
+				}
+				if c := cost(g.state.room, &part); !possible || c < least {
+					least, possible = c, true
+				}
+			}
+		}
+		d := p.Place(Reserve{}, Request{Count: 1, Part: &part})
+		if d.OK() != possible {
+			t.Fatalf("%v: possible %v: %v", &part, possible, d.Why)
+		}
+		if !possible {
+			continue
+		}
+		at := slices.IndexFunc(p.shared.boxes[d.Picks[0].Box], func(g *sharedGPU) bool { return g.slots[0] == d.Picks[0].Slot })
+		if got := cost(p.shared.boxes[d.Picks[0].Box][at].state.room, &part); got != least {
+			t.Errorf("%v: cost %d, the least is %d", &part, got, least)
+		}
+	}
 }
 
 func drawPart(t *rapid.T) Part {

@@ -8,10 +8,6 @@ import (
 	"k8s.io/utils/third_party/forked/golang/btree"
 )
 
-// maxStates bounds the states of a class in which a part would fit and which a decision
-// compares: the tightest ones.
-const maxStates = 256
-
 // partSearch looks for a place for one part among the GPUs that parts share.
 type partSearch struct {
 	pool *Pool
@@ -85,26 +81,7 @@ func (s *partSearch) admitsClass(c sharedClass) bool {
 	case s.part.Share != AnyShare && c.share != s.part.Share:
 		return false
 	}
-	return admits(c.traits, s.req)
-}
-
-func (s *partSearch) searchClass(c sharedClass, of *states) {
-	l := s.pool.lossOf(c.model, c.memory)
-	seen := 0
-	least := &stateGPUs{tightness: s.part.Compute + permille(s.part.Memory, c.memory)} // less than that never fits
-	of.order.AscendGreaterOrEqual(least, func(in *stateGPUs) bool {
-		if !in.fits(s.part) {
-			return true
-		}
-		seen++
-		cost := l.gradient(in.room, c.memory, s.part) + s.pool.interference.slowdown(s.part, in.beside)
-		if s.best == nil || cost <= s.cost {
-			if g := s.nearestIn(in.gpus, c.paths); g != nil {
-				s.offer(g, cost)
-			}
-		}
-		return seen < maxStates || s.best == nil
-	})
+	return admits(c.traits, s.req) && s.req.tolerates(c.restriction)
 }
 
 // consider offers one GPU.
@@ -186,12 +163,15 @@ const (
 	otherMode    = "are shared in another mode"
 	excluded     = "have parts of another exclusion"
 	sameAverse   = "have a part with the same anti-affinity"
+	unusable     = "are cordoned or have failed"
 	otherKind    = "do not meet the constraints"
 )
 
 // obstacle returns why a GPU cannot take the part, "" if it can.
 func (s *partSearch) obstacle(g *sharedGPU) string {
 	switch {
+	case !g.usable:
+		return unusable
 	case !s.admitsGPU(g):
 		return otherKind
 	case s.part.Share != AnyShare && g.class.share != s.part.Share:
@@ -253,7 +233,7 @@ func (s *partSearch) sayObstacles(d *Decision, all func(yield func(*sharedGPU)))
 		return
 	}
 	text := ""
-	for _, why := range []string{lacksMemory, lacksCompute, lacksSlot, otherMode, excluded, sameAverse, otherKind} {
+	for _, why := range []string{lacksMemory, lacksCompute, lacksSlot, otherMode, excluded, sameAverse, unusable, otherKind} {
 		if count[why] > 0 {
 			text += fmt.Sprintf(", %d %s", count[why], why)
 		}

@@ -25,6 +25,8 @@ type sharedClass struct {
 	model  string
 	memory uint64 // of the whole GPU
 	share  ShareMode
+	// restriction is the taints. There are few different ones in a pool.
+	restriction Restriction
 }
 
 // state is what is left of a GPU, and the programs on it.
@@ -33,18 +35,23 @@ type state struct {
 	programs string // those whose interference may be known, encoded
 }
 
-// states has the GPUs of a class by state, the tightest first.
+// states has the GPUs of a class by state.
 type states struct {
-	order *btree.BTree[*stateGPUs]
-	by    map[state]*stateGPUs
+	rows []*stateRow // by compute, at most Whole + 1
+	by   map[state]*stateGPUs
+}
+
+// stateRow has the states with some compute left, by the memory that is left.
+type stateRow struct {
+	compute uint32
+	states  *btree.BTree[*stateGPUs]
 }
 
 // stateGPUs is the GPUs of one state, by rack, box and slot.
 type stateGPUs struct {
 	state
-	tightness uint32 // thousandths of memory and compute that are left
-	beside    []neighbour
-	gpus      *btree.BTree[*sharedGPU]
+	beside []neighbour
+	gpus   *btree.BTree[*sharedGPU]
 }
 
 // sharedGPU is a GPU with at least one part.
@@ -56,6 +63,7 @@ type sharedGPU struct {
 	state     state
 	parts     int
 	slots     []uint32    // free ones
+	usable    bool        // healthy and not cordoned; otherwise it is here for its affinities alone
 	affine    []partLabel // of its parts
 	averse    []partLabel // their anti-affinities
 }
@@ -67,7 +75,30 @@ func compareShared(a, b *sharedGPU) int {
 }
 
 func compareStates(a, b *stateGPUs) int {
-	return cmp.Or(cmp.Compare(a.tightness, b.tightness), cmp.Compare(a.compute, b.compute), cmp.Compare(a.memory, b.memory), cmp.Compare(a.programs, b.programs))
+	return cmp.Or(cmp.Compare(a.memory, b.memory), cmp.Compare(a.programs, b.programs))
+}
+
+// row returns where the row of some compute is, or belongs.
+func (s *states) row(compute uint32) (int, bool) {
+	return slices.BinarySearchFunc(s.rows, compute, func(r *stateRow, c uint32) int { return cmp.Compare(r.compute, c) })
+}
+
+func (s *states) add(in *stateGPUs) {
+	s.by[in.state] = in
+	at, ok := s.row(in.compute)
+	if !ok {
+		r := &stateRow{in.compute, btree.New(treeDegree, func(a, b *stateGPUs) bool { return compareStates(a, b) < 0 })}
+		s.rows = slices.Insert(s.rows, at, r)
+	}
+	s.rows[at].states.ReplaceOrInsert(in)
+}
+
+func (s *states) remove(in *stateGPUs) {
+	delete(s.by, in.state)
+	at, _ := s.row(in.compute)
+	if s.rows[at].states.Delete(in); s.rows[at].states.Len() == 0 {
+		s.rows = slices.Delete(s.rows, at, at+1)
+	}
 }
 
 func newShared() shared {
@@ -98,11 +129,14 @@ func (p *Pool) setShared(old, b *Box) {
 
 // sharedGPU returns the entry of a GPU, nil if no part is on it.
 func (p *Pool) sharedGPU(b *Box, g *GPU) *sharedGPU {
-	if !g.Usable || g.Whole || g.Modes == 0 {
+	if g.Whole || g.Modes == 0 {
 		return nil
 	}
-	out := &sharedGPU{box: b, gpu: *g, slots: freePartSlots(b, g.Slot)}
-	out.class = sharedClass{traits: traitsOf(b), model: g.Model, memory: g.Memory}
+	out := &sharedGPU{box: b, gpu: *g, usable: g.Usable}
+	if g.Usable {
+		out.slots = freePartSlots(b, g.Slot)
+	}
+	out.class = sharedClass{traits: traitsOf(b), model: g.Model, memory: g.Memory, restriction: g.Restriction}
 	var programs []string
 	for i := range b.Parts {
 		s := &b.Parts[i]
@@ -155,17 +189,16 @@ func (x *shared) add(g *sharedGPU) {
 	}
 	s := of[g.class]
 	if s == nil {
-		s = &states{order: btree.New(treeDegree, func(a, b *stateGPUs) bool { return compareStates(a, b) < 0 }), by: map[state]*stateGPUs{}}
+		s = &states{by: map[state]*stateGPUs{}}
 		of[g.class] = s
 	}
 	in := s.by[g.state]
 	if in == nil {
 		in = &stateGPUs{
-			state: g.state, tightness: g.state.compute + permille(g.state.memory, g.class.memory), beside: g.state.neighbours(),
+			state: g.state, beside: g.state.neighbours(),
 			gpus: btree.New(treeDegree, func(a, b *sharedGPU) bool { return compareShared(a, b) < 0 }),
 		}
-		s.by[g.state] = in
-		s.order.ReplaceOrInsert(in)
+		s.add(in)
 	}
 	in.gpus.ReplaceOrInsert(g)
 }
@@ -193,8 +226,7 @@ func (x *shared) remove(g *sharedGPU) {
 	s := of[g.class]
 	in := s.by[g.state]
 	if in.gpus.Delete(g); in.gpus.Len() == 0 {
-		s.order.Delete(in)
-		delete(s.by, g.state)
+		s.remove(in)
 	}
 	if len(s.by) == 0 {
 		delete(of, g.class)
