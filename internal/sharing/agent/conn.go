@@ -4,6 +4,7 @@ package agent
 
 import (
 	"net"
+	"sync"
 	"syscall"
 	"time"
 
@@ -21,6 +22,7 @@ type conn struct {
 	socket *net.UnixConn
 	raw    syscall.RawConn
 	page   *page
+	pace   *pace // of the share
 	// Of a message that is sent, under the agent's lock.
 	buffer  []byte
 	rights  []byte
@@ -46,6 +48,7 @@ func (w *watch) has(id broker.ProcessID) bool {
 // accept serves the connections of a share until its socket is closed. It does not read
 // the share's record, which changes under the agent's lock.
 func (a *Agent) accept(l *net.UnixListener, page *page, id string) {
+	var pace pace
 	for {
 		socket, err := l.AcceptUnix()
 		if err != nil {
@@ -63,7 +66,7 @@ func (a *Agent) accept(l *net.UnixListener, page *page, id string) {
 			continue
 		}
 		a.mu.Lock()
-		if c := a.connectLocked(id, page, socket, p); c != nil {
+		if c := a.connectLocked(id, page, &pace, socket, p); c != nil {
 			a.work.Go(func() { a.read(c) })
 		}
 		a.mu.Unlock()
@@ -74,7 +77,7 @@ func (a *Agent) accept(l *net.UnixListener, page *page, id string) {
 const acceptPause = 100 * time.Millisecond
 
 // connectLocked adds a connection, or closes it.
-func (a *Agent) connectLocked(id string, page *page, socket *net.UnixConn, p peer) *conn {
+func (a *Agent) connectLocked(id string, page *page, pace *pace, socket *net.UnixConn, p peer) *conn {
 	refuse := func(why error) *conn {
 		if p.process != nil {
 			p.process.close()
@@ -100,7 +103,7 @@ func (a *Agent) connectLocked(id string, page *page, socket *net.UnixConn, p pee
 		w = nil
 	}
 	a.next++
-	c := &conn{id: a.next, share: id, pid: pid, socket: socket, raw: raw, page: page, buffer: make([]byte, 0, wire.MessageSize)}
+	c := &conn{id: a.next, share: id, pid: pid, socket: socket, raw: raw, page: page, pace: pace, buffer: make([]byte, 0, wire.MessageSize)}
 	c.attempt = func(fd uintptr) {
 		c.failed = unix.Sendmsg(int(fd), c.buffer, c.rights, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 	}
@@ -182,25 +185,40 @@ func (c *conn) send(m wire.Message) bool {
 	return c.failed == nil
 }
 
-// pace bounds the messages of one connection.
+// Bounds of the messages of one share, whatever the number of its connections: a flood
+// takes no more than a part of the agent's time.
 const (
 	paceTime = 10 * time.Millisecond
 	paceMost = 2000 // 200,000 a second: ten times what a program can use
 )
 
+// pace counts the messages of a share.
+type pace struct {
+	mu    sync.Mutex
+	from  time.Duration
+	count int
+}
+
+// next counts a message, and returns how long its connection is to rest first.
+func (p *pace) next(now time.Duration) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if now-p.from >= paceTime {
+		p.from, p.count = now, 0
+	}
+	if p.count++; p.count <= paceMost {
+		return 0
+	}
+	return p.from + paceTime - now
+}
+
 // read hands the messages of a connection to the broker until it ends.
 func (a *Agent) read(c *conn) {
 	var buffer [wire.MessageSize + 1]byte // a longer message is wrong, not cut
-	var from time.Duration
-	count := 0
 	for {
 		n, err := c.socket.Read(buffer[:])
-		now := a.now()
-		if now-from >= paceTime {
-			from, count = now, 0
-		}
-		if count++; count > paceMost {
-			time.Sleep(from + paceTime - now)
+		for rest := c.pace.next(a.now()); rest > 0; rest = c.pace.next(a.now()) {
+			time.Sleep(rest)
 		}
 		if err != nil || n == 0 {
 			break

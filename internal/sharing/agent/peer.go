@@ -94,8 +94,14 @@ func peerOf(c *net.UnixConn) (peer, error) {
 		if p.Pid <= 0 {
 			return
 		}
-		if n, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PEERPIDFD); err == nil {
+		n, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+		switch {
+		case err == nil:
 			p.process, failed = newPidfd(n)
+			return
+		case !errors.Is(err, unix.ENOPROTOOPT):
+			// It has ended, and another process may have its ID by now.
+			failed = os.NewSyscallError("getsockopt(SO_PEERPIDFD)", err)
 			return
 		}
 		// Before Linux 6.5. The peer waits for its answer, so its ID is its own.

@@ -298,6 +298,38 @@ func TestEnd(t *testing.T) {
 	}
 }
 
+// A process that comes to an evicted share after the others were killed has the same time to
+// end, and is killed then too.
+func TestLateProcessOfAnEvictedShare(t *testing.T) {
+	x := newTable(t, broker.Config{})
+	x.create(broker.Spec{ID: "a", Memory: gib, Limit: share.Percent(50)})
+	x.connect(1, "a", 11)
+	x.send(1, wire.Message{Type: wire.Launch, ID: 5, Arg: [wire.Args]uint64{80, 256, 1}})
+	x.now = share.StuckAfter
+	x.flush()
+	m := x.last(1)
+	grace := time.Duration(m.Arg[0])
+	if m.Type != wire.End {
+		t.Fatalf("message %+v after a launch of a minute", m)
+	}
+	x.now += grace
+	x.flush()
+	if err := x.b.Connect(x.now, 2, "a", 12); err != nil {
+		t.Fatal(err)
+	}
+	x.send(2, wire.Message{Type: wire.Hello, ID: wire.Version})
+	if m := x.last(2); m.Type != wire.End {
+		t.Errorf("message %+v", m)
+	}
+	x.b.Ended(x.now, 1)
+	x.killed = nil
+	x.now += grace
+	x.flush()
+	if !slices.Equal(x.killed, []broker.ProcessID{2}) {
+		t.Errorf("killed %v", x.killed)
+	}
+}
+
 // Two shares take turns; the gate of one that is alone and without a limit is open.
 func TestGates(t *testing.T) {
 	x := newTable(t, broker.Config{})

@@ -7,6 +7,7 @@ import (
 
 	"github.com/dxpu-project/dxpu/internal/sharing/gate"
 	"github.com/dxpu-project/dxpu/internal/sharing/wire"
+	"github.com/dxpu-project/dxpu/machine"
 	"github.com/dxpu-project/dxpu/share"
 )
 
@@ -217,6 +218,8 @@ func (b *Broker) hello(now time.Duration, p *process, m wire.Message) {
 	p.greeted, p.inside = true, m.Arg[0]
 	b.send(p, wire.Message{Type: wire.Welcome, ID: wire.Version, Arg: [wire.Args]uint64{uint64(len(r.parts))}})
 	if r.end {
+		// Also after the others were killed, so that no process stays for good.
+		r.killAt = min(r.killAt, machine.After(now, r.grace))
 		b.send(p, wire.Message{Type: wire.End, Arg: [wire.Args]uint64{uint64(r.grace)}})
 	}
 	b.refresh()
