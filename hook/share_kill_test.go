@@ -3,24 +3,35 @@
 package hook
 
 import (
-	"flag"
 	"math/rand/v2"
 	"os"
+	"strconv"
 	"testing"
 
 	"github.com/dxpu-project/dxpu/internal/sharing/agent"
 )
 
-var (
-	killCount = flag.Int("share-kills", 60, "processes that TestShareKills ends by SIGKILL")
-	killSeed  = flag.Uint64("share-seed", 1, "seed of TestShareKills")
-)
+// setting returns a number of the environment.
+func setting(t *testing.T, name string, otherwise uint64) uint64 {
+	t.Helper()
+	text := os.Getenv(name)
+	if text == "" {
+		return otherwise
+	}
+	n, err := strconv.ParseUint(text, 10, 32)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return n
+}
 
 // The test kills programs and the agent at random points, among allocations and launches
 // whose answers it has not read. Nothing leaks: the agent's account is that of the GPU, in
 // the end all memory and compute is free, and a new program gets the whole of each share.
+// DXPU_SHARE_KILLS is the number of kills, DXPU_SHARE_SEED chooses the points.
 func TestShareKills(t *testing.T) {
 	const slots, limit, most = 4, 1 << 20, 20
+	kills, seed := setting(t, "DXPU_SHARE_KILLS", 30), setting(t, "DXPU_SHARE_SEED", 1)
 	x := newSharing(t, 0)
 	dir, err := os.MkdirTemp("", "dxk") // t.TempDir is too long for a socket
 	if err != nil {
@@ -44,11 +55,11 @@ func TestShareKills(t *testing.T) {
 		p.do(success, "init")
 		return p
 	}
-	random := rand.New(rand.NewPCG(*killSeed, 0))
+	random := rand.New(rand.NewPCG(seed, 0))
 	var live [slots]*sharer
 	var unread [slots]int
 	agents := 0
-	for n := range *killCount {
+	for n := range int(kills) {
 		slot := random.IntN(slots)
 		if live[slot] == nil {
 			live[slot], unread[slot] = start(slot), 0
@@ -126,5 +137,5 @@ func TestShareKills(t *testing.T) {
 		l, err := os.ReadDir(dir + "/run")
 		return err == nil && len(l) == 2 // the lock and the control socket
 	})
-	t.Logf("%d kills, %d of the agent, seed %d", *killCount, agents, *killSeed)
+	t.Logf("%d kills, %d of the agent, seed %d", kills, agents, seed)
 }
