@@ -1,9 +1,9 @@
 /*
  * Memory of graphs. A graph with memory nodes gets its memory when it is launched, and
  * the driver keeps it afterwards. The library charges an executable graph for the sum of
- * its memory nodes, which is the most that it can hold, until it is destroyed. What the
- * driver has longer, because the program has not freed what the graph allocated, or
- * because the driver keeps it for other graphs, is charged until the driver has it no more.
+ * its memory nodes, which is the most that it can hold, until it is destroyed. The driver
+ * may keep memory longer, because the program has not freed an allocation of the graph, or
+ * for other graphs. The charge stays until the driver gives the memory back.
  */
 #include <stdlib.h>
 

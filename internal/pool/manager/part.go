@@ -200,7 +200,8 @@ func (x *index) countRequest(s *dxpuv1.LeaseSpec, n int) {
 	x.requestsChanged++
 }
 
-// typicalPart is the part of the requests whose change placement is not told: one in so many.
+// typicalPart is the divisor of the part of the requests that may change before placement is
+// told.
 const typicalPart = 256
 
 // tellTypical tells placement the kinds of requests, if they have changed. With many requests

@@ -156,7 +156,7 @@ func (l *loss) fragmented(compute, memory uint32) int64 {
 }
 
 // gradient returns by how much a part adds to the fragmentation of a GPU, in the unit of
-// fragmented. What the part needs is rounded up on its own, so that GPUs with more room in the
+// fragmented. The need of the part is rounded up on its own, so that GPUs with more room in the
 // same steps never have a smaller gradient: the search counts on that (searchpart.go).
 func (l *loss) gradient(r room, memory uint64, p *Part) int64 {
 	has, needs := permille(r.memory, memory), permilleUp(p.Memory, memory)
