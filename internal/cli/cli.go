@@ -192,6 +192,10 @@ func hintFor(err error, ce *connect.Error) string {
 		return `"dxpu whoami" shows your role; "dxpu token --help" explains the roles`
 	case ce.Code() == connect.CodeUnavailable, isNetwork(err):
 		return `is a manager running at this address? "dxpu manager" starts one; --manager or DXPU_MANAGER names another`
+	case ce.Code() == connect.CodeNotFound && strings.HasPrefix(ce.Message(), "maintenance \""):
+		return `"dxpu get maintenance" lists all`
+	case ce.Code() == connect.CodeNotFound && strings.HasPrefix(ce.Message(), "maintenance.target: rack "):
+		return `"dxpu get boxes" shows the racks`
 	case ce.Code() == connect.CodeNotFound:
 		return `"dxpu get" lists what the pool has`
 	case ce.Code() == connect.CodeResourceExhausted && strings.HasPrefix(ce.Message(), noCapacity):
@@ -237,6 +241,7 @@ var fieldFlags = map[string]string{
 	"spec.part_rules": "--affinity", "spec.part_rules.affinity": "--affinity", "spec.part_rules.anti_affinity": "--anti-affinity",
 	"spec.part_rules.exclusion": "--exclusion", "spec.part_rules.workload": "--workload", "part": "", "part.share": "--share",
 	"spec.expires_after": "--expires", "spec.ttl": "--ttl", "spec.wait": "--queue", "spec.gang": "--gang", "spec.gang.name": "--gang", "spec.gang.size": "--gang-size", "spec.preemptible": "--preemptible", "spec.wait_timeout": "--queue-timeout",
+	"spec.start_time": "--start", "maintenance.target": "", "maintenance.start_time": "--start", "maintenance.end_time": "--for", "maintenance.drain_before": "--drain-before",
 	"request_id": "--request-id", "count": "--count", "reason": "--reason", "deadline": "--deadline",
 	"role": "--role", "tenant": "--tenant", "description": "--description", "expires_after": "--expires",
 	"tenant.id": "", "tenant.description": "--description", "tenant.quota.max_gpus": "--max-gpus",
@@ -296,7 +301,7 @@ func callWords(method string) string {
 		return words[0]
 	}
 	noun := words[len(words)-1]
-	if !strings.HasSuffix(noun, "s") && noun != "Audit" {
+	if !strings.HasSuffix(noun, "s") && noun != "Audit" && noun != "Maintenance" {
 		words[0] += " a"
 	}
 	for i := range words[1:] {

@@ -5,9 +5,8 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"strings"
 	"time"
-
-	"connectrpc.com/connect"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
@@ -299,18 +298,19 @@ func (t *tx) planFrom(m *dxpuv1.Maintenance) (*planRecord, error) {
 	case m.GetEndTime() == nil:
 		return nil, invalid("maintenance.end_time: must be set; EndMaintenance can end it earlier")
 	case !p.End.After(p.Start):
-		return nil, invalid("maintenance.end_time: %s is not after the start, %s", rfc3339(p.End), rfc3339(p.Start))
+		return nil, invalid("maintenance.end_time: the end, %s, is not after the start, %s", rfc3339(p.End), rfc3339(p.Start))
 	case !p.End.After(t.now):
-		return nil, invalid("maintenance.end_time: %s is over", rfc3339(p.End))
+		return nil, invalid("maintenance.end_time: the end, %s, is in the past", rfc3339(p.End))
 	case p.End.After(t.now.Add(maxPlanAhead)):
-		return nil, invalid("maintenance.end_time: %s is more than a year ahead", rfc3339(p.End))
+		return nil, invalid("maintenance.end_time: the end, %s, is more than a year ahead", rfc3339(p.End))
 	}
 	for n := range t.nodesOf(p) {
 		if !n.Deleting {
 			return p, nil
 		}
 	}
-	return nil, errorf(connect.CodeNotFound, "maintenance.target: %s does not exist", p.what())
+	kind, id, _ := strings.Cut(p.what(), " ")
+	return nil, notFound("maintenance.target: "+kind, id)
 }
 
 // maxPlanAhead bounds how far ahead plans are.

@@ -82,13 +82,13 @@ func TestPlanIsChecked(t *testing.T) {
 		{"no time", func(r *dxpuv1.PlanMaintenanceRequest) { r.Maintenance.StartTime.Nanos = -1 }, connect.CodeInvalidArgument, "start_time"},
 		{"over", func(r *dxpuv1.PlanMaintenanceRequest) {
 			r.Maintenance.StartTime, r.Maintenance.EndTime = timestamppb.New(time.Unix(1, 0)), timestamppb.New(time.Unix(2, 0))
-		}, connect.CodeInvalidArgument, "is over"},
+		}, connect.CodeInvalidArgument, "in the past"},
 		{"far ahead", func(r *dxpuv1.PlanMaintenanceRequest) {
 			r.Maintenance.EndTime = timestamppb.New(w.clock.now().Add(2 * maxPlanAhead))
 		}, connect.CodeInvalidArgument, "a year"},
 		{"a rack with a typing error", func(r *dxpuv1.PlanMaintenanceRequest) {
 			r.Maintenance.Target = &dxpuv1.Maintenance_Rack{Rack: "r9"}
-		}, connect.CodeNotFound, "rack r9"},
+		}, connect.CodeNotFound, `rack "r9"`},
 		{"a negative drain", func(r *dxpuv1.PlanMaintenanceRequest) { r.Maintenance.DrainBefore = durationpb.New(-1) }, connect.CodeInvalidArgument, "drain_before"},
 	} {
 		if err := plan(c.change); connect.CodeOf(err) != c.code || !strings.Contains(fmt.Sprint(err), c.word) {
