@@ -70,6 +70,10 @@ type Device struct {
 	Tolerations []*dxpuv1.Toleration
 	// Attached and Failed are whether the claim says so already.
 	Attached, Failed bool
+	// Lease is the lease of which the claim says so, empty if it names none.
+	Lease string
+	// Admin is access beside the users of the device, for monitoring: it takes no GPU.
+	Admin bool
 }
 
 // Phase is the state of an allocated device.
@@ -155,8 +159,10 @@ func open(l *dxpuv1.Lease) bool {
 // device returns the status of a device, and adds the lease that it lacks to the plan.
 func (c *Claim) device(d Device, leases []*dxpuv1.Lease, p Policy, plan *Plan) Status {
 	s := Status{Device: d.Name, Share: d.Share}
-	at := slices.IndexFunc(leases, func(l *dxpuv1.Lease) bool { return c.owns(l, d) })
+	at := slices.IndexFunc(leases, func(l *dxpuv1.Lease) bool { return c.owns(l, d, p) })
 	switch {
+	case d.Admin:
+		s.Phase, s.Reason, s.Message = Attached, "AdminAccess", "access for monitoring has no lease"
 	case at >= 0:
 		s.of(leases[at])
 		switch {
@@ -191,10 +197,19 @@ func (c *Claim) device(d Device, leases []*dxpuv1.Lease, p Policy, plan *Plan) S
 	return s
 }
 
-// owns reports whether a lease is that of a device in the present allocation.
-func (c *Claim) owns(l *dxpuv1.Lease, d Device) bool {
-	at := l.GetSpec().GetLabels()
-	return at[LabelClaim] == c.UID && at[LabelDevice] == d.Name && at[LabelShare] == d.Share && at[LabelAllocated] == strconv.FormatInt(c.Allocated, 10) && at[LabelNode] == c.Node
+// owns reports whether a lease is that of a device in the present allocation. Every user of
+// the pool can give a lease these labels, so the claim's status, the tenant, the GPU and the host
+// must agree.
+func (c *Claim) owns(l *dxpuv1.Lease, d Device, p Policy) bool {
+	spec := l.GetSpec()
+	at := spec.GetLabels()
+	if at[LabelClaim] != c.UID || at[LabelDevice] != d.Name || at[LabelShare] != d.Share || at[LabelAllocated] != strconv.FormatInt(c.Allocated, 10) || at[LabelNode] != c.Node {
+		return false
+	}
+	if d.Lease != "" {
+		return l.Id == d.Lease // the tenant and the host of a node may have changed since
+	}
+	return spec.Tenant == p.Tenant(c.Namespace) && (d.GPU == "" || slices.Equal(spec.GpuIds, []string{d.GPU})) && (c.Host == "" || spec.HostId == c.Host)
 }
 
 // preempted reports whether a lease has lost its GPU to another lease.

@@ -1,6 +1,7 @@
 package claims
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -17,9 +18,11 @@ import (
 //
 //	claim      uid= [allocated=SECONDS] [node=] [host=] devices=(NAME[@SHARE][:GPU][=MEMORY/COMPUTE][!+?],...):
 //	           the allocated claim; "!" is a device that has failed before, "+" one that was
-//	           attached, "?" one with bad parameters; without GPU it has left the pool
+//	           attached, "?" one with bad parameters, "*" admin access; without GPU it has left the pool.
+//	           [serves=LEASE] is the lease that the claim's status names
 //	gone       the claim is gone, or not allocated
-//	lease      id= claim= device= [share=] allocated= node= state= [preempted]: replaces the lease of that ID
+//	lease      id= claim= device= [share=] allocated= node= state= [preempted] [tenant=] [gpu=] [host=]: replaces
+//	           the lease of that ID; tenant, GPU and host are those of the device, if they are not named
 //	decide     prints the plan
 func TestScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
@@ -40,16 +43,23 @@ func TestScenarios(t *testing.T) {
 				for _, a := range d.CmdArgs {
 					if a.Key == "devices" {
 						for _, v := range a.Vals {
-							claim.Devices = append(claim.Devices, parseDevice(v))
+							device := parseDevice(v)
+							device.Lease = text("serves")
+							claim.Devices = append(claim.Devices, device)
 						}
 					}
 				}
 			case "gone":
 				claim = nil
 			case "lease":
-				l := &dxpuv1.Lease{Id: text("id"), StateReason: "because.", Spec: &dxpuv1.LeaseSpec{Labels: map[string]string{
-					LabelClaim: text("claim"), LabelDevice: text("device"), LabelShare: text("share"), LabelAllocated: text("allocated"), LabelNode: text("node"),
-				}}}
+				box, slot, _ := strings.Cut(text("device"), "-")
+				l := &dxpuv1.Lease{Id: text("id"), StateReason: "because.", Spec: &dxpuv1.LeaseSpec{
+					Tenant: cmp.Or(text("tenant"), "t-lab"), GpuIds: []string{cmp.Or(text("gpu"), box+"/"+slot)},
+					HostId: cmp.Or(text("host"), "h"+strings.TrimPrefix(text("node"), "n")),
+					Labels: map[string]string{
+						LabelClaim: text("claim"), LabelDevice: text("device"), LabelShare: text("share"), LabelAllocated: text("allocated"), LabelNode: text("node"),
+					},
+				}}
 				l.State = dxpuv1.LeaseState(dxpuv1.LeaseState_value["LEASE_STATE_"+strings.ToUpper(text("state"))])
 				if l.State == dxpuv1.LeaseState_LEASE_STATE_ACTIVE {
 					l.Bindings = []*dxpuv1.Binding{
@@ -78,9 +88,9 @@ func TestScenarios(t *testing.T) {
 }
 
 func parseDevice(v string) Device {
-	name := strings.TrimRight(v, "!+?")
+	name := strings.TrimRight(v, "!+?*")
 	marks := v[len(name):]
-	d := Device{Failed: strings.Contains(marks, "!"), Attached: strings.Contains(marks, "+")}
+	d := Device{Failed: strings.Contains(marks, "!"), Attached: strings.Contains(marks, "+"), Admin: strings.Contains(marks, "*")}
 	if strings.Contains(marks, "?") {
 		d.ParametersErr = "bad parameters"
 	}

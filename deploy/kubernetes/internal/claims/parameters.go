@@ -32,9 +32,10 @@ type Parameters struct {
 	Exclusion    string `json:"exclusion"`
 	Workload     string `json:"workload"`
 	// Priority is that in the queue of the pool, -100 to 100. Only a device class, which an
-	// administrator writes, may have one above 0.
+	// administrator writes, may have one above 0, and a claim may only lower that of its class.
 	Priority *int32 `json:"priority"`
-	// Preemptible is whether the lease may be ended for one of higher priority.
+	// Preemptible is whether the lease may be ended for one of higher priority. A claim cannot
+	// take that back from its class.
 	Preemptible *bool `json:"preemptible"`
 }
 
@@ -67,14 +68,29 @@ func (p *Parameters) Add(raw []byte, class bool) error {
 	if _, ok := shareModes[next.Sharing]; !ok {
 		return fmt.Errorf("sharing %q is not space, time or partition", next.Sharing)
 	}
-	if !class && next.Priority != nil && *next.Priority > 0 {
-		return fmt.Errorf("priority %d: only a device class may have one above 0", *next.Priority)
+	if !class {
+		if err := p.allows(next); err != nil {
+			return err
+		}
 	}
 	*p = Parameters{
 		Class: cmp.Or(next.Class, p.Class), Sharing: cmp.Or(next.Sharing, p.Sharing),
 		Affinity: cmp.Or(next.Affinity, p.Affinity), AntiAffinity: cmp.Or(next.AntiAffinity, p.AntiAffinity),
 		Exclusion: cmp.Or(next.Exclusion, p.Exclusion), Workload: cmp.Or(next.Workload, p.Workload),
 		Priority: cmp.Or(next.Priority, p.Priority), Preemptible: cmp.Or(next.Preemptible, p.Preemptible),
+	}
+	return nil
+}
+
+// allows reports what a claim may not say after its class.
+func (p *Parameters) allows(claim Parameters) error {
+	switch {
+	case claim.Priority != nil && *claim.Priority > 0:
+		return fmt.Errorf("priority %d: only a device class may have one above 0", *claim.Priority)
+	case claim.Priority != nil && p.Priority != nil && *claim.Priority > *p.Priority:
+		return fmt.Errorf("priority %d: the device class has %d, which a claim may only lower", *claim.Priority, *p.Priority)
+	case claim.Preemptible != nil && !*claim.Preemptible && p.Preemptible != nil && *p.Preemptible:
+		return fmt.Errorf("preemptible is false, but the device class makes the lease preemptible: choose another class")
 	}
 	return nil
 }

@@ -45,6 +45,30 @@ func TestParameters(t *testing.T) {
 	}
 }
 
+// TestClaimBelowItsClass: a class of low priority, whose leases others may end, is cheap for its
+// users; a claim does not leave it by parameters of its own.
+func TestClaimBelowItsClass(t *testing.T) {
+	for fields, want := range map[string]string{
+		`"priority":0`:                       "may only lower",
+		`"priority":-49`:                     "may only lower",
+		`"preemptible":false`:                "choose another class",
+		`"priority":-50,"preemptible":true`:  "",
+		`"priority":-100,"class":"offline"`:  "",
+		`"preemptible":false,"priority":-50`: "choose another class",
+	} {
+		var p Parameters
+		if err := p.Add([]byte(`{`+header+`,"priority":-50,"preemptible":true}`), true); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Add([]byte(`{`+header+`,`+fields+`}`), false); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error %v, want %q", fields, err, want)
+		}
+		if *p.Priority > -50 || !*p.Preemptible {
+			t.Errorf("%s: priority %d, preemptible %v", fields, *p.Priority, *p.Preemptible)
+		}
+	}
+}
+
 // TestParametersRefused: a claim is written by any user of the cluster.
 func TestParametersRefused(t *testing.T) {
 	for in, want := range map[string]string{

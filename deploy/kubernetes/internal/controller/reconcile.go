@@ -12,6 +12,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/klog/v2"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -36,7 +38,7 @@ func (c *Controller) reconcile(ctx context.Context, uid string) error {
 	if len(plan.Delete) > 0 {
 		// The informer may be behind, after a change of the leader above all: a lease is
 		// deleted only if the API server agrees.
-		if claim, err = c.live(ctx, uid, leases); err != nil {
+		if claim, err = c.live(ctx, uid, claim, leases); err != nil {
 			return err
 		}
 		if plan, err = c.decide(ctx, claim, leases); err != nil {
@@ -88,7 +90,8 @@ func (c *Controller) leasesOf(ctx context.Context, uid string, claim *resourceap
 }
 
 // evict evicts the pods of a claim that has lost a share of a device. A taint of the
-// device, as for whole devices, would evict the pods of all its shares.
+// device, as for whole devices, would evict the pods of all its shares. A pod that is not bound
+// stays: the scheduler gives the device back and tries again.
 func (c *Controller) evict(ctx context.Context, claim *resourceapi.ResourceClaim) error {
 	if !slices.ContainsFunc(claim.Status.Devices, func(d resourceapi.AllocatedDeviceStatus) bool { return d.ShareID != nil && isLost(d) }) {
 		return nil
@@ -97,7 +100,16 @@ func (c *Controller) evict(ctx context.Context, claim *resourceapi.ResourceClaim
 		if r.Resource != "pods" || r.APIGroup != "" {
 			continue
 		}
-		err := c.cfg.Kube.PolicyV1().Evictions(claim.Namespace).Evict(ctx, &policyv1.Eviction{
+		pod, err := c.cfg.Kube.CoreV1().Pods(claim.Namespace).Get(ctx, r.Name, getOptions)
+		switch {
+		case apierrors.IsNotFound(err) || err == nil && pod.UID != r.UID:
+			continue
+		case err != nil:
+			return fmt.Errorf("read pod %s, which has lost its part of a GPU: %w", r.Name, err)
+		case pod.Spec.NodeName == "":
+			return fmt.Errorf("pod %s has lost its part of a GPU and is not bound", r.Name) // the queue tries again
+		}
+		err = c.cfg.Kube.PolicyV1().Evictions(claim.Namespace).Evict(ctx, &policyv1.Eviction{
 			ObjectMeta:    metav1.ObjectMeta{Name: r.Name, Namespace: claim.Namespace},
 			DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &r.UID}},
 		})
@@ -125,20 +137,33 @@ func (c *Controller) claimByUID(uid string) *resourceapi.ResourceClaim {
 	return found[0].(*resourceapi.ResourceClaim)
 }
 
-// live reads a claim from the API server, by the name that its leases have. It returns nil
-// if the claim is gone.
-func (c *Controller) live(ctx context.Context, uid string, leases []*dxpuv1.Lease) (*resourceapi.ResourceClaim, error) {
-	at := leases[0].Spec.Labels
-	claim, err := c.cfg.Kube.ResourceV1().ResourceClaims(at[claims.LabelNamespace]).Get(ctx, at[claims.LabelName], getOptions)
-	switch {
-	case apierrors.IsNotFound(err):
-		return nil, nil
-	case err != nil:
-		return nil, fmt.Errorf("read the claim: %w", err)
-	case string(claim.UID) != uid:
-		return nil, nil
+// live reads a claim from the API server, nil if it is gone. Its name is that of the claim that
+// the informer has, or without one those that its leases name: every user of the pool can give a
+// lease the UID of a claim and another name.
+func (c *Controller) live(ctx context.Context, uid string, known *resourceapi.ResourceClaim, leases []*dxpuv1.Lease) (*resourceapi.ResourceClaim, error) {
+	names := map[types.NamespacedName]bool{}
+	if known != nil {
+		names[types.NamespacedName{Namespace: known.Namespace, Name: known.Name}] = true
+	} else {
+		for _, l := range leases {
+			at := l.GetSpec().GetLabels()
+			names[types.NamespacedName{Namespace: at[claims.LabelNamespace], Name: at[claims.LabelName]}] = true
+		}
 	}
-	return claim, nil
+	for n := range names {
+		if validation.IsDNS1123Label(n.Namespace) != nil || validation.IsDNS1123Subdomain(n.Name) != nil {
+			continue // no claim has it
+		}
+		claim, err := c.cfg.Kube.ResourceV1().ResourceClaims(n.Namespace).Get(ctx, n.Name, getOptions)
+		switch {
+		case apierrors.IsNotFound(err):
+		case err != nil:
+			return nil, fmt.Errorf("read the claim: %w", err)
+		case string(claim.UID) == uid:
+			return claim, nil
+		}
+	}
+	return nil, nil
 }
 
 func (c *Controller) decide(ctx context.Context, claim *resourceapi.ResourceClaim, leases []*dxpuv1.Lease) (claims.Plan, error) {
@@ -162,8 +187,8 @@ func (c *Controller) view(ctx context.Context, claim *resourceapi.ResourceClaim)
 	inv := c.current()
 	for i := range a.Devices.Results {
 		r := &a.Devices.Results[i]
-		if r.Driver != inventory.Driver || r.AdminAccess != nil && *r.AdminAccess {
-			continue // access for monitoring takes no GPU
+		if r.Driver != inventory.Driver {
+			continue
 		}
 		v.Devices = append(v.Devices, viewDevice(claim, r, inv))
 	}
@@ -182,13 +207,19 @@ func (c *Controller) view(ctx context.Context, claim *resourceapi.ResourceClaim)
 
 // viewDevice returns the part of an allocated device that concerns the pool.
 func viewDevice(claim *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult, inv *inventory.Inventory) claims.Device {
-	d := claims.Device{Name: r.Device, Part: inv.Part(r), Tolerations: inventory.Tolerations(r.Tolerations)}
+	part, err := inv.Part(r)
+	d := claims.Device{
+		Name: r.Device, Part: part, Tolerations: inventory.Tolerations(r.Tolerations), Admin: r.AdminAccess != nil && *r.AdminAccess,
+	}
+	if err != nil {
+		d.ParametersErr = err.Error()
+	}
 	if r.ShareID != nil {
 		d.Share = string(*r.ShareID)
 	}
 	d.GPU, _ = inv.GPU(r.Device)
 	if s := deviceStatus(claim, d.Name, d.Share); s != nil {
-		d.Attached, d.Failed = isTrue(*s, inventory.Attached), isTrue(*s, inventory.Failed)
+		d.Attached, d.Failed, d.Lease = isTrue(*s, inventory.Attached), isTrue(*s, inventory.Failed), attachedBy(*s)
 	}
 	// Kubernetes lists the configuration of classes before that of the claim.
 	for _, o := range claim.Status.Allocation.Devices.Config {

@@ -91,8 +91,7 @@ func setStatus(claim *resourceapi.ResourceClaim, s claims.Status) bool {
 	default:
 		set(inventory.Attached, s.Phase == claims.Attached)
 	}
-	if s.Phase == claims.Attached {
-		b := s.Binding
+	if b := s.Binding; s.Phase == claims.Attached && b != nil {
 		setData(d, devicedata.Data{Lease: s.Lease, GPU: b.GpuId, Host: b.HostId, Slot: b.HostSlot})
 	}
 	return s.Phase == claims.Attached && !was
@@ -195,7 +194,7 @@ func (c *Controller) say(claim *resourceapi.ResourceClaim, s claims.Status) {
 	for _, r := range claim.Status.ReservedFor {
 		if r.Resource == "pods" && r.APIGroup == "" {
 			c.recorder.Eventf(&corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: claim.Namespace, Name: r.Name, UID: r.UID},
-				typ, "GPU"+s.Reason, "GPU for claim %s, device %s: %s", claim.Name, s.Device, s.Message)
+				typ, "GPU"+s.Reason, "GPU for claim %s, device %s: %s", claim.Name, s.Device, truncate(s.Message))
 		}
 	}
 }

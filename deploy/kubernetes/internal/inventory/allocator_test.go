@@ -110,7 +110,11 @@ func describe(inv *Inventory, results []resourceapi.DeviceRequestAllocationResul
 	var out []string
 	for _, r := range results {
 		text := r.Device
-		if p := inv.Part(&r); p != nil {
+		p, err := inv.Part(&r)
+		if err != nil {
+			text += " refused"
+		}
+		if p != nil {
 			text += fmt.Sprintf("=%dGi/%d", p.MemoryBytes>>30, p.Compute)
 		}
 		out = append(out, text)
@@ -197,6 +201,11 @@ func TestAllocator(t *testing.T) {
 		"what others leave": {
 			gpus: []*dxpuv1.GPU{divided(part("x", 30, 250))}, claims: []resourceapi.DeviceClaim{one("", ""), one("", "memory=51Gi,compute=10"), one("", "memory=50Gi,compute=75")},
 			want: "none, none, b1-0=50Gi/750",
+		},
+		// The scheduler rounds the largest number up to a negative one, so it allocates.
+		"below zero and beyond all numbers": {
+			gpus: []*dxpuv1.GPU{divided()}, want: "b1-0=0Gi/10, none, b1-0 refused, b1-0=1Gi/10",
+			claims: []resourceapi.DeviceClaim{one("", "memory=-5Gi,compute=-1"), one("", "memory=81Gi,compute=1"), one("", "memory=9223372036854775807,compute=1"), one("", "memory=1Gi,compute=1")},
 		},
 		"two parts of one GPU": {gpus: []*dxpuv1.GPU{divided()}, claims: []resourceapi.DeviceClaim{two("memory=1Gi,compute=1")}, want: "b1-0=1Gi/10 b1-0=1Gi/10"},
 		"no two parts of one GPU": {

@@ -1,6 +1,8 @@
 package inventory
 
 import (
+	"fmt"
+
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
@@ -82,16 +84,20 @@ func capacity(left, whole, step int64, format resource.Format) resourceapi.Devic
 	}}
 }
 
-// Part returns the part of a GPU that an allocation has consumed, nil for the whole GPU.
-func (i *Inventory) Part(r *resourceapi.DeviceRequestAllocationResult) *dxpuv1.Part {
+// Part returns the part of a GPU that an allocation has consumed, nil for the whole GPU. The
+// scheduler of Kubernetes 1.36 rounds a request near the largest number up to a negative one.
+func (i *Inventory) Part(r *resourceapi.DeviceRequestAllocationResult) (*dxpuv1.Part, error) {
 	memory, ok := r.ConsumedCapacity[CapacityMemory]
 	if !ok {
-		return nil
+		return nil, nil
 	}
 	compute := r.ConsumedCapacity[CapacityCompute]
+	if memory.Sign() <= 0 || compute.Sign() <= 0 {
+		return nil, fmt.Errorf("the allocation has %s of memory and %s %% of compute: ask for a capacity that the GPU has", memory.String(), compute.String())
+	}
 	whole, known := i.shared[r.Device]
 	if known && memory.Value() >= whole.memory && compute.Value() >= allCompute {
-		return nil
+		return nil, nil
 	}
-	return &dxpuv1.Part{MemoryBytes: uint64(memory.Value()), Compute: uint32(min(max(compute.Value(), 0), allCompute) * percent)}
+	return &dxpuv1.Part{MemoryBytes: uint64(memory.Value()), Compute: uint32(min(compute.Value(), allCompute) * percent)}, nil
 }

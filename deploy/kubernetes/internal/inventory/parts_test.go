@@ -104,8 +104,16 @@ func TestPart(t *testing.T) {
 				CapacityMemory: resource.MustParse(memory), CapacityCompute: resource.MustParse(compute), CapacityParts: resource.MustParse("1"),
 			}
 		}
-		if got := inv.Part(r); !proto.Equal(got, want) || (got == nil) != (want == nil) {
-			t.Errorf("%q: part %v, want %v", in, got, want)
+		if got, err := inv.Part(r); err != nil || !proto.Equal(got, want) || (got == nil) != (want == nil) {
+			t.Errorf("%q: part %v, %v, want %v", in, got, err, want)
+		}
+	}
+	for _, memory := range []string{"-9223372036854775808", "-1", "0"} {
+		r := &resourceapi.DeviceRequestAllocationResult{Device: "b1-0", ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{
+			CapacityMemory: resource.MustParse(memory), CapacityCompute: resource.MustParse("1"),
+		}}
+		if got, err := inv.Part(r); err == nil || got != nil {
+			t.Errorf("%s bytes: part %v", memory, got)
 		}
 	}
 }

@@ -97,6 +97,22 @@ func TestPrepare(t *testing.T) {
 	}
 }
 
+// TestPrepareAdmin: access for monitoring is prepared without a device, whose slot another pod
+// has.
+func TestPrepareAdmin(t *testing.T) {
+	p, _ := socketPlugin(t)
+	c, yes := claim(condition(inventory.Attached, "True")), true
+	for i := range c.Status.Allocation.Devices.Results {
+		c.Status.Allocation.Devices.Results[i].AdminAccess = &yes
+	}
+	if r := prepare(t, p, c); r.Err != nil || len(r.Devices) > 0 {
+		t.Errorf("prepared %+v", r)
+	}
+	if found, err := p.CDI.Claims(); err != nil || len(found) > 0 {
+		t.Errorf("the runtime has specifications of %v, %v", found, err)
+	}
+}
+
 func TestPrepareRefuses(t *testing.T) {
 	p, dir := socketPlugin(t)
 	noStatus := claim()

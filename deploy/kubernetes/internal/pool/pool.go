@@ -158,7 +158,9 @@ func (w *Watcher) putLocked(l *dxpuv1.Lease) (claim string) {
 	if old := w.leases[l.Id]; old != nil && old.ResourceVersion > l.ResourceVersion {
 		return "" // the answer of a call overtook the watch, or the reverse
 	}
-	claim = at[claims.LabelClaim]
+	if claim = at[claims.LabelClaim]; claim == "" {
+		return "" // a user's, with the label of the cluster
+	}
 	w.leases[l.Id] = l
 	if w.byClaim[claim] == nil {
 		w.byClaim[claim] = map[string]bool{}
