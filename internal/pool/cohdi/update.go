@@ -121,9 +121,14 @@ func (s *server) add(ctx context.Context, c *call) (_ any, err error) {
 	return data{machines{[]machine{answer}}}, nil
 }
 
+// createTimeout bounds the creation of a lease.
+const createTimeout = 20 * time.Second
+
 // create leases one GPU, so that each can be removed alone. It does not queue: the
-// operator tries again.
+// operator tries again. It ends also when the caller has gone: a lease whose ID is lost would stay.
 func (c *call) create(ctx context.Context, model string) (*dxpuv1.Lease, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
+	defer cancel()
 	res, err := c.api.CreateLease(ctx, connect.NewRequest(&dxpuv1.CreateLeaseRequest{
 		RequestId: "cohdi-" + rand.Text(),
 		Spec:      &dxpuv1.LeaseSpec{Count: 1, Model: model, HostId: c.machine, Tenant: c.tenant, Labels: map[string]string{Label: c.machine}},

@@ -20,6 +20,7 @@ import (
 type resigned struct {
 	dxpuv1connect.UnimplementedPoolServiceHandler
 	deleted int
+	leave   func() // ends the caller's request while a lease is created
 }
 
 func (r *resigned) lease() *dxpuv1.Lease {
@@ -33,7 +34,13 @@ func (r *resigned) GetHost(context.Context, *connect.Request[dxpuv1.GetHostReque
 	return connect.NewResponse(&dxpuv1.GetHostResponse{Host: &dxpuv1.Host{Node: &dxpuv1.NodeInfo{Id: machine, Connected: true}}}), nil
 }
 
-func (r *resigned) CreateLease(context.Context, *connect.Request[dxpuv1.CreateLeaseRequest]) (*connect.Response[dxpuv1.CreateLeaseResponse], error) {
+func (r *resigned) CreateLease(ctx context.Context, _ *connect.Request[dxpuv1.CreateLeaseRequest]) (*connect.Response[dxpuv1.CreateLeaseResponse], error) {
+	if r.leave != nil {
+		r.leave()
+	}
+	if ctx.Err() != nil {
+		return nil, ctx.Err() // the lease exists, and its ID is lost
+	}
 	return connect.NewResponse(&dxpuv1.CreateLeaseResponse{Lease: r.lease()}), nil
 }
 
@@ -66,5 +73,17 @@ func TestManagerResigns(t *testing.T) {
 		if w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "ended its watch") || m.deleted != 1 {
 			t.Errorf("%s: %d %s; %d leases deleted", method, w.Code, w.Body, m.deleted)
 		}
+	}
+}
+
+// TestCallerLeaves: a caller that goes while its lease is created leaves none behind.
+func TestCallerLeaves(t *testing.T) {
+	ctx, leave := context.WithCancel(t.Context())
+	m := &resigned{leave: leave}
+	_, api := dxpuv1connect.NewPoolServiceHandler(m)
+	r := httptest.NewRequestWithContext(ctx, http.MethodPatch, "/fabric_manager/api/v1/machines/"+machine+"/update?tenant_uuid="+tenant, strings.NewReader(adding("T4", 1)))
+	cohdi.Handler(cohdi.Config{Client: web.LocalClient(api)}).ServeHTTP(httptest.NewRecorder(), r)
+	if m.deleted != 1 {
+		t.Errorf("%d leases deleted, want the one that was created", m.deleted)
 	}
 }
