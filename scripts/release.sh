@@ -2,8 +2,8 @@
 # Usage: release.sh [OUT]
 #
 # Makes the files of a release in OUT (default: dist): static binaries for Linux, the
-# client for macOS and Windows, Debian packages, an OCI image, a bill of materials and
-# checksums. The programs for OpenCL devices are in packages only: the engine of a box
+# client for macOS and Windows, Debian packages, OCI images of dxpu and of the driver for
+# Kubernetes, bills of materials and checksums. The programs for OpenCL devices are in packages only: the engine of a box
 # and the driver, which needs a C compiler for each architecture and the OpenCL headers.
 # Where one is missing, the script says so and leaves out that package. The version is that of the tag (git describe), the time of all files that of
 # the commit: two runs on one commit give the same files.
@@ -29,6 +29,11 @@ build() {
 	CGO_ENABLED=0 GOOS=$1 GOARCH=$2 $GO build -trimpath \
 		-ldflags "-s -w -X github.com/dxpu-project/dxpu/internal/cli.releaseVersion=$version" -o "$file" ./cmd/dxpu
 	printf '%s\n' "$file"
+}
+
+# kubernetes ARCH: builds the driver for Kubernetes.
+kubernetes() {
+	(cd deploy/kubernetes && CGO_ENABLED=0 GOOS=linux GOARCH=$1 $GO build -trimpath -ldflags "-s -w" -o "$out/build/linux-$1/dxpu-dra" ./cmd/dxpu-dra)
 }
 
 # opencl ARCH: builds the OpenCL engine and driver beside the binary.
@@ -64,17 +69,24 @@ done
 
 # Man pages and completions come from a binary that runs here.
 CGO_ENABLED=0 $GO build -trimpath -ldflags "-X github.com/dxpu-project/dxpu/internal/cli.releaseVersion=$version" -o bin/dxpu ./cmd/dxpu
-images=
+images='' drivers=''
 for arch in amd64 arm64; do
 	binary=$out/build/linux-$arch/dxpu
 	[ -e "$binary" ] || continue
 	opencl "$arch"
 	scripts/package.sh "$binary" "$arch" "$deb" "$out"
+	kubernetes "$arch"
 	images="$images $arch=$binary"
+	drivers="$drivers $arch=$out/build/linux-$arch/dxpu-dra"
 	$GO run ./internal/tools/release sbom "$version" "$binary" >"$out/dxpu-$version-linux-$arch.cdx.json"
+	$GO run ./internal/tools/release sbom "$version" "$out/build/linux-$arch/dxpu-dra" >"$out/dxpu-dra-$version-linux-$arch.cdx.json"
 done
-# shellcheck disable=SC2086 # a list
-[ -z "$images" ] || $GO run ./internal/tools/release image "$version" "$out/dxpu-$version-oci.tar" $images
+[ -z "$images" ] || {
+	# shellcheck disable=SC2086 # a list
+	$GO run ./internal/tools/release image "$version" "$out/dxpu-$version-oci.tar" $images
+	# shellcheck disable=SC2086 # a list
+	$GO run ./internal/tools/release image "$version" "$out/dxpu-dra-$version-oci.tar" $drivers
+}
 
 rm -rf "$out/build"
 (cd "$out" && sha256sum -- * >SHA256SUMS)

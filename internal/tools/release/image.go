@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// binary is a dxpu of one architecture.
+// binary is the program of one architecture.
 type binary struct {
 	arch    string
 	content []byte
@@ -80,25 +80,26 @@ type image struct {
 	err error
 }
 
-// writeImage writes an image with the binaries as the only file of their platforms.
-func writeImage(w io.Writer, version string, binaries []binary, at time.Time) error {
+// writeImage writes an image of a program with the binaries as the only file of their platforms.
+func writeImage(w io.Writer, program, version string, binaries []binary, at time.Time) error {
 	i := &image{out: tar.NewWriter(w), at: at}
 	i.file("oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`))
 	labels := map[string]string{
-		"org.opencontainers.image.title":   "dxpu",
+		"org.opencontainers.image.title":   program,
 		"org.opencontainers.image.version": version,
 		"org.opencontainers.image.source":  "https://github.com/dxpu-project/dxpu", "org.opencontainers.image.licenses": "Apache-2.0",
 	}
 	all := index{SchemaVersion: 2, MediaType: mediaIndex}
 	for _, b := range binaries {
-		layer, diffID, err := layerOf(b.content, at)
+		layer, diffID, err := layerOf(program, b.content, at)
 		if err != nil {
 			return err
 		}
 		config := imageConfig{
 			Created: at, Architecture: b.arch, OS: "linux",
-			// An unprivileged user, because no command needs root by itself.
-			Config: processConfig{User: "65534:65534", Entrypoint: []string{"/usr/bin/dxpu"}, Cmd: []string{"help"}, WorkingDir: "/", Labels: labels},
+			// An unprivileged user. The manifest of a program that needs root, such as the plugin of
+			// a node, asks for it.
+			Config: processConfig{User: "65534:65534", Entrypoint: []string{"/usr/bin/" + program}, Cmd: []string{"help"}, WorkingDir: "/", Labels: labels},
 			RootFS: rootFS{Type: "layers", DiffIDs: []string{diffID}},
 		}
 		m := manifest{SchemaVersion: 2, MediaType: mediaManifest, Annotations: labels}
@@ -122,13 +123,13 @@ func writeImage(w io.Writer, version string, binaries []binary, at time.Time) er
 }
 
 // layerOf returns a compressed tar with the program, and the digest of the tar.
-func layerOf(program []byte, at time.Time) (layer []byte, diffID string, err error) {
+func layerOf(name string, program []byte, at time.Time) (layer []byte, diffID string, err error) {
 	var plain, packed bytes.Buffer
 	t := tar.NewWriter(&plain)
 	for _, h := range []tar.Header{
 		{Typeflag: tar.TypeDir, Name: "usr/", Mode: 0o755},
 		{Typeflag: tar.TypeDir, Name: "usr/bin/", Mode: 0o755},
-		{Typeflag: tar.TypeReg, Name: "usr/bin/dxpu", Mode: 0o755, Size: int64(len(program))},
+		{Typeflag: tar.TypeReg, Name: "usr/bin/" + name, Mode: 0o755, Size: int64(len(program))},
 		{Typeflag: tar.TypeDir, Name: "tmp/", Mode: 0o1777},
 	} {
 		h.ModTime = at

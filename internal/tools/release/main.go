@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -51,14 +52,20 @@ func sourceDate() (time.Time, error) {
 	return time.Unix(n, 0).UTC(), nil
 }
 
-// imageFile writes an image to a file.
+// imageFile writes an image to a file. The binaries have the name of the program.
 func imageFile(version, file string, platforms []string, at time.Time) error {
+	var program string
 	binaries := make([]binary, len(platforms))
 	for i, p := range platforms {
 		arch, path, ok := strings.Cut(p, "=")
 		if !ok {
 			return fmt.Errorf("%q is not ARCH=BINARY", p)
 		}
+		name := filepath.Base(path)
+		if program != "" && name != program {
+			return fmt.Errorf("an image has one program, not %s and %s", program, name)
+		}
+		program = name
 		content, err := os.ReadFile(path)
 		if err != nil {
 			return err
@@ -69,5 +76,5 @@ func imageFile(version, file string, platforms []string, at time.Time) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(writeImage(f, version, binaries, at), f.Close())
+	return errors.Join(writeImage(f, program, version, binaries, at), f.Close())
 }

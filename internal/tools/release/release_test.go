@@ -21,7 +21,7 @@ var epoch = time.Unix(1_700_000_000, 0).UTC()
 func testImage(t *testing.T) []byte {
 	t.Helper()
 	var out bytes.Buffer
-	if err := writeImage(&out, "1.2.3", []binary{{"amd64", []byte("program one")}, {"arm64", []byte("program two")}}, epoch); err != nil {
+	if err := writeImage(&out, "dxpu", "1.2.3", []binary{{"amd64", []byte("program one")}, {"arm64", []byte("program two")}}, epoch); err != nil {
 		t.Fatal(err)
 	}
 	return out.Bytes()
@@ -86,6 +86,9 @@ func TestImage(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		if len(c.Config.Entrypoint) != 1 || c.Config.Entrypoint[0] != "/usr/bin/dxpu" {
+			t.Errorf("the image starts %q", c.Config.Entrypoint)
+		}
 		if c.Architecture != want.arch || len(c.RootFS.DiffIDs) != 1 || c.RootFS.DiffIDs[0] != digest(plain) {
 			t.Errorf("configuration %+v", c)
 		}
@@ -142,7 +145,7 @@ func TestBill(t *testing.T) {
 }
 
 func TestArguments(t *testing.T) {
-	for _, args := range [][]string{nil, {"image"}, {"image", "1", "f", "amd64"}, {"sbom", "1"}, {"sbom", "1", "/nowhere"}} {
+	for _, args := range [][]string{nil, {"image"}, {"image", "1", "f", "amd64"}, {"image", "1", "f", "amd64=/bin/sh", "arm64=/bin/ls"}, {"sbom", "1"}, {"sbom", "1", "/nowhere"}} {
 		if err := run(io.Discard, args); err == nil {
 			t.Errorf("%q is accepted", args)
 		}
