@@ -76,7 +76,7 @@ func request(name, selector, capacity string, tolerations ...resourceapi.DeviceT
 // allocate allocates a claim on a node whose host is given, and returns the devices, nil if
 // the scheduler finds none.
 func (s *scheduler) allocate(ctx context.Context, host string, spec resourceapi.DeviceClaim) ([]resourceapi.DeviceRequestAllocationResult, error) {
-	a, err := structured.NewAllocator(ctx, structured.Features{ConsumableCapacity: true, DeviceBindingAndStatus: true, DeviceTaints: true},
+	a, err := structured.NewAllocator(ctx, structured.Features{AdminAccess: true, ConsumableCapacity: true, DeviceBindingAndStatus: true, DeviceTaints: true},
 		s.state, classes{}, s.slices, cel.NewCache(10, cel.Features{EnableConsumableCapacity: true}))
 	if err != nil {
 		return nil, err
@@ -91,6 +91,9 @@ func (s *scheduler) allocate(ctx context.Context, host string, spec resourceapi.
 		return nil, err
 	}
 	for _, r := range found[0].Devices.Results {
+		if r.AdminAccess != nil && *r.AdminAccess {
+			continue // the scheduler does not count it as a use
+		}
 		id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
 		if r.ShareID == nil {
 			s.state.AllocatedDevices.Insert(id)
@@ -128,6 +131,11 @@ func describe(inv *Inventory, results []resourceapi.DeviceRequestAllocationResul
 func TestAllocator(t *testing.T) {
 	one := func(selector, capacity string, tolerations ...resourceapi.DeviceToleration) resourceapi.DeviceClaim {
 		return resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{request("gpu", selector, capacity, tolerations...)}}
+	}
+	monitoring := func(capacity string) resourceapi.DeviceClaim {
+		c, yes := one("", capacity), true
+		c.Requests[0].Exactly.AdminAccess = &yes
+		return c
 	}
 	two := func(capacity string, constraints ...resourceapi.DeviceConstraint) resourceapi.DeviceClaim {
 		return resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{request("a", "", capacity), request("b", "", capacity)}, Constraints: constraints}
@@ -206,6 +214,13 @@ func TestAllocator(t *testing.T) {
 		"below zero and beyond all numbers": {
 			gpus: []*dxpuv1.GPU{divided()}, want: "b1-0=0Gi/10, none, b1-0 refused, b1-0=1Gi/10",
 			claims: []resourceapi.DeviceClaim{one("", "memory=-5Gi,compute=-1"), one("", "memory=81Gi,compute=1"), one("", "memory=9223372036854775807,compute=1"), one("", "memory=1Gi,compute=1")},
+		},
+		"monitoring beside a user of the whole": {
+			gpus: []*dxpuv1.GPU{gpu("b1/0", nil)}, claims: []resourceapi.DeviceClaim{one("", ""), one("", ""), monitoring("")}, want: "b1-0, none, b1-0",
+		},
+		"monitoring of a divided GPU, within what is free": {
+			gpus: []*dxpuv1.GPU{divided()}, want: "b1-0=40Gi/500, none, b1-0=0Gi/10, b1-0=40Gi/500",
+			claims: []resourceapi.DeviceClaim{one("", "memory=40Gi,compute=50"), monitoring(""), monitoring("memory=1Mi,compute=1"), one("", "memory=40Gi,compute=50")},
 		},
 		"two parts of one GPU": {gpus: []*dxpuv1.GPU{divided()}, claims: []resourceapi.DeviceClaim{two("memory=1Gi,compute=1")}, want: "b1-0=1Gi/10 b1-0=1Gi/10"},
 		"no two parts of one GPU": {
