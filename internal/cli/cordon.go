@@ -115,12 +115,17 @@ must share a box move together. A binding for which no GPU fits stays, and an ev
 gives the reason. With --deadline, the bindings that are left at that time end, and
 their leases get the next GPU that fits.
 
+With --live the bindings move by live migration ("dxpu lease migrate"), so that their
+guests go on. A binding that cannot move live stays until --deadline, and an event gives
+the reason.
+
 A binding cannot move to another host. The leases of a host can end normally until
 --deadline. Then leases that are allowed to wait and do not require this host return
 to the queue, and the others end.
 
 "dxpu uncordon" stops a drain at any time.`,
 		Example: `  dxpu drain box b1 --reason "new firmware" --wait
+  dxpu drain box b1 --live --deadline 4h
   dxpu drain host h1 --deadline 30m`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, conn, args) },
@@ -129,6 +134,7 @@ to the queue, and the others end.
 	f := cmd.Flags()
 	f.StringVar(&o.reason, "reason", "", "note for other operators")
 	durationVar(f, &o.deadline, "deadline", 0, "end the bindings that are left after this time (default: never)")
+	f.BoolVar(&o.live, "live", false, "move bindings while their guests go on, and in no other way before --deadline")
 	f.BoolVar(&o.wait, "wait", false, "return when no binding is left")
 	positiveDurationVar(f, &o.timeout, "timeout", time.Hour, "longest --wait; afterwards the drain continues without the command")
 	return conn.register(cmd)
@@ -138,7 +144,7 @@ to the queue, and the others end.
 type drainOptions struct {
 	reason            string
 	deadline, timeout time.Duration
-	wait              bool
+	wait, live        bool
 	out               *output
 }
 
@@ -168,7 +174,7 @@ func (o *drainOptions) run(cmd *cobra.Command, conn *connection, args []string) 
 		}
 		defer events.close()
 	}
-	req := &dxpuv1.DrainRequest{Target: target, Reason: o.reason}
+	req := &dxpuv1.DrainRequest{Target: target, Reason: o.reason, Live: o.live}
 	if o.deadline > 0 {
 		req.Deadline = durationpb.New(o.deadline)
 	}
@@ -200,7 +206,8 @@ func (o *drainOptions) follow(ctx context.Context, cmd *cobra.Command, events *e
 			return errWatched
 		case dxpuv1.EventType_EVENT_TYPE_UNCORDONED:
 			return errors.New("an uncordon stopped the drain: " + e.Message)
-		case dxpuv1.EventType_EVENT_TYPE_REPLACEMENT_IMPOSSIBLE, dxpuv1.EventType_EVENT_TYPE_GPU_IN_USE, dxpuv1.EventType_EVENT_TYPE_GPU_TAKEN:
+		case dxpuv1.EventType_EVENT_TYPE_REPLACEMENT_IMPOSSIBLE, dxpuv1.EventType_EVENT_TYPE_GPU_IN_USE, dxpuv1.EventType_EVENT_TYPE_GPU_TAKEN,
+			dxpuv1.EventType_EVENT_TYPE_MIGRATION_FAILED:
 			fmt.Fprintln(cmd.ErrOrStderr(), oneLine(e.Message))
 		}
 		return nil

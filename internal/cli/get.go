@@ -237,6 +237,9 @@ func reserved(l *dxpuv1.Lease) bool { return l.GetReservation() != nil && l.Queu
 func gpusOf(l *dxpuv1.Lease) []string {
 	var out []string
 	for _, b := range l.GetBindings() {
+		if b.FollowsBindingId != "" {
+			continue // it is not the lease's yet
+		}
 		switch b.State {
 		case dxpuv1.BindingState_BINDING_STATE_PREPARING, dxpuv1.BindingState_BINDING_STATE_READY, dxpuv1.BindingState_BINDING_STATE_ATTACHED:
 			out = append(out, b.GpuId)
@@ -362,6 +365,11 @@ func describeGPU(w io.Writer, g *dxpuv1.GPU) {
 		fmt.Fprintf(w, "cordon  %s\n", g.CordonReason)
 	}
 	describeTaints(w, g.Taints)
+	if g.Movable {
+		fmt.Fprintln(w, "moves   live, to a GPU of the same model")
+	} else if g.Immovable != "" {
+		fmt.Fprintf(w, "moves   not live: %s\n", g.Immovable)
+	}
 	if g.BindingId != "" {
 		c := g.Counters
 		fmt.Fprintf(w, `lease   %s of tenant %s, binding %s to %s/%d; the box reports %s

@@ -16,13 +16,14 @@ import (
 )
 
 func newLeaseCommand(conn *connection) *cobra.Command {
-	return conn.register(group("lease", "Create, resize and delete leases of GPUs",
+	return conn.register(group("lease", "Create, resize, migrate and delete leases of GPUs",
 		"A lease holds GPUs for a host from its creation to its end.",
 		`  dxpu lease create --count 2 --host h1 --wait
   dxpu lease explain --count 8 --nvlink required
   dxpu lease resize l-17 --count 4
+  dxpu lease migrate l-17 --wait
   dxpu lease delete l-17 --wait`,
-		newLeaseCreateCommand(conn), newLeaseResizeCommand(conn), newLeaseRenewCommand(conn), newLeaseDeleteCommand(conn), newLeaseExplainCommand(conn)))
+		newLeaseCreateCommand(conn), newLeaseResizeCommand(conn), newLeaseMigrateCommand(conn), newLeaseRenewCommand(conn), newLeaseDeleteCommand(conn), newLeaseExplainCommand(conn)))
 }
 
 // leaseFlags are the flags that describe a lease.

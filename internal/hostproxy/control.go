@@ -60,11 +60,11 @@ func (s *slot) reconcile(ctx context.Context, stop bool) {
 			}
 			s.noteApplied(want, desired)
 		}
+		if len(actions) == 0 && !stop && s.control.Has(binding) {
+			s.followSuccession(binding, desired) // a revision counts as applied once its migration has begun
+		}
 		s.noteApplied(want, desired)
 		if len(actions) == 0 {
-			if !stop && s.control.Has(binding) {
-				s.followSuccession(binding, desired)
-			}
 			s.guest.replugs.Store(s.control.Replugs())
 			return
 		}

@@ -254,6 +254,12 @@ func (GPUState) EnumDescriptor() ([]byte, []int) {
 //	     \         \         \
 //	      +---------+---------+--> LOST or FAILED -> RELEASED
 //
+// A binding that is to follow another one in a live migration takes another way:
+//
+//	PREPARING -> READY -> COPYING -> SWITCHING -> ATTACHED
+//	     \         \         \          \
+//	      +---------+---------+----------+--> FAILED -> RELEASED
+//
 // Both sides report a binding by the same states: a box by PREPARING, READY,
 // ATTACHED (its link is up) and RESETTING, a host by PREPARING, ATTACHED and
 // DETACHING, both by LOST and FAILED.
@@ -279,20 +285,28 @@ const (
 	// The binding could not be made; both sides clean up. Reported by a node: its
 	// side cannot make the binding, detail says why.
 	BindingState_BINDING_STATE_FAILED BindingState = 8
+	// Live migration: the memory of the other binding's device is being copied, while that
+	// one works.
+	BindingState_BINDING_STATE_COPYING BindingState = 9
+	// Live migration: the host stops the other device and starts this one, or goes on with
+	// the other one.
+	BindingState_BINDING_STATE_SWITCHING BindingState = 10
 )
 
 // Enum value maps for BindingState.
 var (
 	BindingState_name = map[int32]string{
-		0: "BINDING_STATE_UNSPECIFIED",
-		1: "BINDING_STATE_PREPARING",
-		2: "BINDING_STATE_READY",
-		3: "BINDING_STATE_ATTACHED",
-		4: "BINDING_STATE_DETACHING",
-		5: "BINDING_STATE_RESETTING",
-		6: "BINDING_STATE_RELEASED",
-		7: "BINDING_STATE_LOST",
-		8: "BINDING_STATE_FAILED",
+		0:  "BINDING_STATE_UNSPECIFIED",
+		1:  "BINDING_STATE_PREPARING",
+		2:  "BINDING_STATE_READY",
+		3:  "BINDING_STATE_ATTACHED",
+		4:  "BINDING_STATE_DETACHING",
+		5:  "BINDING_STATE_RESETTING",
+		6:  "BINDING_STATE_RELEASED",
+		7:  "BINDING_STATE_LOST",
+		8:  "BINDING_STATE_FAILED",
+		9:  "BINDING_STATE_COPYING",
+		10: "BINDING_STATE_SWITCHING",
 	}
 	BindingState_value = map[string]int32{
 		"BINDING_STATE_UNSPECIFIED": 0,
@@ -304,6 +318,8 @@ var (
 		"BINDING_STATE_RELEASED":    6,
 		"BINDING_STATE_LOST":        7,
 		"BINDING_STATE_FAILED":      8,
+		"BINDING_STATE_COPYING":     9,
+		"BINDING_STATE_SWITCHING":   10,
 	}
 )
 
@@ -364,6 +380,10 @@ const (
 	Reason_REASON_HOST_LOST Reason = 14
 	// The GPU, its box or the host has a taint that the lease does not tolerate.
 	Reason_REASON_TAINTED Reason = 15
+	// Another binding goes on with the device's state.
+	Reason_REASON_MIGRATED Reason = 16
+	// The live migration to this binding has failed; the other one goes on.
+	Reason_REASON_MIGRATION_FAILED Reason = 17
 )
 
 // Enum value maps for Reason.
@@ -385,6 +405,8 @@ var (
 		13: "REASON_HOST_FAILED",
 		14: "REASON_HOST_LOST",
 		15: "REASON_TAINTED",
+		16: "REASON_MIGRATED",
+		17: "REASON_MIGRATION_FAILED",
 	}
 	Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":       0,
@@ -403,6 +425,8 @@ var (
 		"REASON_HOST_FAILED":       13,
 		"REASON_HOST_LOST":         14,
 		"REASON_TAINTED":           15,
+		"REASON_MIGRATED":          16,
+		"REASON_MIGRATION_FAILED":  17,
 	}
 )
 
@@ -976,6 +1000,12 @@ const (
 	EventType_EVENT_TYPE_MAINTENANCE_BEGUN EventType = 47
 	// Maintenance is over, or was cancelled: the nodes take new bindings again.
 	EventType_EVENT_TYPE_MAINTENANCE_OVER EventType = 48
+	// A live migration begins; message names both GPUs.
+	EventType_EVENT_TYPE_GPU_MIGRATING EventType = 49
+	// A lease goes on with another GPU; duration is how long the device stood still.
+	EventType_EVENT_TYPE_GPU_MIGRATED EventType = 50
+	// A live migration has failed; message says why. The lease keeps its GPU.
+	EventType_EVENT_TYPE_MIGRATION_FAILED EventType = 51
 )
 
 // Enum value maps for EventType.
@@ -1025,6 +1055,9 @@ var (
 		46: "EVENT_TYPE_MAINTENANCE_DRAINING",
 		47: "EVENT_TYPE_MAINTENANCE_BEGUN",
 		48: "EVENT_TYPE_MAINTENANCE_OVER",
+		49: "EVENT_TYPE_GPU_MIGRATING",
+		50: "EVENT_TYPE_GPU_MIGRATED",
+		51: "EVENT_TYPE_MIGRATION_FAILED",
 	}
 	EventType_value = map[string]int32{
 		"EVENT_TYPE_UNSPECIFIED":            0,
@@ -1071,6 +1104,9 @@ var (
 		"EVENT_TYPE_MAINTENANCE_DRAINING":   46,
 		"EVENT_TYPE_MAINTENANCE_BEGUN":      47,
 		"EVENT_TYPE_MAINTENANCE_OVER":       48,
+		"EVENT_TYPE_GPU_MIGRATING":          49,
+		"EVENT_TYPE_GPU_MIGRATED":           50,
+		"EVENT_TYPE_MIGRATION_FAILED":       51,
 	}
 )
 
@@ -2767,7 +2803,11 @@ type GPU struct {
 	// In thousandths.
 	FreeCompute uint32 `protobuf:"varint,29,opt,name=free_compute,json=freeCompute,proto3" json:"free_compute,omitempty"`
 	// The number of parts that can be bound beside the present ones.
-	FreeParts     uint32 `protobuf:"varint,30,opt,name=free_parts,json=freeParts,proto3" json:"free_parts,omitempty"`
+	FreeParts uint32 `protobuf:"varint,30,opt,name=free_parts,json=freeParts,proto3" json:"free_parts,omitempty"`
+	// The state of the device can move to another GPU, as the box reports.
+	Movable bool `protobuf:"varint,31,opt,name=movable,proto3" json:"movable,omitempty"`
+	// Why it cannot.
+	Immovable     string `protobuf:"bytes,32,opt,name=immovable,proto3" json:"immovable,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3010,6 +3050,20 @@ func (x *GPU) GetFreeParts() uint32 {
 		return x.FreeParts
 	}
 	return 0
+}
+
+func (x *GPU) GetMovable() bool {
+	if x != nil {
+		return x.Movable
+	}
+	return false
+}
+
+func (x *GPU) GetImmovable() string {
+	if x != nil {
+		return x.Immovable
+	}
+	return ""
 }
 
 // GPUPart is a part of a GPU in a binding.
@@ -3785,8 +3839,11 @@ type Binding struct {
 	PartOfGpuId string `protobuf:"bytes,19,opt,name=part_of_gpu_id,json=partOfGpuId,proto3" json:"part_of_gpu_id,omitempty"`
 	// The memory that the part still holds while it shrinks, in bytes. 0: it does not shrink.
 	HeldMemoryBytes uint64 `protobuf:"varint,20,opt,name=held_memory_bytes,json=heldMemoryBytes,proto3" json:"held_memory_bytes,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Live migration: the binding that this one is to follow, or was to follow. Empty once it
+	// has: then it replaces that one.
+	FollowsBindingId string `protobuf:"bytes,21,opt,name=follows_binding_id,json=followsBindingId,proto3" json:"follows_binding_id,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Binding) Reset() {
@@ -3957,6 +4014,13 @@ func (x *Binding) GetHeldMemoryBytes() uint64 {
 		return x.HeldMemoryBytes
 	}
 	return 0
+}
+
+func (x *Binding) GetFollowsBindingId() string {
+	if x != nil {
+		return x.FollowsBindingId
+	}
+	return ""
 }
 
 // Pool is the totals of the pool and the manager's identity.
@@ -5349,7 +5413,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"emptySlots\x12)\n" +
 	"\x10resource_version\x18\x05 \x01(\x04R\x0fresourceVersion\x12\x1d\n" +
 	"\n" +
-	"proxy_gpus\x18\x06 \x01(\rR\tproxyGpus\"\xc0\b\n" +
+	"proxy_gpus\x18\x06 \x01(\rR\tproxyGpus\"\xf8\b\n" +
 	"\x03GPU\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x15\n" +
 	"\x06box_id\x18\x02 \x01(\tR\x05boxId\x12\x12\n" +
@@ -5383,7 +5447,9 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x11free_memory_bytes\x18\x1c \x01(\x04R\x0ffreeMemoryBytes\x12!\n" +
 	"\ffree_compute\x18\x1d \x01(\rR\vfreeCompute\x12\x1d\n" +
 	"\n" +
-	"free_parts\x18\x1e \x01(\rR\tfreeParts\"\xd5\x01\n" +
+	"free_parts\x18\x1e \x01(\rR\tfreeParts\x12\x18\n" +
+	"\amovable\x18\x1f \x01(\bR\amovable\x12\x1c\n" +
+	"\timmovable\x18  \x01(\tR\timmovable\"\xd5\x01\n" +
 	"\aGPUPart\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04slot\x18\x02 \x01(\rR\x04slot\x12!\n" +
@@ -5467,7 +5533,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\vReservation\x12\x17\n" +
 	"\ahost_id\x18\x01 \x01(\tR\x06hostId\x12\x17\n" +
 	"\agpu_ids\x18\x02 \x03(\tR\x06gpuIds\x12\x1a\n" +
-	"\bobstacle\x18\x03 \x01(\tR\bobstacle\"\xf6\x04\n" +
+	"\bobstacle\x18\x03 \x01(\tR\bobstacle\"\xa4\x05\n" +
 	"\aBinding\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x19\n" +
@@ -5490,7 +5556,8 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\awaiting\x18\x11 \x01(\bR\awaiting\x12!\n" +
 	"\x04part\x18\x12 \x01(\v2\r.dxpu.v1.PartR\x04part\x12#\n" +
 	"\x0epart_of_gpu_id\x18\x13 \x01(\tR\vpartOfGpuId\x12*\n" +
-	"\x11held_memory_bytes\x18\x14 \x01(\x04R\x0fheldMemoryBytes\"\xfe\x05\n" +
+	"\x11held_memory_bytes\x18\x14 \x01(\x04R\x0fheldMemoryBytes\x12,\n" +
+	"\x12follows_binding_id\x18\x15 \x01(\tR\x10followsBindingId\"\xfe\x05\n" +
 	"\x04Pool\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x18\n" +
@@ -5653,7 +5720,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x15GPU_STATE_UNAVAILABLE\x10\x02\x12\x13\n" +
 	"\x0fGPU_STATE_BOUND\x10\x03\x12\x17\n" +
 	"\x13GPU_STATE_RELEASING\x10\x04\x12\x14\n" +
-	"\x10GPU_STATE_SHARED\x10\x05*\x87\x02\n" +
+	"\x10GPU_STATE_SHARED\x10\x05*\xbf\x02\n" +
 	"\fBindingState\x12\x1d\n" +
 	"\x19BINDING_STATE_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17BINDING_STATE_PREPARING\x10\x01\x12\x17\n" +
@@ -5663,7 +5730,10 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x17BINDING_STATE_RESETTING\x10\x05\x12\x1a\n" +
 	"\x16BINDING_STATE_RELEASED\x10\x06\x12\x16\n" +
 	"\x12BINDING_STATE_LOST\x10\a\x12\x18\n" +
-	"\x14BINDING_STATE_FAILED\x10\b*\x82\x03\n" +
+	"\x14BINDING_STATE_FAILED\x10\b\x12\x19\n" +
+	"\x15BINDING_STATE_COPYING\x10\t\x12\x1b\n" +
+	"\x17BINDING_STATE_SWITCHING\x10\n" +
+	"*\xb4\x03\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14REASON_LEASE_DELETED\x10\x01\x12\x18\n" +
@@ -5681,7 +5751,9 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x14REASON_LEASE_RESIZED\x10\f\x12\x16\n" +
 	"\x12REASON_HOST_FAILED\x10\r\x12\x14\n" +
 	"\x10REASON_HOST_LOST\x10\x0e\x12\x12\n" +
-	"\x0eREASON_TAINTED\x10\x0f*\xda\x01\n" +
+	"\x0eREASON_TAINTED\x10\x0f\x12\x13\n" +
+	"\x0fREASON_MIGRATED\x10\x10\x12\x1b\n" +
+	"\x17REASON_MIGRATION_FAILED\x10\x11*\xda\x01\n" +
 	"\n" +
 	"LeaseState\x12\x1b\n" +
 	"\x17LEASE_STATE_UNSPECIFIED\x10\x00\x12\x17\n" +
@@ -5729,7 +5801,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x06Cipher\x12\x16\n" +
 	"\x12CIPHER_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12CIPHER_AES_256_GCM\x10\x01\x12\x0f\n" +
-	"\vCIPHER_NONE\x10\x02*\x93\n" +
+	"\vCIPHER_NONE\x10\x02*\xef\n" +
 	"\n" +
 	"\tEventType\x12\x1a\n" +
 	"\x16EVENT_TYPE_UNSPECIFIED\x10\x00\x12\x1c\n" +
@@ -5776,7 +5848,10 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x1eEVENT_TYPE_MAINTENANCE_PLANNED\x10-\x12#\n" +
 	"\x1fEVENT_TYPE_MAINTENANCE_DRAINING\x10.\x12 \n" +
 	"\x1cEVENT_TYPE_MAINTENANCE_BEGUN\x10/\x12\x1f\n" +
-	"\x1bEVENT_TYPE_MAINTENANCE_OVER\x100*X\n" +
+	"\x1bEVENT_TYPE_MAINTENANCE_OVER\x100\x12\x1c\n" +
+	"\x18EVENT_TYPE_GPU_MIGRATING\x101\x12\x1b\n" +
+	"\x17EVENT_TYPE_GPU_MIGRATED\x102\x12\x1f\n" +
+	"\x1bEVENT_TYPE_MIGRATION_FAILED\x103*X\n" +
 	"\n" +
 	"CallEffect\x12\x1b\n" +
 	"\x17CALL_EFFECT_UNSPECIFIED\x10\x00\x12\x14\n" +

@@ -41,6 +41,7 @@ var textLimits = map[protoreflect.FullName]int{
 	"dxpu.v1.CreateTokenRequest.request_id": 128,
 	"dxpu.v1.ReplaceGPURequest.request_id":  128,
 
+	"dxpu.v1.MigrateLeaseRequest.request_id":    128,
 	"dxpu.v1.PlanMaintenanceRequest.request_id": 128,
 	"dxpu.v1.EnrollRequest.csr_pem":             16 << 10,
 	"dxpu.v1.SignInRequest.id_token":            16 << 10,

@@ -18,7 +18,7 @@ import (
 func (t *tx) visibleInSlot(s hostSlotRef) *bindingRecord {
 	var shown *bindingRecord
 	for _, id := range t.bindingsIn(s) {
-		if b := t.bindings.get(id); b.holdsHostSlot() && (shown == nil || shown.HostClear) {
+		if b := t.bindings.get(id); b.holdsHostSlot() && b.Follows == "" && (shown == nil || shown.HostClear) {
 			shown = b
 		}
 	}
@@ -123,7 +123,7 @@ func (t *tx) gpuMessage(n *nodeRecord, s *slotRecord) *dxpuv1.GPU {
 	g.Drained = g.Drained && !g.Draining
 	b := t.holderOf(ref)
 	switch {
-	case b != nil && b.serving():
+	case b != nil && b.occupied():
 		g.State = dxpuv1.GPUState_GPU_STATE_BOUND
 	case b != nil:
 		g.State = dxpuv1.GPUState_GPU_STATE_RELEASING
@@ -145,6 +145,8 @@ func (t *tx) gpuMessage(n *nodeRecord, s *slotRecord) *dxpuv1.GPU {
 	}
 	if s.PartOf == nil && s.Device != nil {
 		t.partsMessage(g, n)
+		g.Immovable = t.slotImmovable(ref)
+		g.Movable = g.Immovable == ""
 	}
 	return g
 }
@@ -183,7 +185,7 @@ func bindingMessage(b *bindingRecord) *dxpuv1.Binding {
 	out := &dxpuv1.Binding{
 		Id: b.ID, Epoch: b.Epoch, LeaseId: b.LeaseID, HostId: b.HostID, HostSlot: b.HostSlot, BoxId: b.BoxID,
 		BoxSlot: b.BoxSlot, GpuId: b.gpuID(), State: b.State, Reason: b.Reason, Detail: b.Detail,
-		ReplacesBindingId: b.Replaces, HostClear: b.HostClear, BoxClear: b.BoxClear,
+		ReplacesBindingId: b.Replaces, FollowsBindingId: b.Follows, HostClear: b.HostClear, BoxClear: b.BoxClear,
 		Ejected: b.Ejected, Waiting: b.Waiting, Part: b.Part.message(),
 	}
 	if b.Part != nil {
@@ -208,8 +210,10 @@ func (t *tx) desired(n *nodeRecord) *dxpuv1.DesiredState {
 		switch {
 		case b.BoxID == n.ID && b.wantedByBox():
 			out.Bindings = append(out.Bindings, t.desiredBinding(b, b.BoxSlot, b.HostID, b.HostSlot))
+			t.addTransfers(n.ID, b, out.Bindings[len(out.Bindings)-1])
 		case b.HostID == n.ID && b.wantedByHost():
 			out.Bindings = append(out.Bindings, t.desiredBinding(b, b.HostSlot, b.BoxID, b.BoxSlot))
+			t.addTransfers(n.ID, b, out.Bindings[len(out.Bindings)-1])
 		}
 	}
 	return out
@@ -224,6 +228,9 @@ func (t *tx) desiredBinding(b *bindingRecord, slot uint32, peer string, peerSlot
 		Cipher: dxpuv1.Cipher_CIPHER_AES_256_GCM, Secret: b.Secret, Mtu: t.mtu(host, box),
 		UnplugTimeout: durationpb.New(t.cfg.UnplugTimeout), Domain: b.HostID + "/", State: b.State,
 		Traceparent: b.Trace, Replugs: b.Replugs, Part: b.Part.message(),
+	}
+	if b.State == copying || b.State == switching { // nodes have no such states
+		out.State = ready
 	}
 	if s := host.slot(b.HostSlot); s != nil {
 		out.Domain += s.Domain

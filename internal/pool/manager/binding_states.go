@@ -29,21 +29,24 @@ const (
 
 // wantedByBox reports whether the desired state of the box has the binding.
 func (b *bindingRecord) wantedByBox() bool {
-	return b.State == preparing && b.AwaitsGPUOf == "" || b.State == ready || b.State == attached || b.State == detaching
+	return b.State == preparing && b.AwaitsGPUOf == "" || b.State == ready || b.State == attached || b.State == detaching || b.moving()
 }
 
 // wantedByHost reports whether the desired state of the host has the binding.
-func (b *bindingRecord) wantedByHost() bool { return b.State == ready || b.State == attached }
+// The host gets a successor as part of the binding before it.
+func (b *bindingRecord) wantedByHost() bool {
+	return (b.State == ready || b.State == attached) && b.Follows == ""
+}
 
 // serving reports whether the binding serves its lease or is being made for it.
 func (b *bindingRecord) serving() bool {
-	return b.State == preparing || b.State == ready || b.State == attached
+	return (b.State == preparing || b.State == ready || b.State == attached) && b.Follows == ""
 }
 
 // needsReplacement reports whether the lease still needs another binding in
 // place of this one.
 func (b *bindingRecord) needsReplacement() bool {
-	return !b.serving() && b.Successor == "" && !b.Dropped
+	return !b.serving() && b.Successor == "" && !b.Dropped && b.Follows == ""
 }
 
 // holdsGPU reports whether the binding occupies its box slot.
@@ -151,6 +154,10 @@ func (b *bindingRecord) event(typ dxpuv1.EventType) *dxpuv1.Event {
 // both sides are told at once, and the guest sees a surprise removal.
 func (t *tx) release(id string, reason dxpuv1.Reason, grace bool) {
 	b := t.bindings.get(id)
+	if s := t.successorOf(b); s != nil && (s.State != switching || !grace) {
+		t.failMigration(s, "the lease gives up GPU "+b.gpuID())
+		b = t.bindings.get(id)
+	}
 	if b.State == detaching && !grace {
 		t.setBindingState(t.bindings.edit(id), resetting)
 		return
@@ -182,6 +189,9 @@ func (t *tx) advance(id string) bool {
 		t.release(id, dxpuv1.Reason_REASON_LEASE_DELETED, false)
 		return true
 	}
+	if b.moving() {
+		return t.advanceMigration(b)
+	}
 	switch b.State {
 	case preparing:
 		if b.AwaitsGPUOf != "" {
@@ -191,6 +201,9 @@ func (t *tx) advance(id string) bool {
 	case ready:
 		return t.advanceReady(b)
 	case attached:
+		if t.switches(b) {
+			return false
+		}
 		return t.dropIfBroken(b) || t.followGuest(b) || t.followPart(b)
 	case detaching:
 		return t.advanceDetaching(b)

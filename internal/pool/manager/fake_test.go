@@ -71,6 +71,8 @@ type fakeNode struct {
 	forces     string          // why devices are removed by force; "": they are not
 	removals   map[uint32]*dxpuv1.Removal
 
+	moves    move // what it does in a live migration
+	wants    map[uint32]*dxpuv1.DesiredBinding
 	instance int
 	sequence uint64
 	applied  uint64
@@ -86,7 +88,7 @@ func (n *fakeNode) apply(d *dxpuv1.DesiredState) {
 	}
 	n.applied = d.Revision
 	have := n.has
-	n.has = map[uint32]*dxpuv1.ObservedBinding{}
+	n.has, n.wants = map[uint32]*dxpuv1.ObservedBinding{}, map[uint32]*dxpuv1.DesiredBinding{}
 	for _, r := range d.Resets {
 		if !n.noResets {
 			if n.resets[r.Slot] != r.Sequence {
@@ -96,15 +98,21 @@ func (n *fakeNode) apply(d *dxpuv1.DesiredState) {
 		}
 	}
 	for slot, b := range have {
-		if !slices.ContainsFunc(d.Bindings, func(w *dxpuv1.DesiredBinding) bool { return w.BindingId == b.BindingId }) {
+		if !slices.ContainsFunc(d.Bindings, func(w *dxpuv1.DesiredBinding) bool { return w.BindingId == b.BindingId || n.hasSwitched(b, w) }) {
 			n.unbind(slot, b)
 		}
 	}
 	for _, b := range d.Bindings {
+		n.wants[b.Slot] = b
 		if b.Replugs > n.plugged {
 			n.plugged, n.ejects = b.Replugs, false
 		}
-		if old := have[b.Slot]; old != nil && old.BindingId == b.BindingId && old.Epoch == b.Epoch {
+		old := have[b.Slot]
+		if n.hasSwitched(old, b) {
+			n.has[b.Slot] = old
+			continue
+		}
+		if old != nil && old.BindingId == b.BindingId && old.Epoch == b.Epoch {
 			n.resize(old, b.Part)
 			n.has[b.Slot] = old
 			continue
@@ -159,6 +167,7 @@ func (n *fakeNode) unbind(slot uint32, b *dxpuv1.ObservedBinding) {
 
 func (n *fakeNode) observe() *dxpuv1.ObservedState {
 	n.sequence++
+	n.followMoves()
 	o := &dxpuv1.ObservedState{
 		NodeId: n.id, InstanceId: fmt.Sprint(n.instance), Sequence: n.sequence, AppliedRevision: n.applied,
 		BoxKind: n.boxKind, ProxyGpus: n.proxy, Labels: n.labels, Rack: n.rack,
@@ -174,7 +183,7 @@ func (n *fakeNode) observe() *dxpuv1.ObservedState {
 		if n.unlisted[i] {
 			continue
 		}
-		s := &dxpuv1.ObservedSlot{Slot: i, Health: dxpuv1.Health_HEALTH_OK}
+		s := &dxpuv1.ObservedSlot{Slot: i, Health: dxpuv1.Health_HEALTH_OK, Movable: !n.moves.never, Immovable: n.moves.why}
 		model, own := n.models[i]
 		if !own {
 			model = n.model

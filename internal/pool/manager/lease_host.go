@@ -56,7 +56,7 @@ func (t *tx) hostDeadline(l *leaseRecord) time.Time {
 // mayWork reports whether the data path of a binding may work although its host does not
 // report: its box says so, or does not report either.
 func (t *tx) mayWork(b *bindingRecord) bool {
-	if b.State != ready && b.State != attached {
+	if b.State != ready && b.State != attached && b.State != switching {
 		return false
 	}
 	o := t.observed(b.BoxID, b)

@@ -16,6 +16,7 @@ type drain struct {
 	Since    time.Time `json:"since"`
 	Deadline time.Time `json:"deadline,omitzero"` // when bindings that could not be moved are released; zero: never
 	Done     bool      `json:"done,omitempty"`    // set once nothing is bound at the target
+	Live     bool      `json:"live,omitempty"`    // bindings move while their guests go on, or stay until the deadline
 }
 
 // faultRecord holds the errors of a GPU and the state of its repair.

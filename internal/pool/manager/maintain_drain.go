@@ -103,6 +103,9 @@ func (t *tx) setCordon(target *dxpuv1.Target, c *cordon) {
 // loses a GPU that cannot be replaced. At the deadline the remaining bindings are
 // released; their leases are degraded and get the next GPU that fits.
 //
+// A live drain moves bindings by live migration, as long as each of them can; before the
+// deadline none moves in another way.
+//
 // A GPU of a host cannot move, because it is plugged into a VM there. So nothing
 // happens before the deadline, and leases may end by themselves. At the deadline
 // the leases of the host lose their GPUs: a lease that may wait and is not pinned
@@ -112,8 +115,14 @@ func (s *poolService) Drain(ctx context.Context, req *connect.Request[dxpuv1.Dra
 	if err := checkDuration("deadline", r.Deadline); err != nil {
 		return nil, err
 	}
+	if r.Live && r.Target.GetHostId() != "" {
+		return nil, invalid("live: a GPU moves live to another box, not to another host")
+	}
 	return updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.DrainResponse) error {
-		c := &cordon{Reason: r.Reason, Drain: &drain{Since: t.now}}
+		if r.Live && !t.alike {
+			return errOldManagers()
+		}
+		c := &cordon{Reason: r.Reason, Drain: &drain{Since: t.now, Live: r.Live}}
 		if r.Deadline != nil {
 			c.Drain.Deadline = t.now.Add(r.Deadline.AsDuration())
 		}
@@ -175,8 +184,13 @@ func (t *tx) advanceDrain(n *nodeRecord, s *slotRecord) {
 		return
 	}
 	t.maintainSoon(n.ID)
+	if c.Drain.Live {
+		t.moveAllLive(bound)
+	}
 	late := !c.Drain.Deadline.IsZero() && t.dueOrSchedule(subject{nodeSubject, n.ID}, c.Drain.Deadline)
-	t.evict(n, bound, late, dxpuv1.Reason_REASON_DRAINED, fmt.Sprintf("host %s is drained", n.ID))
+	if late || !c.Drain.Live {
+		t.evict(n, bound, late, dxpuv1.Reason_REASON_DRAINED, fmt.Sprintf("host %s is drained", n.ID))
+	}
 }
 
 // evict moves bindings away from a node. Where no other GPU fits, and at a host, it ends
@@ -244,7 +258,7 @@ func (t *tx) evictFromHost(l *leaseRecord, reason dxpuv1.Reason, why string) {
 // attached, so that the lease loses no more at a time. It reports whether the
 // move was possible or not necessary.
 func (t *tx) moveAway(l *leaseRecord, ids []string, reason dxpuv1.Reason) bool {
-	if l.State != leaseActive || t.isAttaching(l) {
+	if l.State != leaseActive || t.isAttaching(l) || t.isMigrating(l) {
 		return l.State != leaseDegraded
 	}
 	if !mustBeTogether(l.spec) {

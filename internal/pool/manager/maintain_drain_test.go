@@ -23,7 +23,7 @@ func (w *world) resize(id string, count uint32, version uint64) error {
 func (w *world) has(id string) string {
 	var out []string
 	for _, b := range w.lease(id).Bindings {
-		if b.State == attached || b.State == ready || b.State == preparing {
+		if (b.State == attached || b.State == ready || b.State == preparing) && b.FollowsBindingId == "" {
 			out = append(out, b.GpuId)
 		}
 	}

@@ -213,6 +213,9 @@ func (t *tx) deleteNode(id string) {
 		// The node does not answer any more: the other side fences it off.
 		if n.Kind == dxpuv1.NodeKind_NODE_KIND_BOX {
 			b.BoxClear = true
+			if b.moving() {
+				t.failMigration(b, why)
+			}
 			if b.serving() {
 				t.failBinding(bid, lost, dxpuv1.Reason_REASON_BOX_LOST, why)
 			}

@@ -129,7 +129,7 @@ func (t *tx) applied(node string, revision uint64) bool {
 // confirmedGone reports whether a node has confirmed that nothing is left of a
 // binding. dropped is the revision of the desired state without the binding.
 func (t *tx) confirmedGone(node string, b *bindingRecord, dropped uint64) bool {
-	return t.applied(node, dropped) && t.observed(node, b) == nil
+	return t.applied(node, dropped) && t.observed(node, b) == nil && (node != b.HostID || t.migrationAt(node, b) == nil)
 }
 
 // digestOf returns a digest of a report without the fields that change all the

@@ -64,7 +64,7 @@ func (t *tx) nodeEntry(n *nodeRecord) nodeEntry {
 		}
 		parts := partsOn(occupants, s.Slot)
 		switch b := t.holder(n.ID, s.Slot); {
-		case b != nil && b.serving():
+		case b != nil && b.occupied():
 			e.bound++
 		case slices.ContainsFunc(parts, (*bindingRecord).serving):
 			e.bound++

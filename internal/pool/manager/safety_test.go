@@ -90,6 +90,15 @@ func TestSafety(t *testing.T) {
 						connect.NewRequest(&dxpuv1.ReplaceGPURequest{GpuId: l.Bindings[len(l.Bindings)-1].GpuId}))
 				}
 			},
+			"migrate": func(t *rapid.T) {
+				l := w.lease(someLease(t))
+				if len(l.Bindings) > 0 {
+					_, _ = w.migrate(&dxpuv1.MigrateLeaseRequest{LeaseId: l.Id, GpuId: l.Bindings[len(l.Bindings)-1].GpuId})
+				}
+			},
+			"hinder": func(t *rapid.T) {
+				w.nodes[node.Draw(t, "node")].moves = rapid.SampledFrom([]move{{}, {fails: "a fault"}, {stalls: true}, {never: true}}).Draw(t, "moves")
+			},
 			"resize": func(t *rapid.T) {
 				_ = w.resize(someLease(t), rapid.Uint32Range(1, 4).Draw(t, "count"), 0)
 			},
@@ -228,7 +237,7 @@ func checkGangs(t *rapid.T, tx *tx) {
 // heal ends all faults and waits until the pool is at rest.
 func (w *world) heal() {
 	for _, n := range w.nodes {
-		n.keeps = false
+		n.keeps, n.moves = false, move{}
 		n.down, n.deaf, n.refuses, n.linkDown, n.ejects, n.holds = false, false, false, false, false, ""
 		clear(n.dead)
 		clear(n.unlisted)

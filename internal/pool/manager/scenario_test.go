@@ -34,7 +34,10 @@ import (
 //	restart NODE                                 a node's proxy is killed and started again: its links are gone
 //	vm HOST absent|runs                          attaches of a host wait for a VM
 //	refuse HOST [why=TEXT]                       a host cannot attach devices, for a reason, or can again
-//	cordon, uncordon, drain TARGET [deadline=D]  of a GPU, box or host
+//	migrate NAME [gpu=GPU] [to=GPU]              a GPU of the lease moves live
+//	moves NODE well|never|stall|copy|wait|fail [why=TEXT]  what a node does in live migrations
+//	failover                                     another manager takes over, and the nodes report to it
+//	cordon, uncordon, drain TARGET [deadline=D] [live]   of a GPU, box or host
 //	taint TARGET set=(KEY,VALUE,EFFECT)          gives it a taint; untaint TARGET key=KEY removes it
 //	maintenance box|host|rack ID in=D for=D [drain-before=D] [keep]    plans maintenance; end ID ends it, plans lists it
 //	pass D                                       time passes; nodes report meanwhile
@@ -178,6 +181,13 @@ func (s *scenario) command(t *testing.T, d *datadriven.TestData) error {
 		s.nodes[name].waits = map[string]string{"absent": "no VM runs"}[d.CmdArgs[1].Key]
 	case "refuse":
 		s.nodes[name].refusal = strings.ReplaceAll(text("why"), "_", " ")
+	case "migrate":
+		_, err := s.migrate(&dxpuv1.MigrateLeaseRequest{LeaseId: s.ids[name], GpuId: text("gpu"), ToGpuId: text("to")})
+		return err
+	case "moves":
+		s.nodes[name].moves = s.moveArg(d)
+	case "failover":
+		s.failover()
 	case "cordon":
 		_, err := s.api().Cordon(ctx, connect.NewRequest(&dxpuv1.CordonRequest{Target: s.target(name), Reason: text("reason")}))
 		return err
@@ -189,6 +199,7 @@ func (s *scenario) command(t *testing.T, d *datadriven.TestData) error {
 		if v := text("deadline"); v != "" {
 			req.Deadline = durationpb.New(duration(t, v))
 		}
+		req.Live = d.HasArg("live")
 		_, err := s.api().Drain(ctx, connect.NewRequest(req))
 		return err
 	case "taint", "untaint":

@@ -46,8 +46,10 @@ func (t *tx) mark(s subject) { t.dirty[s] = true }
 func (t *tx) markNode(id string) {
 	t.mark(subject{nodeSubject, id})
 	for b := range t.bindingsByNode[id] {
-		t.mark(subject{bindingSubject, b})
 		t.mark(subject{leaseSubject, t.indexedBindings[b].lease})
+		for _, peer := range t.bindingsByHostSlot[t.indexedBindings[b].slot] { // a migration depends on both boxes
+			t.mark(subject{bindingSubject, peer})
+		}
 	}
 }
 

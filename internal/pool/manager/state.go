@@ -81,6 +81,7 @@ type index struct {
 	bindingsByHostSlot map[hostSlotRef][]string   // host slot -> bindings that are or will be in it
 
 	replacedByRequest map[string]string // request_id of ReplaceGPU -> the binding that was replaced
+	movedByRequest    map[string]string // request_id of MigrateLease -> the successor
 
 	// Leases.
 	indexedLeases     map[string]leaseEntry // lease -> what the index has of it
@@ -159,8 +160,8 @@ func newIndex() index {
 	return index{
 		indexedBindings: map[string]bindingEntry{}, bindingsByLease: map[string][]string{}, bindingsByNode: map[string]map[string]bool{},
 		bindingsByGPU: map[placement.Ref][]string{}, bindingsByHostSlot: map[hostSlotRef][]string{},
-		replacedByRequest: map[string]string{},
-		indexedLeases:     map[string]leaseEntry{}, leaseIDs: newSequence(compareLeaseIDs), openLeaseIDs: newSequence(compareLeaseIDs),
+		replacedByRequest: map[string]string{}, movedByRequest: map[string]string{},
+		indexedLeases: map[string]leaseEntry{}, leaseIDs: newSequence(compareLeaseIDs), openLeaseIDs: newSequence(compareLeaseIDs),
 		leaseByRequestID: map[requestKey]string{}, pendingByShape: map[string][]queueKey{}, waiting: waitingQueue{}, gangs: map[gangKey][]string{}, unreplaced: map[string]int{},
 		promises: map[string]bool{}, preemptibleLeases: map[string]bool{}, usageByTenant: map[string]*tenantUsage{},
 		requests:     map[placement.Typical]int{},

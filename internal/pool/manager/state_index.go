@@ -30,6 +30,7 @@ type bindingEntry struct {
 	inHostSlot    bool      // bindingsByHostSlot has it
 	crosses       [2]string // the racks whose uplinks it uses; empty: none
 	request       string    // of the call that replaced it
+	moveRequest   string    // of the call that began its migration
 	// What others of its GPU depend on: its part, and whether it waits or is waited for.
 	part            partRecord
 	awaits, promise string
@@ -130,7 +131,7 @@ func (t *tx) bindingEntry(b *bindingRecord) bindingEntry {
 	k := bindingEntry{
 		lease: b.LeaseID, gpu: b.ref(), slot: hostSlotRef{b.HostID, b.HostSlot}, epoch: b.Epoch,
 		open: b.State != released, serving: b.serving(), holdsGPU: b.holdsGPU(), unreplaced: t.awaitsReplacement(b),
-		request: b.ReplaceRequest,
+		request: b.ReplaceRequest, moveRequest: b.MoveRequest,
 	}
 	k.awaits, k.promise = b.AwaitsGPUOf, b.GPUPromisedTo
 	if b.Part != nil {
@@ -198,12 +199,18 @@ func (t *tx) indexBinding(id string, stale map[string]bool) {
 	if k.request != "" {
 		t.replacedByRequest[k.request] = id
 	}
+	if k.moveRequest != "" {
+		t.movedByRequest[k.moveRequest] = id
+	}
 }
 
 func (t *tx) dropBinding(id string, k bindingEntry) {
 	delete(t.indexedBindings, id)
 	if t.replacedByRequest[k.request] == id {
 		delete(t.replacedByRequest, k.request)
+	}
+	if t.movedByRequest[k.moveRequest] == id {
+		delete(t.movedByRequest, k.moveRequest)
 	}
 	dropFrom(t.bindingsByLease, k.lease, id)
 	if k.open {

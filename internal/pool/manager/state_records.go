@@ -154,6 +154,16 @@ type bindingRecord struct {
 	Detail    string              `json:"detail,omitempty"`
 	Replaces  string              `json:"replaces,omitempty"`
 	Successor string              `json:"successor,omitempty"` // the binding that replaces this one
+	// Follows is the binding that this one is to follow in a live migration; "": none, or it
+	// has followed it. TransferSecret is for the link between the boxes. MoveRequest is the
+	// request_id of the call that began the migration.
+	Follows        string `json:"follows,omitempty"`
+	TransferSecret []byte `json:"transfer_secret,omitempty"`
+	MoveRequest    string `json:"move_request,omitempty"`
+	// MoveTries counts the migrations of this binding that failed, MoveFailed is the time of
+	// the last one.
+	MoveTries  int       `json:"move_tries,omitempty"`
+	MoveFailed time.Time `json:"move_failed,omitzero"`
 	// ReplaceRequest is the request_id of the call that replaced the binding.
 	ReplaceRequest string `json:"replace_request,omitempty"`
 	// HostClear and BoxClear are set when that side has nothing of the binding.

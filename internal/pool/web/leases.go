@@ -33,6 +33,9 @@ type leaseRow struct {
 func gpusOf(l *dxpuv1.Lease) []string {
 	var out []string
 	for _, b := range l.Bindings {
+		if b.FollowsBindingId != "" {
+			continue // the lease may go on with it
+		}
 		switch b.State {
 		case dxpuv1.BindingState_BINDING_STATE_PREPARING, dxpuv1.BindingState_BINDING_STATE_READY, dxpuv1.BindingState_BINDING_STATE_ATTACHED:
 			out = append(out, b.GpuId)

@@ -101,6 +101,9 @@ const (
 	PoolServicePreviewProcedure = "/dxpu.v1.PoolService/Preview"
 	// PoolServiceReplaceGPUProcedure is the fully-qualified name of the PoolService's ReplaceGPU RPC.
 	PoolServiceReplaceGPUProcedure = "/dxpu.v1.PoolService/ReplaceGPU"
+	// PoolServiceMigrateLeaseProcedure is the fully-qualified name of the PoolService's MigrateLease
+	// RPC.
+	PoolServiceMigrateLeaseProcedure = "/dxpu.v1.PoolService/MigrateLease"
 	// PoolServiceReplugGPUProcedure is the fully-qualified name of the PoolService's ReplugGPU RPC.
 	PoolServiceReplugGPUProcedure = "/dxpu.v1.PoolService/ReplugGPU"
 	// PoolServiceCordonProcedure is the fully-qualified name of the PoolService's Cordon RPC.
@@ -202,6 +205,10 @@ type PoolServiceClient interface {
 	// ReplaceGPU moves a leased GPU's binding to another GPU, as after a failure.
 	// The contents of the device's memory are lost.
 	ReplaceGPU(context.Context, *connect.Request[v1.ReplaceGPURequest]) (*connect.Response[v1.ReplaceGPUResponse], error)
+	// MigrateLease moves a GPU of a lease to another box while its guest uses it. It returns
+	// after the decision is recorded; WatchEvents reports how the migration ends. One that
+	// fails changes nothing for the guest. FAILED_PRECONDITION if the device cannot move.
+	MigrateLease(context.Context, *connect.Request[v1.MigrateLeaseRequest]) (*connect.Response[v1.MigrateLeaseResponse], error)
 	// ReplugGPU plugs in again a leased GPU that the guest has ejected.
 	// FAILED_PRECONDITION if the guest has the GPU.
 	ReplugGPU(context.Context, *connect.Request[v1.ReplugGPURequest]) (*connect.Response[v1.ReplugGPUResponse], error)
@@ -388,6 +395,12 @@ func NewPoolServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			httpClient,
 			baseURL+PoolServiceReplaceGPUProcedure,
 			connect.WithSchema(poolServiceMethods.ByName("ReplaceGPU")),
+			connect.WithClientOptions(opts...),
+		),
+		migrateLease: connect.NewClient[v1.MigrateLeaseRequest, v1.MigrateLeaseResponse](
+			httpClient,
+			baseURL+PoolServiceMigrateLeaseProcedure,
+			connect.WithSchema(poolServiceMethods.ByName("MigrateLease")),
 			connect.WithClientOptions(opts...),
 		),
 		replugGPU: connect.NewClient[v1.ReplugGPURequest, v1.ReplugGPUResponse](
@@ -589,6 +602,7 @@ type poolServiceClient struct {
 	explainLease    *connect.Client[v1.ExplainLeaseRequest, v1.ExplainLeaseResponse]
 	preview         *connect.Client[v1.PreviewRequest, v1.PreviewResponse]
 	replaceGPU      *connect.Client[v1.ReplaceGPURequest, v1.ReplaceGPUResponse]
+	migrateLease    *connect.Client[v1.MigrateLeaseRequest, v1.MigrateLeaseResponse]
 	replugGPU       *connect.Client[v1.ReplugGPURequest, v1.ReplugGPUResponse]
 	cordon          *connect.Client[v1.CordonRequest, v1.CordonResponse]
 	uncordon        *connect.Client[v1.UncordonRequest, v1.UncordonResponse]
@@ -702,6 +716,11 @@ func (c *poolServiceClient) Preview(ctx context.Context, req *connect.Request[v1
 // ReplaceGPU calls dxpu.v1.PoolService.ReplaceGPU.
 func (c *poolServiceClient) ReplaceGPU(ctx context.Context, req *connect.Request[v1.ReplaceGPURequest]) (*connect.Response[v1.ReplaceGPUResponse], error) {
 	return c.replaceGPU.CallUnary(ctx, req)
+}
+
+// MigrateLease calls dxpu.v1.PoolService.MigrateLease.
+func (c *poolServiceClient) MigrateLease(ctx context.Context, req *connect.Request[v1.MigrateLeaseRequest]) (*connect.Response[v1.MigrateLeaseResponse], error) {
+	return c.migrateLease.CallUnary(ctx, req)
 }
 
 // ReplugGPU calls dxpu.v1.PoolService.ReplugGPU.
@@ -879,6 +898,10 @@ type PoolServiceHandler interface {
 	// ReplaceGPU moves a leased GPU's binding to another GPU, as after a failure.
 	// The contents of the device's memory are lost.
 	ReplaceGPU(context.Context, *connect.Request[v1.ReplaceGPURequest]) (*connect.Response[v1.ReplaceGPUResponse], error)
+	// MigrateLease moves a GPU of a lease to another box while its guest uses it. It returns
+	// after the decision is recorded; WatchEvents reports how the migration ends. One that
+	// fails changes nothing for the guest. FAILED_PRECONDITION if the device cannot move.
+	MigrateLease(context.Context, *connect.Request[v1.MigrateLeaseRequest]) (*connect.Response[v1.MigrateLeaseResponse], error)
 	// ReplugGPU plugs in again a leased GPU that the guest has ejected.
 	// FAILED_PRECONDITION if the guest has the GPU.
 	ReplugGPU(context.Context, *connect.Request[v1.ReplugGPURequest]) (*connect.Response[v1.ReplugGPUResponse], error)
@@ -1061,6 +1084,12 @@ func NewPoolServiceHandler(svc PoolServiceHandler, opts ...connect.HandlerOption
 		PoolServiceReplaceGPUProcedure,
 		svc.ReplaceGPU,
 		connect.WithSchema(poolServiceMethods.ByName("ReplaceGPU")),
+		connect.WithHandlerOptions(opts...),
+	)
+	poolServiceMigrateLeaseHandler := connect.NewUnaryHandler(
+		PoolServiceMigrateLeaseProcedure,
+		svc.MigrateLease,
+		connect.WithSchema(poolServiceMethods.ByName("MigrateLease")),
 		connect.WithHandlerOptions(opts...),
 	)
 	poolServiceReplugGPUHandler := connect.NewUnaryHandler(
@@ -1276,6 +1305,8 @@ func NewPoolServiceHandler(svc PoolServiceHandler, opts ...connect.HandlerOption
 			poolServicePreviewHandler.ServeHTTP(w, r)
 		case PoolServiceReplaceGPUProcedure:
 			poolServiceReplaceGPUHandler.ServeHTTP(w, r)
+		case PoolServiceMigrateLeaseProcedure:
+			poolServiceMigrateLeaseHandler.ServeHTTP(w, r)
 		case PoolServiceReplugGPUProcedure:
 			poolServiceReplugGPUHandler.ServeHTTP(w, r)
 		case PoolServiceCordonProcedure:
@@ -1407,6 +1438,10 @@ func (UnimplementedPoolServiceHandler) Preview(context.Context, *connect.Request
 
 func (UnimplementedPoolServiceHandler) ReplaceGPU(context.Context, *connect.Request[v1.ReplaceGPURequest]) (*connect.Response[v1.ReplaceGPUResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.ReplaceGPU is not implemented"))
+}
+
+func (UnimplementedPoolServiceHandler) MigrateLease(context.Context, *connect.Request[v1.MigrateLeaseRequest]) (*connect.Response[v1.MigrateLeaseResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.MigrateLease is not implemented"))
 }
 
 func (UnimplementedPoolServiceHandler) ReplugGPU(context.Context, *connect.Request[v1.ReplugGPURequest]) (*connect.Response[v1.ReplugGPUResponse], error) {

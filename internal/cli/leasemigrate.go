@@ -1,0 +1,125 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+func newLeaseMigrateCommand(conn *connection) *cobra.Command {
+	o := &migrateOptions{}
+	cmd := &cobra.Command{
+		Use: "migrate LEASE", Short: "Move a GPU of a lease to another box while its guest uses it", Args: cobra.ExactArgs(1),
+		Long: `Move a GPU of a lease to another box while its guest uses it. The device stays where
+it is for the guest, with its memory and its queues; it stands still for some
+milliseconds at the end.
+
+The manager chooses the other GPU under the constraints of the lease, spares included;
+--to names it. It must be of the same model. With --wait the command prints each step,
+and returns when the lease goes on with the other GPU. A migration that fails changes
+nothing for the guest. "dxpu describe gpu" says whether a GPU can move.
+
+With --request-id the command can be repeated: the same ID does not move the GPU again.`,
+		Example: `  dxpu lease migrate l-17 --wait
+  dxpu lease migrate l-17 --gpu b1/0 --to b2/3`,
+		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, conn, args[0]) },
+	}
+	o.out = jsonFlag(cmd)
+	f := cmd.Flags()
+	f.StringVar(&o.req.GpuId, "gpu", "", "the GPU that moves, `BOX/SLOT` (default: the only one of the lease)")
+	f.StringVar(&o.req.ToGpuId, "to", "", "the GPU to which it moves, `BOX/SLOT` (default: the manager chooses)")
+	f.StringVar(&o.req.RequestId, "request-id", "", "name of the request, which makes the command safe to repeat")
+	waitFlags(cmd, &o.wait, &o.timeout, "the lease goes on with the other GPU")
+	return cmd
+}
+
+// migrateOptions are the flags of "dxpu lease migrate".
+type migrateOptions struct {
+	req     dxpuv1.MigrateLeaseRequest
+	wait    bool
+	timeout time.Duration
+	out     *output
+}
+
+func (o *migrateOptions) run(cmd *cobra.Command, conn *connection, lease string) error {
+	if err := checkWait(cmd, o.wait); err != nil {
+		return err
+	}
+	api, err := conn.pool()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(cmd.Context(), o.timeout, errTimeout)
+	defer cancel()
+	// The watch is open before the migration begins, so that its end is not missed.
+	var events *eventWatch
+	if o.wait {
+		if events, err = openWatch(ctx, api, &dxpuv1.WatchEventsRequest{Filter: &dxpuv1.EventFilter{LeaseId: lease}}); err != nil {
+			return err
+		}
+		defer events.close()
+	}
+	o.req.LeaseId = lease
+	res, err := callOn(cmd.Context(), api, poolAPI.MigrateLease, &o.req)
+	if err != nil {
+		return err
+	}
+	if o.wait && res.Binding.FollowsBindingId != "" { // a repeated call may find it at its end
+		if res.Lease, err = o.follow(ctx, cmd, api, events, res); err != nil {
+			return err
+		}
+		for _, b := range res.Lease.GetBindings() {
+			if b.Id == res.Binding.Id {
+				res.Binding = b
+			}
+		}
+	}
+	return printValue(cmd, o.out, res, printMigration)
+}
+
+// follow prints the steps of a migration until it is over, and returns the lease then.
+func (o *migrateOptions) follow(ctx context.Context, cmd *cobra.Command, api poolAPI, events *eventWatch, res *dxpuv1.MigrateLeaseResponse) (*dxpuv1.Lease, error) {
+	err := events.follow(ctx, func(e *dxpuv1.Event) error {
+		if e.GetBindingId() != res.Binding.Id {
+			return nil
+		}
+		switch e.Type {
+		case dxpuv1.EventType_EVENT_TYPE_MIGRATION_FAILED:
+			return withHint(fmt.Errorf("%s", oneLine(e.Message)), "the lease goes on with its GPU; \"dxpu describe lease %s\" shows it", res.Lease.Id)
+		case dxpuv1.EventType_EVENT_TYPE_GPU_MIGRATED:
+			return errWatched
+		}
+		fmt.Fprintln(cmd.ErrOrStderr(), oneLine(e.Message))
+		return nil
+	})
+	switch {
+	case err == nil:
+	case timedOut(ctx, err) && cmd.Context().Err() == nil:
+		return nil, withHint(fmt.Errorf("%w: the migration is not over after %s, and continues", errTimeout, o.timeout),
+			`"dxpu describe lease %s" shows it`, res.Lease.Id)
+	default:
+		return nil, err
+	}
+	got, err := callOn(ctx, api, poolAPI.GetLease, &dxpuv1.GetLeaseRequest{LeaseId: res.Lease.Id})
+	return got.GetLease(), err
+}
+
+func printMigration(w io.Writer, r *dxpuv1.MigrateLeaseResponse) {
+	b := r.Binding
+	if b.FollowsBindingId != "" {
+		fmt.Fprintf(w, "%s moves to %s: binding %s\n", b.LeaseId, b.GpuId, b.Id)
+		return
+	}
+	for _, s := range b.Timeline {
+		if s.Name == "standstill" {
+			fmt.Fprintf(w, "%s has moved to %s; the device stood still for %s\n", b.LeaseId, b.GpuId, duration(s.Duration.AsDuration()))
+			return
+		}
+	}
+	fmt.Fprintf(w, "%s has moved to %s\n", b.LeaseId, b.GpuId)
+}
