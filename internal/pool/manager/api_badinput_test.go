@@ -51,6 +51,7 @@ func TestBadInput(t *testing.T) {
 		{"ResizeLease", `{"leaseId":"$LEASE","count":0}`, "invalid_argument", []string{"count"}},
 		{"ResizeLease", `{"leaseId":"$LEASE","count":3,"resourceVersion":"1"}`, "aborted", []string{"read it again"}},
 		{"ExplainLease", `{}`, "invalid_argument", []string{"spec"}},
+		{"MigrateLease", `{"leaseId":"l-9"}`, "not_found", []string{"lease", "l-9"}},
 		{"ReplaceGPU", `{"gpuId":"b1"}`, "not_found", []string{"gpu", "b1"}},
 		{"ReplaceGPU", `{"gpuId":"b1/00"}`, "not_found", []string{"gpu"}},
 		{"ReplaceGPU", `{"gpuId":"b1/-1"}`, "not_found", []string{"gpu"}},

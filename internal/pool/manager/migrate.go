@@ -138,6 +138,8 @@ func (t *tx) whyMigrationFails(b, s *bindingRecord) string {
 		return "box " + s.BoxID + " reports: " + cmp.Or(o.Detail, stateWord(o.State))
 	case s.State != preparing && here && (restarted(o) || o == nil):
 		return "box " + s.BoxID + " came back without the binding"
+	case !here && t.awayOrSchedule(s.BoxID):
+		return "box " + s.BoxID + " does not report"
 	case s.State == copying && t.connected(s.HostID) && t.migrationAt(s.HostID, s) == nil:
 		return "host " + s.HostID + " has ended it"
 	case s.State == copying && t.overdueOrSchedule(s, copyTimeout):
