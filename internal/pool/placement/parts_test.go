@@ -312,6 +312,40 @@ func TestPartCostsLeastOfMany(t *testing.T) {
 	}
 }
 
+// TestPartDecidesAlike decides the same among many states of several classes: the search is bounded,
+// and so the order of the classes counts.
+func TestPartDecidesAlike(t *testing.T) {
+	const programs = 12
+	rng := rand.New(rand.NewPCG(5, 6))
+	slow := Interference{}
+	for i := range programs {
+		for k := range programs {
+			slow[[2]string{fmt.Sprint(i), fmt.Sprint(k)}] = rng.Uint32N(600)
+		}
+	}
+	draw := func(compute uint32) *Part {
+		return &Part{Memory: uint64(1+rng.IntN(60<<10)) << 20, Compute: 1 + rng.Uint32N(compute), Share: Space, PartRules: PartRules{Workload: fmt.Sprint(rng.IntN(programs))}}
+	}
+	p := NewPool()
+	p.SetInterference(slow)
+	for i := range 1600 {
+		p.SetBox(Box{
+			ID: fmt.Sprintf("b%05d", i), Kind: PCIeSwitch,
+			GPUs:  []GPU{{Model: fmt.Sprint(i / 4 % 3), Memory: 80 << 30, Usable: true, Modes: NewShareModes(Space)}},
+			Parts: []PartSlot{{Slot: 8, Usable: true, Taken: true, Part: *draw(700)}, {Slot: 9, Usable: true}},
+		})
+	}
+	for range 60 {
+		req := Request{Count: 1, Part: draw(300)}
+		first := p.Place(Reserve{}, req).Picks
+		for range 8 {
+			if d := p.Place(Reserve{}, req); !slices.Equal(d.Picks, first) {
+				t.Fatalf("%v: %v, and %v before", req.Part, d.Picks, first)
+			}
+		}
+	}
+}
+
 func drawPart(t *rapid.T) Part {
 	return Part{
 		Memory: rapid.Uint64Range(1, 80<<30).Draw(t, "memory"), Compute: rapid.Uint32Range(1, Whole).Draw(t, "compute"), Share: ShareMode(rapid.IntRange(0, 2).Draw(t, "share")),

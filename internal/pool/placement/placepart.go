@@ -67,10 +67,17 @@ func (p *Pool) excludeGPUs(req *Request) *Request {
 // search finds the GPU of least cost. Only GPUs without exclusion, or with that of the
 // request, come into question.
 func (s *partSearch) search() {
-	for c, of := range s.pool.shared.classes[s.part.label(s.part.Exclusion)] {
+	of := s.pool.shared.classes[s.part.label(s.part.Exclusion)]
+	admitted := make([]sharedClass, 0, len(of))
+	for c := range of {
 		if s.admitsClass(c) {
-			s.searchClass(c, of)
+			admitted = append(admitted, c)
 		}
+	}
+	// A search looks at a bounded number of states, fewer after a good one, so the order decides.
+	slices.SortFunc(admitted, compareClasses)
+	for _, c := range admitted {
+		s.searchClass(c, of[c])
 	}
 }
 

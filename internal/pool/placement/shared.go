@@ -29,6 +29,11 @@ type sharedClass struct {
 	restriction Restriction
 }
 
+func compareClasses(a, b sharedClass) int {
+	return cmp.Or(cmp.Compare(a.model, b.model), cmp.Compare(a.memory, b.memory), cmp.Compare(a.share, b.share),
+		cmp.Compare(a.restriction, b.restriction), cmp.Compare(a.kind, b.kind), cmp.Compare(a.paths, b.paths))
+}
+
 // state is what is left of a GPU, and the programs on it.
 type state struct {
 	room
