@@ -140,6 +140,7 @@ func TestReadFaults(t *testing.T) {
 		{"{}", "want an array"},
 		{"[{}, 7]", "event 2"},
 		{"[{\"event_type\":\"fault_start\"}", "EOF"},
+		{faultText + "[]", "after the array"},
 		{`[{"event_time":1,"event_type":"x"}]`, `type "x"`},
 		{`[{"event_time":1,"event_type":"fault_start"},{"event_time":0,"event_type":"fault_start"}]`, "event 2: day 0 after day 1"},
 	} {

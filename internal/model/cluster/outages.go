@@ -237,8 +237,13 @@ func readEvents(r io.Reader, most int) (out []faultEvent, err error) {
 		}
 		out = append(out, e)
 	}
-	_, err = d.Token()
-	return out, err
+	if _, err := d.Token(); err != nil {
+		return nil, err
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return nil, errors.Join(errors.New("more text after the array of events"), err)
+	}
+	return out, nil
 }
 
 func classOf(level, class string) faultClass {
