@@ -72,6 +72,7 @@ const (
 	pageHeartbeat = 16
 	pageSilence   = 24
 	pageCount     = 48
+	pageProcesses = 52
 	pageGPU       = 64
 	gpuGate       = pageGPU + 24
 	gpuWindow     = pageGPU + 28

@@ -138,6 +138,7 @@ func TestShareAgentDies(t *testing.T) {
 			x := newSharing(t, 1000)
 			a := x.agent
 			a.set32(gpuGate, 1)
+			a.set32(pageProcesses, 2)
 			if tc.closed {
 				a.set32(pageFlags, 1)
 			}
@@ -157,13 +158,17 @@ func TestShareAgentDies(t *testing.T) {
 			} else {
 				a.stop()
 			}
-			p.do(outOfMemory, "take cuMemAlloc_v2 401 1")
+			p.do(outOfMemory, "take cuMemAlloc_v2 201 1")
 			if tc.closed {
 				p.do(outOfMemory, "take cuMemAlloc_v2 1 1")
 				p.send("launch cuLaunchKernel")
 			} else {
 				p.do(success, "launch cuLaunchKernel")
-				p.do(success, "take cuMemAlloc_v2 400 1") // the rest by the last page
+				// Each has half of what the last page had left, so that both keep to the limit.
+				for _, q := range []*sharer{p, other} {
+					q.do(success, "take cuMemAlloc_v2 200 1")
+					q.do(outOfMemory, "take cuMemAlloc_v2 1 2")
+				}
 				p.do(success, "drop 0")
 			}
 			a.set64(pageSilence, 0)

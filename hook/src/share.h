@@ -58,7 +58,8 @@ struct share_page {
 	_Atomic uint64_t silence, grace; /* ns */
 	uint64_t agent;
 	uint32_t gpus;
-	uint8_t reserved[12];
+	_Atomic uint32_t processes; /* of the share */
+	uint8_t reserved[8];
 	struct share_gpu gpu[SHARE_GPUS];
 	uint8_t rest[SHARE_PAGE - 64 - SHARE_GPUS * 128];
 };

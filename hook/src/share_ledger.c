@@ -1,7 +1,7 @@
 /*
  * The ledger of the process: its memory on each GPU, and the owners of that memory. Each
  * charge was granted by the agent before the driver allocated, or, without an agent and if the
- * page allows it, fits into the limit of the last page.
+ * page allows it, fits into this process's part of what the last page had left.
  */
 #include "share.h"
 
@@ -12,18 +12,23 @@ enum { BUCKETS = 4096 };
 /* Guarded by dxpu_share_mu. */
 static struct account {
 	uint64_t held;   /* by this process */
-	uint64_t others; /* without an agent: by the other processes of the share, when it was lost */
+	uint64_t most;   /* without an agent: that this process may hold */
 	uint64_t owed;   /* freed, but not yet told to the agent */
 } accounts[SHARE_GPUS];
 
 /* ---- totals ---- */
 
+/* The processes of a share cannot agree without an agent, so each has an equal part of what was left. */
 void dxpu_share_alone_locked(void)
 {
-	for (int i = 0; i < SHARE_GPUS; i++) {
-		uint64_t used = atomic_load(&dxpu_share_page->gpu[i].used);
+	uint32_t processes = atomic_load(&dxpu_share_page->processes);
 
-		accounts[i].others = used > accounts[i].held ? used - accounts[i].held : 0;
+	for (int i = 0; i < SHARE_GPUS; i++) {
+		uint64_t used = atomic_load(&dxpu_share_page->gpu[i].used), limit = atomic_load(&dxpu_share_page->gpu[i].limit);
+
+		accounts[i].most = accounts[i].held;
+		if (limit <= SHARE_MOST && used < limit)
+			accounts[i].most += (limit - used) / (processes ? processes : 1);
 	}
 }
 
@@ -56,11 +61,10 @@ void dxpu_share_restate_locked(void)
 static bool alone_locked(int gpu, uint64_t bytes)
 {
 	const struct account *a = &accounts[gpu];
-	uint64_t limit = atomic_load(&dxpu_share_page->gpu[gpu].limit);
 
 	if (atomic_load(&dxpu_share_page->flags) & SHARE_CLOSED)
 		return false;
-	return limit <= SHARE_MOST && bytes <= limit && a->others + a->held <= limit - bytes;
+	return a->held <= a->most && bytes <= a->most - a->held;
 }
 
 CUresult dxpu_share_take(int gpu, uint64_t bytes)
@@ -106,13 +110,16 @@ void dxpu_share_give(int gpu, uint64_t bytes)
 
 void dxpu_share_room(int gpu, uint64_t *total, uint64_t *left)
 {
+	const struct account *a = &accounts[gpu];
 	uint64_t used;
 
 	pthread_mutex_lock(&dxpu_share_mu);
 	*total = atomic_load(&dxpu_share_page->gpu[gpu].limit);
-	used = dxpu_share_up_locked() ? atomic_load(&dxpu_share_page->gpu[gpu].used) : accounts[gpu].others + accounts[gpu].held;
-	pthread_mutex_unlock(&dxpu_share_mu);
+	used = atomic_load(&dxpu_share_page->gpu[gpu].used);
 	*left = used < *total ? *total - used : 0;
+	if (!dxpu_share_up_locked())
+		*left = a->held < a->most ? a->most - a->held : 0;
+	pthread_mutex_unlock(&dxpu_share_mu);
 }
 
 /* ---- owners ---- */

@@ -458,7 +458,7 @@ func (b *Broker) Page(id string) (wire.Page, bool) {
 	if r == nil {
 		return wire.Page{}, false
 	}
-	page := wire.Page{Closed: b.config.Closed, End: r.end, Grace: r.grace, Silence: b.config.Silence, Agent: b.config.Agent}
+	page := wire.Page{Closed: b.config.Closed, End: r.end, Grace: r.grace, Silence: b.config.Silence, Agent: b.config.Agent, Processes: uint32(len(r.members))}
 	limit := r.spec.Limit
 	if limit == 0 {
 		limit = share.Whole

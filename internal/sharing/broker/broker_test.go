@@ -193,6 +193,9 @@ func TestShrink(t *testing.T) {
 	x := newTable(t, broker.Config{GPUs: gpus[:1]})
 	x.create(broker.Spec{ID: "a", Memory: 10 * gib})
 	x.connect(1, "a", 11)
+	if p, _ := x.b.Page("a"); p.Processes != 1 || !slices.Contains(x.pages, "a") {
+		t.Errorf("page %+v", p)
+	}
 	if !x.allocate(1, 8*gib) {
 		t.Fatal("refused")
 	}

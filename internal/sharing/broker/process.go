@@ -75,6 +75,7 @@ func (b *Broker) Connect(now time.Duration, id ProcessID, shareID string, pid in
 			return errors.New("the share has too many processes")
 		}
 		r.members = append(r.members, p)
+		r.dirty = true
 	}
 	b.processes[id] = p
 	return nil
@@ -106,6 +107,7 @@ func (b *Broker) Ended(now time.Duration, id ProcessID) {
 	r := p.share
 	delete(b.processes, id)
 	r.members = slices.DeleteFunc(r.members, func(x *process) bool { return x == p })
+	r.dirty = true
 	for i := range p.held {
 		b.gates[r.parts[i].gpu].Exit(now, id)
 		r.release(i, p.held[i].bytes)

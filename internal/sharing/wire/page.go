@@ -23,7 +23,8 @@ const (
 	offsetSilence   = 24 // 8: nanoseconds
 	offsetGrace     = 32 // 8: nanoseconds
 	offsetAgent     = 40 // 8
-	offsetCount     = 48 // 4, then 12 of zero
+	offsetCount     = 48 // 4
+	offsetProcesses = 52 // 4, then 8 of zero
 	offsetGPUs      = 64
 	entrySize       = 128
 	pageEnd         = offsetGPUs + MaxGPUs*entrySize
@@ -72,6 +73,8 @@ type Page struct {
 	Silence time.Duration // a heartbeat older than this one says that the agent is gone
 	Agent   uint64        // changes with each start of the agent
 	GPUs    []GPU         // at most MaxGPUs
+
+	Processes uint32 // of the share; without the agent they divide what is left
 }
 
 // GPU is the part of the share on one GPU.
@@ -108,6 +111,7 @@ func (p *Page) Encode(b *[PageSize]byte) {
 	le.PutUint64(b[offsetAgent:], p.Agent)
 	le.PutUint32(b[offsetCount:], uint32(len(p.GPUs)))
 	clear(b[offsetCount+4:])
+	le.PutUint32(b[offsetProcesses:], p.Processes)
 	for i := range p.GPUs {
 		p.GPUs[i].encode(b[offsetGPUs+i*entrySize:][:entrySize])
 	}
@@ -149,6 +153,7 @@ func ParsePage(b []byte) (Page, error) {
 	p := Page{
 		Closed: flags&flagClosed != 0, End: flags&flagEnd != 0,
 		Silence: time.Duration(silence), Grace: time.Duration(grace), Agent: le.Uint64(b[offsetAgent:]),
+		Processes: le.Uint32(b[offsetProcesses:]),
 	}
 	for i := range int(n) {
 		g, err := parseGPU(b[offsetGPUs+i*entrySize:][:entrySize])
