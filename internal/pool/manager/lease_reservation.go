@@ -36,6 +36,9 @@ const (
 	promiseLead = time.Minute
 	// promiseCheck is the pause between two looks at what is promised.
 	promiseCheck = 30 * time.Second
+	// promiseGrace is how long what was promised waits for a lease that has begun, and that its
+	// tenant's quota does not admit.
+	promiseGrace = 5 * time.Minute
 	// maxPromiseWaits bounds the bindings, of leases that end in time, that a promise
 	// builds on: the decision changes the index for each.
 	maxPromiseWaits = 256
@@ -103,14 +106,19 @@ func (t *tx) mayPromise(s *dxpuv1.LeaseSpec) error {
 		return errorf(connect.CodeFailedPrecondition, "managers of several versions run, and the older ones do not know reservations; upgrade them first")
 	}
 	t.reindex()
-	own, gpus, ownGPUs := 0, int(s.Count), s.Count
+	own, gpus, ownGPUs, firm := 0, int(s.Count), s.Count, s.Count // firm: not preemptible
 	for id := range t.promises {
 		l := t.leases.get(id)
-		if gpus += int(l.spec.Count); l.spec.Tenant == s.Tenant {
-			own, ownGPUs = own+1, ownGPUs+l.spec.Count
+		if gpus += int(l.spec.Count); l.spec.Tenant != s.Tenant {
+			continue
+		}
+		own, ownGPUs = own+1, ownGPUs+l.spec.Count
+		if !l.spec.Preemptible {
+			firm += l.spec.Count
 		}
 	}
 	free := maxPromises - len(t.promises)
+	g, guaranteed := t.guaranteeOf(s.Tenant)
 	switch q := t.quota(s.Tenant); {
 	case free <= 0 || gpus > maxPromisedGPUs:
 		return errorf(connect.CodeResourceExhausted, "the pool promises at most %d GPUs to %d leases; try again when some of them have begun", maxPromisedGPUs, maxPromises)
@@ -118,8 +126,32 @@ func (t *tx) mayPromise(s *dxpuv1.LeaseSpec) error {
 		return errorf(connect.CodeResourceExhausted, "tenant %s has %d reservations, and the %d that are free are kept for other tenants", s.Tenant, own, free)
 	case q.MaxGPUs > 0 && ownGPUs > q.MaxGPUs:
 		return errorf(connect.CodeResourceExhausted, "spec.count: with this lease %d GPUs would be promised to tenant %s, whose quota is %d", ownGPUs, s.Tenant, q.MaxGPUs)
+	case guaranteed && !s.Preemptible && wholeGPUs(firm) > g:
+		return errorf(connect.CodeResourceExhausted, "spec.count: with this lease %d GPUs would be promised to leases of tenant %s that are not preemptible, and %v are guaranteed to it", firm, s.Tenant, g)
 	}
 	return nil
+}
+
+// promisesOverQuota returns why the quota by model does not admit that GPUs, which are of one
+// model, are promised to a lease too; "" if it does. What its tenant has now does not count.
+func (t *tx) promisesOverQuota(l *leaseRecord, gpus []placement.Ref) string {
+	model := t.modelAt(gpus[0])
+	limit, ok := t.quota(l.spec.Tenant).MaxGPUsByModel[model]
+	if !ok {
+		return ""
+	}
+	t.reindex()
+	n := len(gpus)
+	for id := range t.promises {
+		o := t.leases.get(id)
+		if id != l.ID && o.Promise != nil && o.spec.Tenant == l.spec.Tenant && t.modelAt(o.Promise.GPUs[0]) == model {
+			n += len(o.Promise.GPUs)
+		}
+	}
+	if n <= int(limit) {
+		return ""
+	}
+	return fmt.Sprintf("with it %d GPUs of model %s would be promised to tenant %s, whose quota is %d.", n, model, l.spec.Tenant, limit)
 }
 
 // promised returns the GPUs and slots that are promised to other leases at some time from
@@ -165,9 +197,12 @@ func (t *tx) makePromise(id string) (why string) {
 		d = t.decideWithout(together, t.endingBefore(startTime(l.spec).Add(-promiseLead)))
 	}
 	if !d.OK() {
-		return cmp.Or(strings.Join(decisionWhy(d.Why.Decision, d.Why.Host), " "), "the quota of its tenant does not admit it")
+		return cmp.Or(strings.Join(decisionWhy(d.Why.Decision, d.Why.Host), " "), "no GPUs are free then")
 	}
 	a := d.Members[0]
+	if why := t.promisesOverQuota(l, a.Picks); why != "" {
+		return why
+	}
 	l = t.editLease(id)
 	l.Promise = &promiseRecord{Host: a.Host.Host, Slots: a.Host.Slots, GPUs: a.Picks}
 	var gpus []string
@@ -206,16 +241,13 @@ func (t *tx) advancePromise(l *leaseRecord) bool {
 	case l.Promise == nil:
 		return false
 	case l.Promise.Begun:
-		if t.clearPromised(l, true) {
-			t.alarms.set(at, t.clock()+evictInterval)
-		}
-		return false
+		return t.advanceBegun(l)
 	case t.dueOrSchedule(at, start):
 		begun := *l.Promise
 		begun.Begun = true
 		t.editLease(l.ID).Promise = &begun
 		t.setLeaseState(l.ID, leasePending, "in the queue: its time has begun")
-		t.clearPromised(l, true)
+		t.advanceBegun(t.leases.get(l.ID))
 		t.capacityGrew = true
 		return true
 	case t.dueOrSchedule(at, start.Add(-promiseLead)) && t.clearPromised(l, false):
@@ -223,6 +255,27 @@ func (t *tx) advancePromise(l *leaseRecord) bool {
 	}
 	t.alarms.set(at, t.clock()+promiseCheck)
 	return t.keepPromise(l)
+}
+
+// advanceBegun clears what is promised to a lease whose time has begun. If the quota of its
+// tenant does not admit the lease, the promise ends after a while, because nobody could use
+// what it holds. It reports whether it did.
+func (t *tx) advanceBegun(l *leaseRecord) bool {
+	at := subject{leaseSubject, l.ID}
+	t.alarms.set(at, t.clock()+promiseCheck)
+	why := cmp.Or(t.quotaReached([]*leaseRecord{l}), t.overQuota(l.spec.Tenant, l.size(), t.modelAt(l.Promise.GPUs[0])))
+	if why == "" {
+		if t.clearPromised(l, true) {
+			t.alarms.set(at, t.clock()+evictInterval)
+		}
+		return false
+	}
+	if !t.dueOrSchedule(at, startTime(l.spec).Add(promiseGrace)) {
+		return false
+	}
+	t.editLease(l.ID).Promise = nil
+	t.event(leaseEvent(l, dxpuv1.EventType_EVENT_TYPE_LEASE_QUEUED), "nothing is promised to lease %s any more, because it could not use it: %s", l.ID, why)
+	return true
 }
 
 // keepPromise moves the promise to other GPUs if it cannot be kept with those that it has.

@@ -1,0 +1,135 @@
+package manager
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// of returns a spec for a tenant.
+func of(tenant string, s *dxpuv1.LeaseSpec) *dxpuv1.LeaseSpec {
+	s.Tenant = tenant
+	return s
+}
+
+// TestReservationAtTheQuota has a tenant that uses its quota until a minute before: it can
+// reserve the time after it, and the promise can move.
+func TestReservationAtTheQuota(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 1), boxNode("b2", 1), boxNode("b3", 1))
+	w.putTenant("a", &dxpuv1.Quota{MaxGpus: 1})
+	w.create(of("a", &dxpuv1.LeaseSpec{Count: 1, ExpiresAfter: durationpb.New(time.Hour)}))
+	w.settle()
+	id := w.create(of("a", w.later(1, 2*time.Hour, time.Hour)))
+	w.settle()
+	first := w.promised(id)
+	if err := w.m.update(context.Background(), func(t *tx) error { return t.cordon(atBox(first[:2]), 0, &cordon{}) }); err != nil {
+		t.Fatal(err)
+	}
+	w.passReporting(promiseCheck + time.Second)
+	if got := w.promised(id); got == first || got == "" {
+		t.Errorf("%s is promised, and is cordoned: %v", got, w.lease(id).Reservation)
+	}
+}
+
+// TestReservationsWithinTheQuotaByModel has promises of any model: together they are within
+// the tenant's quota of that model.
+func TestReservationsWithinTheQuotaByModel(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 4))
+	w.putTenant("a", &dxpuv1.Quota{MaxGpusByModel: map[string]uint32{"DX100": 2}})
+	w.create(of("a", w.later(1, time.Hour, time.Hour)))
+	w.create(of("a", w.later(1, time.Hour, time.Hour)))
+	_, err := w.tryCreate(of("a", w.later(1, time.Hour, time.Hour)))
+	wantErr(t, err, connect.CodeResourceExhausted, "quota")
+}
+
+// TestReservationsWithinTheGuarantee: what is guaranteed bounds what is promised to leases
+// that are not preemptible, as it bounds those leases.
+func TestReservationsWithinTheGuarantee(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 4))
+	guaranteed := uint32(1)
+	w.putTenant("a", &dxpuv1.Quota{GuaranteedGpus: &guaranteed})
+	w.create(of("a", w.later(1, time.Hour, time.Hour)))
+	_, err := w.tryCreate(of("a", w.later(1, time.Hour, time.Hour)))
+	wantErr(t, err, connect.CodeResourceExhausted, "guaranteed")
+	s := of("a", w.later(1, time.Hour, time.Hour))
+	s.Preemptible = true
+	w.create(s)
+}
+
+// TestPromiseBeyondTheQuota has a tenant that uses its quota when its reservation begins: what
+// was promised does not stay idle.
+func TestPromiseBeyondTheQuota(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 2))
+	w.putTenant("a", &dxpuv1.Quota{MaxGpus: 1})
+	id := w.create(of("a", w.later(1, 2*time.Minute, 24*time.Hour)))
+	uses := w.create(of("a", &dxpuv1.LeaseSpec{Count: 1}))
+	waits := w.create(&dxpuv1.LeaseSpec{Count: 1, Wait: true})
+	w.passReporting(3 * time.Minute)
+	w.wantLease(uses, leaseActive)
+	w.wantLease(id, leasePending)
+	w.wantLease(waits, leasePending)
+	w.passReporting(promiseGrace)
+	w.wantLease(waits, leaseActive)
+	if l := w.wantLease(id, leasePending); l.Reservation != nil || l.QueuePosition != 1 || !strings.Contains(w.explain(id), "quota") {
+		t.Errorf("%v is promised, position %d: %s", l.Reservation, l.QueuePosition, w.explain(id))
+	}
+	w.delete(uses, true)
+	w.passReporting(time.Minute)
+	w.wantLease(id, leaseActive)
+	w.checkIndex(t)
+}
+
+// TestReservationsInPages lists reservations one by one.
+func TestReservationsInPages(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 3))
+	for range 3 {
+		w.create(w.later(1, time.Hour, time.Hour))
+	}
+	seen := map[string]bool{}
+	req := &dxpuv1.ListLeasesRequest{Reserved: true, PageSize: 1}
+	for range 5 {
+		res, err := w.api().ListLeases(operatorContext(), connect.NewRequest(req))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, l := range res.Msg.Leases {
+			if seen[l.Id] {
+				t.Errorf("%s is listed twice", l.Id)
+			}
+			seen[l.Id] = true
+		}
+		if req.PageToken = res.Msg.NextPageToken; req.PageToken == "" {
+			break
+		}
+	}
+	if len(seen) != 3 {
+		t.Errorf("%d listed", len(seen))
+	}
+}
+
+// TestFailoverAfterTheBeginning has another manager that begins to lead while a lease whose
+// time has begun waits for its quota.
+func TestFailoverAfterTheBeginning(t *testing.T) {
+	store := &MemoryStore{}
+	w := newWorld(t, Config{Store: store}, hostNode("h1", 4), boxNode("b1", 2))
+	w.putTenant("a", &dxpuv1.Quota{MaxGpus: 1})
+	id := w.create(of("a", w.later(1, 2*time.Minute, time.Hour)))
+	uses := w.create(of("a", &dxpuv1.LeaseSpec{Count: 1}))
+	w.passReporting(2*time.Minute + 5*time.Second)
+	w.restoredPool(store.records)
+	w.settle()
+	if _, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 1}); err == nil {
+		t.Error("what was promised is given to another lease")
+	}
+	w.delete(uses, true)
+	w.passReporting(10 * time.Second)
+	w.wantLease(id, leaseActive)
+	w.passReporting(time.Hour)
+	w.wantLease(id, leaseReleased)
+}
