@@ -22,6 +22,8 @@ const (
 	ssoCallback = ssoPath + "/callback"
 	// ssoTime is how long a person may take at the provider.
 	ssoTime = 10 * time.Minute
+	// maxNext bounds the page after the sign-in, in bytes: browsers keep no cookie above 4096.
+	maxNext = 2048
 )
 
 // ssoState is the value of ssoCookie.
@@ -78,6 +80,9 @@ func (s *Server) ssoFails(w http.ResponseWriter, r *http.Request, status int, ne
 // ssoStart sends the browser to the provider.
 func (s *Server) ssoStart(w http.ResponseWriter, r *http.Request) {
 	next := localPath(r.FormValue("next"))
+	if len(next) > maxNext {
+		next = "/"
+	}
 	at, err := s.provider(r)
 	switch {
 	case err != nil:

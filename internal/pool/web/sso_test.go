@@ -172,3 +172,13 @@ func TestNoSingleSignOn(t *testing.T) {
 		t.Errorf("with TLS: %v, %s", c, redirectURL(r))
 	}
 }
+
+// TestLongPageBeforeTheSignIn begins a sign-in on a page with a long address: browsers keep no
+// cookie above 4096 bytes, so the sign-in would never succeed.
+func TestLongPageBeforeTheSignIn(t *testing.T) {
+	pool, _ := ssoPool(t)
+	res, _ := send(t, http.MethodGet, pool+"/ui/sso?next="+url.QueryEscape("/ui/leases?q="+strings.Repeat("x", 4000)), "")
+	if c := cookieOf(res, ssoCookie); c == nil || len(c.Name)+len(c.Value) > 4000 {
+		t.Errorf("the cookie has %d bytes", len(c.Value))
+	}
+}
