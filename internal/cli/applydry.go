@@ -34,7 +34,7 @@ func (a *apply) preview(ctx context.Context) (errs []error) {
 	known := map[int]bool{} // the changes with a result, by at
 	for all := a.wanted; len(all) > 0; {
 		before := len(known)
-		for _, together := range previews(all) {
+		for _, together := range previews(a.wanted, all) {
 			more, err := a.previewOnce(ctx, together, known)
 			errs = append(errs, more...)
 			if err != nil {
@@ -78,8 +78,9 @@ func (a *apply) previewOnce(ctx context.Context, together []wanted, known map[in
 	return errs, nil
 }
 
-// previews divides the changes into calls. Each has the tenants that its leases need.
-func previews(all []wanted) (out [][]wanted) {
+// previews divides the changes that are not known yet into calls. Each has those of all
+// tenants that its leases need, known or not.
+func previews(all, unknown []wanted) (out [][]wanted) {
 	tenants := map[string]wanted{}
 	for _, w := range all {
 		if put := w.change.GetPutTenant(); put != nil {
@@ -94,7 +95,7 @@ func previews(all []wanted) (out [][]wanted) {
 			last = append(last, w)
 		}
 	}
-	for _, w := range all {
+	for _, w := range unknown {
 		if len(last)+2 > previewSize {
 			out, last, has = append(out, last), nil, map[int]bool{}
 		}

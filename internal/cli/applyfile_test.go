@@ -1,10 +1,12 @@
 package cli
 
 import (
+	"context"
 	"reflect"
 	"strings"
 	"testing"
 
+	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/proto"
@@ -67,7 +69,7 @@ func TestPreviewsHaveTheirTenants(t *testing.T) {
 		}})
 	}
 	leases := 0
-	for _, together := range previews(a.wanted) {
+	for _, together := range previews(a.wanted, a.wanted) {
 		if len(together) > previewSize || together[0].change.GetPutTenant() == nil {
 			t.Errorf("a call has %d changes, the first is %v", len(together), together[0].change)
 		}
@@ -75,5 +77,42 @@ func TestPreviewsHaveTheirTenants(t *testing.T) {
 	}
 	if leases != 100 {
 		t.Errorf("%d leases in all calls, want 100", leases)
+	}
+}
+
+// busyManager looks at two changes of a preview, and knows the tenants of the preview only.
+type busyManager struct{ poolAPI }
+
+func (busyManager) Preview(_ context.Context, req *connect.Request[dxpuv1.PreviewRequest]) (*connect.Response[dxpuv1.PreviewResponse], error) {
+	res, tenants := &dxpuv1.PreviewResponse{}, map[string]bool{}
+	for i, c := range req.Msg.Changes {
+		r := &dxpuv1.PreviewResult{}
+		switch put := c.GetPutTenant(); {
+		case i >= 2:
+			r.Code = connect.CodeCanceled.String()
+		case put != nil:
+			tenants[put.Tenant.Id] = true
+		case !tenants[c.GetCreateLease().Spec.Tenant]:
+			r.Code = connect.CodeNotFound.String()
+		}
+		res.Results = append(res.Results, r)
+	}
+	return connect.NewResponse(res), nil
+}
+
+// TestPreviewGoesOn has a manager that takes a few changes at a time: the calls that go on
+// have the tenants of their leases, too.
+func TestPreviewGoesOn(t *testing.T) {
+	a := &apply{api: busyManager{}}
+	a.would("tenant", "a", "", "created", &dxpuv1.PreviewChange{Call: &dxpuv1.PreviewChange_PutTenant{
+		PutTenant: &dxpuv1.PutTenantRequest{Tenant: &dxpuv1.Tenant{Id: "a"}},
+	}})
+	for range 3 {
+		a.would("lease", "x", "", "created", &dxpuv1.PreviewChange{Call: &dxpuv1.PreviewChange_CreateLease{
+			CreateLease: &dxpuv1.CreateLeaseRequest{Spec: &dxpuv1.LeaseSpec{Tenant: "a"}},
+		}})
+	}
+	if errs := a.preview(t.Context()); len(errs) > 0 {
+		t.Errorf("%v", errs)
 	}
 }
