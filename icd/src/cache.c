@@ -13,6 +13,8 @@
 
 enum { MAX_FILES = 256, MAX_PATH = 4096, MAX_ENTRY = 64 << 20 };
 
+#define DRAFT "dxpu-draft-"
+
 static const char magic[8] = "DXPUCL1";
 
 /* entry is the beginning of a file. The key, the log and the binary follow. */
@@ -95,16 +97,23 @@ static int read_all(int fd, char *to, size_t n)
 	return 0;
 }
 
+/* is_own reports whether only the program's user writes a file: in a directory that others may write
+ * to, they could put a binary of theirs there. */
+static int is_own(const struct stat *st)
+{
+	return S_ISREG(st->st_mode) && st->st_uid == geteuid() && !(st->st_mode & (S_IWGRP | S_IWOTH));
+}
+
 /* read_entry returns what follows the beginning of a file that has the program's key, or NULL. */
 static char *read_entry(cl_program g, struct entry *e)
 {
 	char path[MAX_PATH], *rest = NULL;
 	struct stat st;
-	int fd = file_name(g, path) ? -1 : open(path, O_RDONLY | O_CLOEXEC);
+	int fd = file_name(g, path) ? -1 : open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
 
 	if (fd < 0)
 		return NULL;
-	if (!fstat(fd, &st) && st.st_size > (off_t)sizeof *e && st.st_size <= MAX_ENTRY && !read_all(fd, (char *)e, sizeof *e)) {
+	if (!fstat(fd, &st) && is_own(&st) && st.st_size > (off_t)sizeof *e && st.st_size <= MAX_ENTRY && !read_all(fd, (char *)e, sizeof *e)) {
 		size_t n = (size_t)st.st_size - sizeof *e;
 		rest = malloc(n);
 		int same = rest && !memcmp(e->magic, magic, sizeof magic) && e->key == g->key_size && e->log <= n && e->binary <= n &&
@@ -148,11 +157,12 @@ int cache_load(cl_program g, const char *source)
 	return 1;
 }
 
+/* A draft is left behind when its program is killed. */
 static int is_entry(const struct dirent *d)
 {
 	size_t n = strlen(d->d_name);
 
-	return n > 6 && !strcmp(d->d_name + n - 6, ".clbin");
+	return (n > 6 && !strcmp(d->d_name + n - 6, ".clbin")) || !strncmp(d->d_name, DRAFT, strlen(DRAFT));
 }
 
 /* trim removes the entry that was not used for the longest time, if there are too many. */
@@ -184,7 +194,7 @@ static void write_entry(cl_program g, const struct entry *e, const void *log, co
 	char path[MAX_PATH], draft[MAX_PATH];
 
 	(void)mkdir(directory(), 0700);
-	if (file_name(g, path) || snprintf(draft, sizeof draft, "%s/draft-XXXXXX", directory()) >= MAX_PATH)
+	if (file_name(g, path) || snprintf(draft, sizeof draft, "%s/" DRAFT "XXXXXX", directory()) >= MAX_PATH)
 		return;
 	int fd = mkstemp(draft);
 	FILE *f = fd >= 0 ? fdopen(fd, "w") : NULL;

@@ -368,7 +368,7 @@ cl_int CL_API_CALL dxpu_GetProgramBuildInfo(cl_program g, cl_device_id d, cl_pro
 	case CL_PROGRAM_BUILD_OPTIONS:
 		return give(room, out, size, g->options ? g->options : "", g->options ? strlen(g->options) + 1 : 1);
 	case CL_PROGRAM_BUILD_LOG:
-		if (g->loaded)
+		if (g->loaded && g->log) /* there is none after a build that failed before it replaced the binary */
 			return give(room, out, size, g->log, strlen(g->log) + 1);
 		return give_text(g, INFO_LOG, room, out, size);
 	case CL_PROGRAM_BINARY_TYPE:

@@ -21,6 +21,10 @@ int main(void)
 	cl_program g = clCreateProgramWithSource(c, 1, &source, NULL, &code);
 	if (clBuildProgram(g, 1, &d, "", NULL, NULL))
 		return 1;
+	clReleaseProgram(g); /* with a cache, the next one is of it */
+	g = clCreateProgramWithSource(c, 1, &source, NULL, &code);
+	if (clBuildProgram(g, 1, &d, "", NULL, NULL))
+		return 1;
 	cl_kernel k = clCreateKernel(g, "f", &code);
 	cl_mem m = clCreateBuffer(c, CL_MEM_READ_WRITE, 64, NULL, &code);
 	/* The end of this box wraps to 1. */
@@ -38,6 +42,8 @@ int main(void)
 	clReleaseEvent(e);
 	clReleaseMemObject(m);
 	clReleaseKernel(k);
+	code = clBuildProgram(g, 1, &d, "-DLATER", NULL, NULL);
+	printf("next build %d, its log %d\n", code, clGetProgramBuildInfo(g, d, CL_PROGRAM_BUILD_LOG, 0, NULL, &one));
 	clReleaseProgram(g);
 	clReleaseCommandQueue(q);
 	clReleaseContext(c);
