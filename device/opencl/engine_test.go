@@ -49,6 +49,33 @@ func TestScrubExchangesTheMemory(t *testing.T) {
 	}
 }
 
+// A process that starts while the memory is exchanged gets no other file of the box.
+func TestScrubWhileAProcessStarts(t *testing.T) {
+	e, err := newEngine("none", 0, 1<<20, 1<<20, true, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = e.close() })
+	file, own, err := e.shared()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = own.Close() })
+	before, err := own.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.renew(); err != nil || e.file == file {
+		t.Fatal("the memory is the same", err)
+	}
+	if after, err := own.Stat(); err != nil || !os.SameFile(before, after) {
+		t.Errorf("the process gets another file: %v", err)
+	}
+	if now, err := e.file.Stat(); err != nil || os.SameFile(before, now) {
+		t.Errorf("the process gets the memory of the next tenant: %v", err)
+	}
+}
+
 // A process that sends more events than packets ends, and the count of packets in flight stays
 // true.
 func TestMoreEventsThanPackets(t *testing.T) {

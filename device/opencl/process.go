@@ -113,16 +113,30 @@ func (p *process) Soon() bool { return false }
 // socketBuffer is the room for packets on their way to the process, in bytes.
 const socketBuffer = 4 << 20
 
+// shared returns the file of the shared memory, and a descriptor of its own for a process that
+// starts: renew may close the file meanwhile, and its number may be that of another file of the box
+// by the time the process gets it.
+func (e *engine) shared() (file, own *os.File, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.file == nil {
+		return nil, nil, errors.New("there is no shared memory: an error before says why")
+	}
+	fd, err := unix.FcntlInt(e.file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("shared memory: %w", err)
+	}
+	return e.file, os.NewFile(uintptr(fd), e.file.Name()), nil
+}
+
 // start starts a process.
 func (e *engine) start(number uint64) (*process, error) {
-	e.mu.Lock()
-	file := e.file
-	e.mu.Unlock()
-	if file == nil {
-		return nil, errors.New("there is no shared memory: an error before says why")
+	file, own, err := e.shared()
+	if err != nil {
+		return nil, err
 	}
+	defer func() { _ = own.Close() }()
 	p := &process{engine: e, context: number, hello: true, buf: make([]byte, maxEvents*reg.EventSize)}
-	var err error
 	if p.dir, err = os.MkdirTemp("", "dxpu-opencl-"); err != nil {
 		return nil, err
 	}
@@ -137,7 +151,7 @@ func (e *engine) start(number uint64) (*process, error) {
 	p.cmd.Env = environment(p.dir)
 	p.cmd.Dir = p.dir
 	p.cmd.Stderr = p.said
-	p.cmd.ExtraFiles = []*os.File{other, file}
+	p.cmd.ExtraFiles = []*os.File{other, own}
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	err = p.cmd.Start()
 	err = errors.Join(err, other.Close())
