@@ -184,10 +184,10 @@ func (t *tx) advanceDrain(n *nodeRecord, s *slotRecord) {
 		return
 	}
 	t.maintainSoon(n.ID)
-	if c.Drain.Live {
-		t.moveAllLive(bound)
-	}
 	late := !c.Drain.Deadline.IsZero() && t.dueOrSchedule(subject{nodeSubject, n.ID}, c.Drain.Deadline)
+	if c.Drain.Live && !late {
+		t.moveAllLive(bound, c.Drain.Since)
+	}
 	if late || !c.Drain.Live {
 		t.evict(n, bound, late, dxpuv1.Reason_REASON_DRAINED, fmt.Sprintf("host %s is drained", n.ID))
 	}

@@ -54,14 +54,20 @@ func (t *tx) successorOf(b *bindingRecord) *bindingRecord {
 	return nil
 }
 
-// switches reports whether the host decides on a binding, so that no other news of it counts.
+// switches reports whether the host decides on a binding, or has done so before a backup was
+// restored, so that no other news of it counts.
 func (t *tx) switches(b *bindingRecord) bool {
 	// The index is that of the last round: a change since then marks the binding again.
 	if len(t.bindingsByHostSlot[hostSlotRef{b.HostID, b.HostSlot}]) < 2 {
 		return false
 	}
 	s := t.successorOf(b)
-	return s != nil && s.State == switching
+	return s != nil && (s.State == switching || t.switched(s))
+}
+
+// switched reports whether the host has the successor in place of the binding before it.
+func (t *tx) switched(s *bindingRecord) bool {
+	return t.connected(s.HostID) && t.observed(s.HostID, s) != nil
 }
 
 // isMigrating reports whether a GPU of a lease is moving.
@@ -96,6 +102,9 @@ func (t *tx) advanceMigration(s *bindingRecord) bool {
 		return true
 	case b.State == detaching:
 		return false // whichever device the host has, it releases it first
+	case s.State != switching && t.switched(s):
+		t.switchOver(b, s) // the records are from before the switch: a backup was restored
+		return true
 	case s.State == switching:
 		return t.awaitSwitch(b, s)
 	}
@@ -131,7 +140,10 @@ func (t *tx) whyMigrationFails(b, s *bindingRecord) string {
 		}
 	}
 	o, here := t.observed(s.BoxID, s), t.connected(s.BoxID)
+	n, slot := t.nodes.get(s.BoxID), t.boxSlot(s.ref())
 	switch {
+	case n == nil || !t.takesBindings(n) || slot != nil && slot.Cordon != nil:
+		return "GPU " + s.gpuID() + " takes no new bindings any more"
 	case t.gpuHealth(s) == dxpuv1.Health_HEALTH_FAILED:
 		return "GPU " + s.gpuID() + " has failed: " + t.gpuDetail(s)
 	case o != nil && (o.State == failed || o.State == lost):
@@ -209,16 +221,21 @@ func (t *tx) failMigration(s *bindingRecord, why string) {
 	t.setBindingState(s, failed)
 }
 
-// maxMoveTries bounds the live migrations of a binding that a drain begins and that fail.
+// maxMoveTries bounds the live migrations of a binding that fail during a drain.
 const maxMoveTries = 3
 
-// moveAllLive moves bindings away by live migration, one of each lease at a time.
-func (t *tx) moveAllLive(ids []string) {
+// moveAllLive moves bindings away by live migration, one of each lease at a time, for a drain
+// that began at a time.
+func (t *tx) moveAllLive(ids []string, since time.Time) {
 	for _, id := range ids {
 		b := t.bindings.get(id)
 		l := t.leases.get(b.LeaseID)
 		if !b.serving() || l == nil || l.State != leaseActive || t.isAttaching(l) || t.isMigrating(l) {
 			continue
+		}
+		if b.MoveTries > 0 && b.MoveFailed.Before(since) {
+			b = t.bindings.edit(id)
+			b.MoveTries, b.NoSpare = 0, false // they do not count against this drain
 		}
 		why := t.immovable(b)
 		switch {
