@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -69,6 +70,9 @@ func (o *migrateOptions) run(cmd *cobra.Command, conn *connection, lease string)
 	if err != nil {
 		return err
 	}
+	if err := migrationError(res.Binding); err != nil {
+		return err
+	}
 	if o.wait && res.Binding.FollowsBindingId != "" { // a repeated call may find it at its end
 		if res.Lease, err = o.follow(ctx, cmd, api, events, res); err != nil {
 			return err
@@ -90,7 +94,7 @@ func (o *migrateOptions) follow(ctx context.Context, cmd *cobra.Command, api poo
 		}
 		switch e.Type {
 		case dxpuv1.EventType_EVENT_TYPE_MIGRATION_FAILED:
-			return withHint(fmt.Errorf("%s", oneLine(e.Message)), "the lease goes on with its GPU; \"dxpu describe lease %s\" shows it", res.Lease.Id)
+			return withHint(errors.New(oneLine(e.Message)), migrationHint, res.Binding.LeaseId)
 		case dxpuv1.EventType_EVENT_TYPE_GPU_MIGRATED:
 			return errWatched
 		}
@@ -107,6 +111,17 @@ func (o *migrateOptions) follow(ctx context.Context, cmd *cobra.Command, api poo
 	}
 	got, err := callOn(ctx, api, poolAPI.GetLease, &dxpuv1.GetLeaseRequest{LeaseId: res.Lease.Id})
 	return got.GetLease(), err
+}
+
+const migrationHint = "the lease goes on with its GPU; \"dxpu describe lease %s\" shows it"
+
+// migrationError returns why a migration has failed, which a repeated call may find.
+func migrationError(b *dxpuv1.Binding) error {
+	over := b.State == dxpuv1.BindingState_BINDING_STATE_FAILED || b.State == dxpuv1.BindingState_BINDING_STATE_RELEASED
+	if b.FollowsBindingId == "" || !over {
+		return nil
+	}
+	return withHint(fmt.Errorf("%s did not move to %s: %s", b.LeaseId, b.GpuId, oneLine(b.Detail)), migrationHint, b.LeaseId)
 }
 
 func printMigration(w io.Writer, r *dxpuv1.MigrateLeaseResponse) {
