@@ -3,6 +3,7 @@
 package hook
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"strconv"
@@ -108,7 +109,17 @@ func TestShareKills(t *testing.T) {
 	if peak := x.gpuWord(t, gpuPeak); peak > 2*limit {
 		t.Errorf("%d bytes were in use at once, above the limits of %d", peak, 2*limit)
 	}
-	c.until("the account is that of the GPU", func() bool { return uint64(c.share("a").Used+c.share("b").Used) == x.gpuWord(t, gpuInUse) })
+	var account string
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(account)
+		}
+	})
+	c.until("the account is that of the GPU", func() bool {
+		a, b, used := c.share("a"), c.share("b"), x.gpuWord(t, gpuInUse)
+		account = fmt.Sprintf("the GPU has %d bytes in use, share a %+v, b %+v", used, a, b)
+		return uint64(a.Used+b.Used) == used
+	})
 	for _, p := range append(live[:], watch) {
 		if p != nil {
 			_ = p.cmd.Process.Kill()

@@ -79,6 +79,19 @@ CUresult fake_generic(int i) { return scripted(i); }
 
 static int devices(void) { return (int)setting("FAKE_GPU_DEVICES", 1); }
 
+/* Removes the records of processes that have ended, whose memory the driver frees. */
+static void reap(struct gpu *g)
+{
+	for (int i = 0; i < PROCESSES; i++) {
+		struct process *p = &g->processes[i];
+
+		if (p->pid && p->pid != owner && kill(p->pid, 0) != 0 && errno == ESRCH) {
+			g->used -= p->used;
+			*p = (struct process){0};
+		}
+	}
+}
+
 CUresult cuInit(unsigned flags)
 {
 	const char *path = getenv("FAKE_GPU");
@@ -102,6 +115,7 @@ CUresult cuInit(unsigned flags)
 		primary[i] = (struct ctx){.device = i};
 		if (!machine->ready)
 			machine->gpus[i].total = setting("FAKE_GPU_MEMORY", 1 << 30);
+		reap(&machine->gpus[i]);
 	}
 	machine->ready = 1;
 	unlock_machine();
@@ -131,19 +145,6 @@ void wait_until(uint64_t ns)
 	if (machine->clock < ns)
 		__atomic_store_n(&machine->clock, ns, __ATOMIC_SEQ_CST);
 	unlock_machine();
-}
-
-/* Removes the records of processes that have ended, whose memory the driver frees. */
-static void reap(struct gpu *g)
-{
-	for (int i = 0; i < PROCESSES; i++) {
-		struct process *p = &g->processes[i];
-
-		if (p->pid && p->pid != owner && kill(p->pid, 0) != 0 && errno == ESRCH) {
-			g->used -= p->used;
-			*p = (struct process){0};
-		}
-	}
 }
 
 struct process *self(struct gpu *g)
