@@ -71,7 +71,7 @@ type fakeNode struct {
 	forces     string          // why devices are removed by force; "": they are not
 	removals   map[uint32]*dxpuv1.Removal
 
-	moves    move // what it does in a live migration
+	moves    move // its part in a live migration
 	wants    map[uint32]*dxpuv1.DesiredBinding
 	instance int
 	sequence uint64

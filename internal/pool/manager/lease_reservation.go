@@ -133,7 +133,7 @@ func (t *tx) mayPromise(s *dxpuv1.LeaseSpec) error {
 }
 
 // promisesOverQuota returns why the quota by model does not admit that GPUs, which are of one
-// model, are promised to a lease too; "" if it does. What its tenant has now does not count.
+// model, are promised to a lease too; "" if it does. The present GPUs of its tenant do not count.
 func (t *tx) promisesOverQuota(l *leaseRecord, gpus []placement.Ref) string {
 	model := t.modelAt(gpus[0])
 	limit, ok := t.quota(l.spec.Tenant).MaxGPUsByModel[model]
@@ -258,7 +258,7 @@ func (t *tx) advancePromise(l *leaseRecord) bool {
 }
 
 // advanceBegun clears what is promised to a lease whose time has begun. If the quota of its
-// tenant does not admit the lease, the promise ends after a while, because nobody could use
+// tenant does not admit the lease, the promise ends after a while, because no lease could use
 // what it holds. It reports whether it did.
 func (t *tx) advanceBegun(l *leaseRecord) bool {
 	at := subject{leaseSubject, l.ID}

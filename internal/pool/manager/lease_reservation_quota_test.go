@@ -48,7 +48,7 @@ func TestReservationsWithinTheQuotaByModel(t *testing.T) {
 	wantErr(t, err, connect.CodeResourceExhausted, "quota")
 }
 
-// TestReservationsWithinTheGuarantee: what is guaranteed bounds what is promised to leases
+// TestReservationsWithinTheGuarantee: guarantees bound the promises to leases
 // that are not preemptible, as it bounds those leases.
 func TestReservationsWithinTheGuarantee(t *testing.T) {
 	w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 4))
@@ -62,8 +62,8 @@ func TestReservationsWithinTheGuarantee(t *testing.T) {
 	w.create(s)
 }
 
-// TestPromiseBeyondTheQuota has a tenant that uses its quota when its reservation begins: what
-// was promised does not stay idle.
+// TestPromiseBeyondTheQuota has a tenant that uses its quota when its reservation begins: the
+// promised GPU does not stay idle.
 func TestPromiseBeyondTheQuota(t *testing.T) {
 	w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 2))
 	w.putTenant("a", &dxpuv1.Quota{MaxGpus: 1})
@@ -125,7 +125,7 @@ func TestFailoverAfterTheBeginning(t *testing.T) {
 	w.restoredPool(store.records)
 	w.settle()
 	if _, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 1}); err == nil {
-		t.Error("what was promised is given to another lease")
+		t.Error("the promised GPU is given to another lease")
 	}
 	w.delete(uses, true)
 	w.passReporting(10 * time.Second)

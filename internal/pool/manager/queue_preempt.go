@@ -191,7 +191,7 @@ func (t *tx) decideWithout(leases []*leaseRecord, gone map[string]bool) (d place
 		t.hostPool.SetHost(t.indexedNodes[id].placementHost)
 	}
 	t.indexFrozen = false
-	// What a tenant has now does not count for a lease that begins later.
+	// The present GPUs of a tenant do not count for a lease that begins later.
 	if !startTime(leases[0].spec).After(t.now) && t.overQuotaByModel(leases, &d) != "" {
 		return placement.GangDecision{}
 	}
