@@ -75,6 +75,16 @@ func (b *bench) next(t *testing.T) {
 	}
 }
 
+// awaitReady waits for a process to start, and for the notice that the channel is ready.
+func (b *bench) awaitReady(t *testing.T) {
+	t.Helper()
+	b.next(t)
+	<-b.notice
+	if s := b.State(); s != reg.ComputeReady {
+		t.Errorf("state %v", s)
+	}
+}
+
 // has returns the process and the memory.
 func (b *bench) has() (*process, *os.File) {
 	b.mu.Lock()
@@ -135,11 +145,7 @@ func TestSpareIsForOneContext(t *testing.T) {
 	if s := b.State(); s != reg.ComputeStarting {
 		t.Errorf("state %v", s)
 	}
-	b.next(t)
-	<-b.notice
-	if s := b.State(); s != reg.ComputeReady {
-		t.Errorf("state %v", s)
-	}
+	b.awaitReady(t)
 }
 
 // A device may have no process before a tenant needs one.
@@ -147,11 +153,7 @@ func TestCold(t *testing.T) {
 	b := newBench(t, true, serving)
 	b.scrub(t)
 	b.Start()
-	b.next(t)
-	<-b.notice
-	if s := b.State(); s != reg.ComputeReady {
-		t.Errorf("state %v", s)
-	}
+	b.awaitReady(t)
 }
 
 // A spare that ends is told, is not started again and again, and harms no tenant.
@@ -163,11 +165,7 @@ func TestSpareThatEnds(t *testing.T) {
 		t.Errorf("log %q", text)
 	}
 	b.Start()
-	b.next(t)
-	<-b.notice
-	if s := b.State(); s != reg.ComputeReady {
-		t.Errorf("state %v", s)
-	}
+	b.awaitReady(t)
 }
 
 // The standard error of a process has a bound, and the box waits neither for it
