@@ -47,7 +47,7 @@ vm: ## Put QEMU, a guest, and back ends of virtio devices into the user's cache,
 browser: ## Install Chromium for the tests of the web page, once: by apt, as root
 	@scripts/install-chromium.sh >/dev/null || [ $$? -eq 3 ]
 
-tools: ## Install what tests compare us with (tshark, lspci, systemd-analyze, prometheus), once: by apt, as root
+tools: ## Install what tests compare us with (tshark, lspci, systemd-analyze, prometheus, podman), once: by apt, as root
 	@scripts/install-tools.sh || [ $$? -eq 3 ]
 
 test: vm browser tools ## Run every test, with the race detector and in random order
