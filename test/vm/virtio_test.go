@@ -184,7 +184,8 @@ func virtioDirectory(t *testing.T, v *virtio) {
 	v.serve("virtiofsd", "--socket-path="+v.socket(), "--shared-dir="+dir, "--sandbox=none")
 	address := v.plug("fs")
 	g := v.g
-	if out := g.sh(t, `mkdir -p /mnt && mount -t virtiofs dxpu /mnt && cat /mnt/hello`); out != "from the box" {
+	// The driver knows the tag some time after it has bound the device.
+	if out := g.sh(t, `mkdir -p /mnt; until mount -t virtiofs dxpu /mnt 2>/dev/null; do usleep 10000; done; cat /mnt/hello`); out != "from the box" {
 		t.Errorf("the guest reads %q", out)
 	}
 	sum := g.sh(t, `mkdir /mnt/d && dd if=/dev/urandom of=/mnt/d/file bs=64k count=64 2>/dev/null && mv /mnt/d/file /mnt/d/moved && echo 3 >/proc/sys/vm/drop_caches && sha256sum </mnt/d/moved`)
