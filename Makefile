@@ -50,8 +50,14 @@ browser: ## Install Chromium for the tests of the web page, once: by apt, as roo
 tools: ## Install what tests compare us with (tshark, lspci, systemd-analyze, prometheus, podman), once: by apt, as root
 	@scripts/install-tools.sh || [ $$? -eq 3 ]
 
+# A test of many processes and machines that fails runs once more: what fails twice, a data
+# race and more than six failures end the run. The end names every test that ran twice: each of
+# them is a defect of the test or of the program.
+TEST = mkdir -p $(BIN) && rm -f $(BIN)/rerun && $(GO) tool gotestsum --format pkgname-and-test-fails --format-icons text --rerun-fails=1 --rerun-fails-max-failures=6 \
+	--rerun-fails-abort-on-data-race --rerun-fails-run-root-test --rerun-fails-report=$(BIN)/rerun
+
 test: vm browser tools ## Run every test, with the race detector and in random order
-	$(GO) test -race -shuffle=on -timeout 45m $(PKGS)
+	$(TEST) --packages='$(PKGS)' -- -race -shuffle=on -timeout 45m; rc=$$?; [ ! -s $(BIN)/rerun ] || { echo "these tests ran twice:"; cat $(BIN)/rerun; }; exit $$rc
 	$(GO) test -shuffle=on -timeout 45m $(sort $(dir $(shell find . -name norace_test.go))) # tests that are too slow with the race detector, or that count allocations
 
 demo: ## A virtual machine hot-plugs a GPU that is on another machine
