@@ -58,7 +58,7 @@ TEST = mkdir -p $(BIN) && rm -f $(BIN)/rerun && $(GO) tool gotestsum --format pk
 
 test: vm browser tools ## Run every test, with the race detector and in random order
 	$(TEST) --packages='$(PKGS)' -- -race -shuffle=on -timeout 45m; rc=$$?; [ ! -s $(BIN)/rerun ] || { echo "these tests ran twice:"; cat $(BIN)/rerun; }; exit $$rc
-	$(GO) test -shuffle=on -timeout 45m $(sort $(dir $(shell find . -name norace_test.go))) # tests that are too slow with the race detector, or that count allocations
+	scripts/norace.sh
 
 demo: ## A virtual machine hot-plugs a GPU that is on another machine
 	@$(MAKE) --no-print-directory -j2 build vm
