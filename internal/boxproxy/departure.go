@@ -24,6 +24,8 @@ const (
 	maxRounds = 30
 	// recopyInterval is the pause between two rounds when little is left.
 	recopyInterval = 10 * time.Millisecond
+	// progressInterval is the time between two reports while the memory is copied.
+	progressInterval = time.Second
 )
 
 // departure sends the state of the slot's device to another box (docs/migration.md). It is
@@ -39,6 +41,7 @@ type departure struct {
 	rounds uint32
 	sent   uint64
 	recopy time.Duration // when the next round begins, if little is left
+	report time.Duration // when the next report is due
 
 	from    uint64 // where the round is
 	buf     [pieceSize]byte
@@ -77,6 +80,10 @@ func (d *departure) Transmit(e engine.Entry) {
 		addr, n := d.device.ChangedMemory(d.from, d.buf[:])
 		if n > 0 {
 			d.piece, d.at, d.from = d.buf[:n], addr, addr+uint64(n)
+			if d.phase == copying && e.Now() >= d.report {
+				d.report = e.Now() + progressInterval
+				d.publish(dxpuv1.MigrationState_MIGRATION_STATE_COPYING, "")
+			}
 			continue
 		}
 		if d.from > 0 { // the end of a round, with changes before from perhaps

@@ -313,6 +313,9 @@ func describeLease(w io.Writer, l *dxpuv1.Lease) {
 		if b.Ejected {
 			fmt.Fprintf(w, "        the guest has removed it; \"dxpu gpu replug %s\" plugs it in again\n", b.GpuId)
 		}
+		if m := b.Migration; m != nil {
+			fmt.Fprintf(w, "copy    %s\n", migrationWord(m))
+		}
 		t := newTable(w, "STEP", "AT", "TOOK", "REPORTED BY")
 		for _, s := range b.Timeline {
 			t.row(s.Name, s.Time.AsTime().Local().Format("15:04:05.000"), duration(s.Duration.AsDuration()), cmp.Or(s.NodeId, "manager"))

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 	"time"
 
+	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -25,9 +27,13 @@ The manager chooses the other GPU under the constraints of the lease, spares inc
 and returns when the lease goes on with the other GPU. A migration that fails changes
 nothing for the guest. "dxpu describe gpu" says whether a GPU can move.
 
+--cancel ends a migration that is under way: the guest keeps the GPU that it has. A drain
+with --live begins another one; "dxpu uncordon" ends the drain.
+
 With --request-id the command can be repeated: the same ID does not move the GPU again.`,
 		Example: `  dxpu lease migrate l-17 --wait
-  dxpu lease migrate l-17 --gpu b1/0 --to b2/3`,
+  dxpu lease migrate l-17 --gpu b1/0 --to b2/3
+  dxpu lease migrate l-17 --cancel`,
 		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, conn, args[0]) },
 	}
 	o.out = jsonFlag(cmd)
@@ -35,13 +41,18 @@ With --request-id the command can be repeated: the same ID does not move the GPU
 	f.StringVar(&o.req.GpuId, "gpu", "", "the GPU that moves, `BOX/SLOT` (default: the only one of the lease)")
 	f.StringVar(&o.req.ToGpuId, "to", "", "the GPU to which it moves, `BOX/SLOT` (default: the manager chooses)")
 	f.StringVar(&o.req.RequestId, "request-id", "", "name of the request, which makes the command safe to repeat")
+	f.BoolVar(&o.cancel, "cancel", false, "end the migration that is under way")
 	waitFlags(cmd, &o.wait, &o.timeout, "the lease goes on with the other GPU")
+	for _, other := range []string{"to", "request-id", "wait"} {
+		cmd.MarkFlagsMutuallyExclusive("cancel", other)
+	}
 	return cmd
 }
 
 // migrateOptions are the flags of "dxpu lease migrate".
 type migrateOptions struct {
 	req     dxpuv1.MigrateLeaseRequest
+	cancel  bool
 	wait    bool
 	timeout time.Duration
 	out     *output
@@ -54,6 +65,15 @@ func (o *migrateOptions) run(cmd *cobra.Command, conn *connection, lease string)
 	api, err := conn.pool()
 	if err != nil {
 		return err
+	}
+	if o.cancel {
+		res, err := callOn(cmd.Context(), api, poolAPI.CancelMigration, &dxpuv1.CancelMigrationRequest{LeaseId: lease, GpuId: o.req.GpuId})
+		if err != nil {
+			return err
+		}
+		return printValue(cmd, o.out, res, func(w io.Writer, r *dxpuv1.CancelMigrationResponse) {
+			fmt.Fprintf(w, "%s does not move to %s\n", r.Binding.LeaseId, r.Binding.GpuId)
+		})
 	}
 	ctx, cancel := context.WithTimeoutCause(cmd.Context(), o.timeout, errTimeout)
 	defer cancel()
@@ -88,6 +108,17 @@ func (o *migrateOptions) run(cmd *cobra.Command, conn *connection, lease string)
 
 // follow prints the steps of a migration until it is over, and returns the lease then.
 func (o *migrateOptions) follow(ctx context.Context, cmd *cobra.Command, api poolAPI, events *eventWatch, res *dxpuv1.MigrateLeaseResponse) (*dxpuv1.Lease, error) {
+	var mu sync.Mutex
+	say := func(text string) {
+		mu.Lock()
+		defer mu.Unlock()
+		fmt.Fprintln(cmd.ErrOrStderr(), text)
+	}
+	copied, stop := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { sayProgress(copied, api, res.Binding, say) })
+	defer wg.Wait()
+	defer stop()
 	err := events.follow(ctx, func(e *dxpuv1.Event) error {
 		if e.GetBindingId() != res.Binding.Id {
 			return nil
@@ -98,7 +129,7 @@ func (o *migrateOptions) follow(ctx context.Context, cmd *cobra.Command, api poo
 		case dxpuv1.EventType_EVENT_TYPE_GPU_MIGRATED:
 			return errWatched
 		}
-		fmt.Fprintln(cmd.ErrOrStderr(), oneLine(e.Message))
+		say(oneLine(e.Message))
 		return nil
 	})
 	switch {
@@ -111,6 +142,36 @@ func (o *migrateOptions) follow(ctx context.Context, cmd *cobra.Command, api poo
 	}
 	got, err := callOn(ctx, api, poolAPI.GetLease, &dxpuv1.GetLeaseRequest{LeaseId: res.Lease.Id})
 	return got.GetLease(), err
+}
+
+// progressPause is the time between two lines on the copy of the memory.
+const progressPause = 2 * time.Second
+
+// sayProgress says how far the copy of a migration is until the context ends.
+func sayProgress(ctx context.Context, api poolAPI, next *dxpuv1.Binding, say func(string)) {
+	ticker := time.NewTicker(progressPause)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return
+		}
+		res, err := callOn(ctx, api, poolAPI.GetLease, &dxpuv1.GetLeaseRequest{LeaseId: next.LeaseId})
+		if err != nil {
+			continue // the watch of the events says what is wrong
+		}
+		for _, b := range res.GetLease().GetBindings() {
+			if b.Id == next.Id && b.Migration != nil {
+				say("copy: " + migrationWord(b.Migration))
+			}
+		}
+	}
+}
+
+// migrationWord says how far the copy of a GPU's memory is.
+func migrationWord(m *dxpuv1.MigrationProgress) string {
+	return fmt.Sprintf("%s sent, %s left, round %d", humanize.IBytes(m.BytesSent), humanize.IBytes(m.BytesLeft), m.Rounds+1)
 }
 
 const migrationHint = "the lease goes on with its GPU; \"dxpu describe lease %s\" shows it"

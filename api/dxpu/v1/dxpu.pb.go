@@ -2297,6 +2297,112 @@ func (x *MigrateLeaseResponse) GetBinding() *Binding {
 	return nil
 }
 
+type CancelMigrationRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	LeaseId string                 `protobuf:"bytes,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	// The GPU of the lease that moves. Empty: the only one that does.
+	GpuId         string `protobuf:"bytes,2,opt,name=gpu_id,json=gpuId,proto3" json:"gpu_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelMigrationRequest) Reset() {
+	*x = CancelMigrationRequest{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelMigrationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelMigrationRequest) ProtoMessage() {}
+
+func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelMigrationRequest.ProtoReflect.Descriptor instead.
+func (*CancelMigrationRequest) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *CancelMigrationRequest) GetLeaseId() string {
+	if x != nil {
+		return x.LeaseId
+	}
+	return ""
+}
+
+func (x *CancelMigrationRequest) GetGpuId() string {
+	if x != nil {
+		return x.GpuId
+	}
+	return ""
+}
+
+type CancelMigrationResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Lease *Lease                 `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
+	// The binding that does not follow the present one.
+	Binding       *Binding `protobuf:"bytes,2,opt,name=binding,proto3" json:"binding,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelMigrationResponse) Reset() {
+	*x = CancelMigrationResponse{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelMigrationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelMigrationResponse) ProtoMessage() {}
+
+func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelMigrationResponse.ProtoReflect.Descriptor instead.
+func (*CancelMigrationResponse) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *CancelMigrationResponse) GetLease() *Lease {
+	if x != nil {
+		return x.Lease
+	}
+	return nil
+}
+
+func (x *CancelMigrationResponse) GetBinding() *Binding {
+	if x != nil {
+		return x.Binding
+	}
+	return nil
+}
+
 type ReplugGPURequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	GpuId         string                 `protobuf:"bytes,1,opt,name=gpu_id,json=gpuId,proto3" json:"gpu_id,omitempty"`
@@ -2306,7 +2412,7 @@ type ReplugGPURequest struct {
 
 func (x *ReplugGPURequest) Reset() {
 	*x = ReplugGPURequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[38]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2318,7 +2424,7 @@ func (x *ReplugGPURequest) String() string {
 func (*ReplugGPURequest) ProtoMessage() {}
 
 func (x *ReplugGPURequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[38]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2331,7 +2437,7 @@ func (x *ReplugGPURequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplugGPURequest.ProtoReflect.Descriptor instead.
 func (*ReplugGPURequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{38}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ReplugGPURequest) GetGpuId() string {
@@ -2350,7 +2456,7 @@ type ReplugGPUResponse struct {
 
 func (x *ReplugGPUResponse) Reset() {
 	*x = ReplugGPUResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[39]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2362,7 +2468,7 @@ func (x *ReplugGPUResponse) String() string {
 func (*ReplugGPUResponse) ProtoMessage() {}
 
 func (x *ReplugGPUResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[39]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2375,7 +2481,7 @@ func (x *ReplugGPUResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplugGPUResponse.ProtoReflect.Descriptor instead.
 func (*ReplugGPUResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{39}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ReplugGPUResponse) GetBinding() *Binding {
@@ -2400,7 +2506,7 @@ type Target struct {
 
 func (x *Target) Reset() {
 	*x = Target{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[40]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2412,7 +2518,7 @@ func (x *Target) String() string {
 func (*Target) ProtoMessage() {}
 
 func (x *Target) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[40]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2425,7 +2531,7 @@ func (x *Target) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Target.ProtoReflect.Descriptor instead.
 func (*Target) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{40}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Target) GetTarget() isTarget_Target {
@@ -2496,7 +2602,7 @@ type CordonRequest struct {
 
 func (x *CordonRequest) Reset() {
 	*x = CordonRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[41]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2508,7 +2614,7 @@ func (x *CordonRequest) String() string {
 func (*CordonRequest) ProtoMessage() {}
 
 func (x *CordonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[41]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2521,7 +2627,7 @@ func (x *CordonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonRequest.ProtoReflect.Descriptor instead.
 func (*CordonRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{41}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *CordonRequest) GetTarget() *Target {
@@ -2553,7 +2659,7 @@ type CordonResponse struct {
 
 func (x *CordonResponse) Reset() {
 	*x = CordonResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[42]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2565,7 +2671,7 @@ func (x *CordonResponse) String() string {
 func (*CordonResponse) ProtoMessage() {}
 
 func (x *CordonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[42]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2578,7 +2684,7 @@ func (x *CordonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonResponse.ProtoReflect.Descriptor instead.
 func (*CordonResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{42}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{44}
 }
 
 type UncordonRequest struct {
@@ -2591,7 +2697,7 @@ type UncordonRequest struct {
 
 func (x *UncordonRequest) Reset() {
 	*x = UncordonRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[43]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2603,7 +2709,7 @@ func (x *UncordonRequest) String() string {
 func (*UncordonRequest) ProtoMessage() {}
 
 func (x *UncordonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[43]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2616,7 +2722,7 @@ func (x *UncordonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonRequest.ProtoReflect.Descriptor instead.
 func (*UncordonRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{43}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *UncordonRequest) GetTarget() *Target {
@@ -2641,7 +2747,7 @@ type UncordonResponse struct {
 
 func (x *UncordonResponse) Reset() {
 	*x = UncordonResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[44]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2653,7 +2759,7 @@ func (x *UncordonResponse) String() string {
 func (*UncordonResponse) ProtoMessage() {}
 
 func (x *UncordonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[44]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2666,7 +2772,7 @@ func (x *UncordonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonResponse.ProtoReflect.Descriptor instead.
 func (*UncordonResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{44}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{46}
 }
 
 type DrainRequest struct {
@@ -2685,7 +2791,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[45]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2697,7 +2803,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[45]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2710,7 +2816,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{45}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *DrainRequest) GetTarget() *Target {
@@ -2758,7 +2864,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[46]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2770,7 +2876,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[46]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2783,7 +2889,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{46}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DrainResponse) GetBindingIds() []string {
@@ -2808,7 +2914,7 @@ type SetTaintsRequest struct {
 
 func (x *SetTaintsRequest) Reset() {
 	*x = SetTaintsRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[47]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2820,7 +2926,7 @@ func (x *SetTaintsRequest) String() string {
 func (*SetTaintsRequest) ProtoMessage() {}
 
 func (x *SetTaintsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[47]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2833,7 +2939,7 @@ func (x *SetTaintsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTaintsRequest.ProtoReflect.Descriptor instead.
 func (*SetTaintsRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{47}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *SetTaintsRequest) GetTarget() *Target {
@@ -2874,7 +2980,7 @@ type SetTaintsResponse struct {
 
 func (x *SetTaintsResponse) Reset() {
 	*x = SetTaintsResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[48]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2886,7 +2992,7 @@ func (x *SetTaintsResponse) String() string {
 func (*SetTaintsResponse) ProtoMessage() {}
 
 func (x *SetTaintsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[48]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2899,7 +3005,7 @@ func (x *SetTaintsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTaintsResponse.ProtoReflect.Descriptor instead.
 func (*SetTaintsResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{48}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *SetTaintsResponse) GetTaints() []*Taint {
@@ -2920,7 +3026,7 @@ type PlanMaintenanceRequest struct {
 
 func (x *PlanMaintenanceRequest) Reset() {
 	*x = PlanMaintenanceRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[49]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2932,7 +3038,7 @@ func (x *PlanMaintenanceRequest) String() string {
 func (*PlanMaintenanceRequest) ProtoMessage() {}
 
 func (x *PlanMaintenanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[49]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2945,7 +3051,7 @@ func (x *PlanMaintenanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanMaintenanceRequest.ProtoReflect.Descriptor instead.
 func (*PlanMaintenanceRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{49}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *PlanMaintenanceRequest) GetMaintenance() *Maintenance {
@@ -2971,7 +3077,7 @@ type PlanMaintenanceResponse struct {
 
 func (x *PlanMaintenanceResponse) Reset() {
 	*x = PlanMaintenanceResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[50]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2983,7 +3089,7 @@ func (x *PlanMaintenanceResponse) String() string {
 func (*PlanMaintenanceResponse) ProtoMessage() {}
 
 func (x *PlanMaintenanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[50]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2996,7 +3102,7 @@ func (x *PlanMaintenanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanMaintenanceResponse.ProtoReflect.Descriptor instead.
 func (*PlanMaintenanceResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{50}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *PlanMaintenanceResponse) GetMaintenance() *Maintenance {
@@ -3016,7 +3122,7 @@ type ListMaintenanceRequest struct {
 
 func (x *ListMaintenanceRequest) Reset() {
 	*x = ListMaintenanceRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[51]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3028,7 +3134,7 @@ func (x *ListMaintenanceRequest) String() string {
 func (*ListMaintenanceRequest) ProtoMessage() {}
 
 func (x *ListMaintenanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[51]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3041,7 +3147,7 @@ func (x *ListMaintenanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMaintenanceRequest.ProtoReflect.Descriptor instead.
 func (*ListMaintenanceRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{51}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ListMaintenanceRequest) GetPageSize() int32 {
@@ -3070,7 +3176,7 @@ type ListMaintenanceResponse struct {
 
 func (x *ListMaintenanceResponse) Reset() {
 	*x = ListMaintenanceResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[52]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3082,7 +3188,7 @@ func (x *ListMaintenanceResponse) String() string {
 func (*ListMaintenanceResponse) ProtoMessage() {}
 
 func (x *ListMaintenanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[52]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3095,7 +3201,7 @@ func (x *ListMaintenanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMaintenanceResponse.ProtoReflect.Descriptor instead.
 func (*ListMaintenanceResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{52}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ListMaintenanceResponse) GetMaintenance() []*Maintenance {
@@ -3128,7 +3234,7 @@ type EndMaintenanceRequest struct {
 
 func (x *EndMaintenanceRequest) Reset() {
 	*x = EndMaintenanceRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[53]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3140,7 +3246,7 @@ func (x *EndMaintenanceRequest) String() string {
 func (*EndMaintenanceRequest) ProtoMessage() {}
 
 func (x *EndMaintenanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[53]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3153,7 +3259,7 @@ func (x *EndMaintenanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndMaintenanceRequest.ProtoReflect.Descriptor instead.
 func (*EndMaintenanceRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{53}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *EndMaintenanceRequest) GetMaintenanceId() string {
@@ -3171,7 +3277,7 @@ type EndMaintenanceResponse struct {
 
 func (x *EndMaintenanceResponse) Reset() {
 	*x = EndMaintenanceResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[54]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3183,7 +3289,7 @@ func (x *EndMaintenanceResponse) String() string {
 func (*EndMaintenanceResponse) ProtoMessage() {}
 
 func (x *EndMaintenanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[54]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3196,7 +3302,7 @@ func (x *EndMaintenanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndMaintenanceResponse.ProtoReflect.Descriptor instead.
 func (*EndMaintenanceResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{54}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{56}
 }
 
 type ReplaceMemberRequest struct {
@@ -3211,7 +3317,7 @@ type ReplaceMemberRequest struct {
 
 func (x *ReplaceMemberRequest) Reset() {
 	*x = ReplaceMemberRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[55]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3223,7 +3329,7 @@ func (x *ReplaceMemberRequest) String() string {
 func (*ReplaceMemberRequest) ProtoMessage() {}
 
 func (x *ReplaceMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[55]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3236,7 +3342,7 @@ func (x *ReplaceMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplaceMemberRequest.ProtoReflect.Descriptor instead.
 func (*ReplaceMemberRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{55}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ReplaceMemberRequest) GetName() string {
@@ -3263,7 +3369,7 @@ type ReplaceMemberResponse struct {
 
 func (x *ReplaceMemberResponse) Reset() {
 	*x = ReplaceMemberResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[56]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3275,7 +3381,7 @@ func (x *ReplaceMemberResponse) String() string {
 func (*ReplaceMemberResponse) ProtoMessage() {}
 
 func (x *ReplaceMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[56]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3288,7 +3394,7 @@ func (x *ReplaceMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplaceMemberResponse.ProtoReflect.Descriptor instead.
 func (*ReplaceMemberResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{56}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ReplaceMemberResponse) GetInitialCluster() string {
@@ -3306,7 +3412,7 @@ type GetSignInRequest struct {
 
 func (x *GetSignInRequest) Reset() {
 	*x = GetSignInRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[57]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3318,7 +3424,7 @@ func (x *GetSignInRequest) String() string {
 func (*GetSignInRequest) ProtoMessage() {}
 
 func (x *GetSignInRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[57]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3331,7 +3437,7 @@ func (x *GetSignInRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSignInRequest.ProtoReflect.Descriptor instead.
 func (*GetSignInRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{57}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{59}
 }
 
 type GetSignInResponse struct {
@@ -3345,7 +3451,7 @@ type GetSignInResponse struct {
 
 func (x *GetSignInResponse) Reset() {
 	*x = GetSignInResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[58]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3357,7 +3463,7 @@ func (x *GetSignInResponse) String() string {
 func (*GetSignInResponse) ProtoMessage() {}
 
 func (x *GetSignInResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[58]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3370,7 +3476,7 @@ func (x *GetSignInResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSignInResponse.ProtoReflect.Descriptor instead.
 func (*GetSignInResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{58}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *GetSignInResponse) GetIssuer() string {
@@ -3397,7 +3503,7 @@ type SignInRequest struct {
 
 func (x *SignInRequest) Reset() {
 	*x = SignInRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[59]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3409,7 +3515,7 @@ func (x *SignInRequest) String() string {
 func (*SignInRequest) ProtoMessage() {}
 
 func (x *SignInRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[59]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3422,7 +3528,7 @@ func (x *SignInRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignInRequest.ProtoReflect.Descriptor instead.
 func (*SignInRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{59}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *SignInRequest) GetIdToken() string {
@@ -3443,7 +3549,7 @@ type SignInResponse struct {
 
 func (x *SignInResponse) Reset() {
 	*x = SignInResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[60]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3455,7 +3561,7 @@ func (x *SignInResponse) String() string {
 func (*SignInResponse) ProtoMessage() {}
 
 func (x *SignInResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[60]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3468,7 +3574,7 @@ func (x *SignInResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignInResponse.ProtoReflect.Descriptor instead.
 func (*SignInResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{60}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *SignInResponse) GetToken() *Token {
@@ -3501,7 +3607,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[61]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3513,7 +3619,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[61]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3526,7 +3632,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{61}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ListEventsRequest) GetPageSize() int32 {
@@ -3576,7 +3682,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[62]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3588,7 +3694,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[62]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3601,7 +3707,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{62}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -3640,7 +3746,7 @@ type EventFilter struct {
 
 func (x *EventFilter) Reset() {
 	*x = EventFilter{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[63]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3652,7 +3758,7 @@ func (x *EventFilter) String() string {
 func (*EventFilter) ProtoMessage() {}
 
 func (x *EventFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[63]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3665,7 +3771,7 @@ func (x *EventFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventFilter.ProtoReflect.Descriptor instead.
 func (*EventFilter) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{63}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *EventFilter) GetLeaseId() string {
@@ -3725,7 +3831,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[64]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3737,7 +3843,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[64]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3750,7 +3856,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{64}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *WatchEventsRequest) GetAfterRevision() uint64 {
@@ -3786,7 +3892,7 @@ type WatchEventsResponse struct {
 
 func (x *WatchEventsResponse) Reset() {
 	*x = WatchEventsResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[65]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3798,7 +3904,7 @@ func (x *WatchEventsResponse) String() string {
 func (*WatchEventsResponse) ProtoMessage() {}
 
 func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[65]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3811,7 +3917,7 @@ func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEventsResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{65}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *WatchEventsResponse) GetEvent() *Event {
@@ -3844,7 +3950,7 @@ type WatchLeasesRequest struct {
 
 func (x *WatchLeasesRequest) Reset() {
 	*x = WatchLeasesRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[66]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3856,7 +3962,7 @@ func (x *WatchLeasesRequest) String() string {
 func (*WatchLeasesRequest) ProtoMessage() {}
 
 func (x *WatchLeasesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[66]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3869,7 +3975,7 @@ func (x *WatchLeasesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchLeasesRequest.ProtoReflect.Descriptor instead.
 func (*WatchLeasesRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{66}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *WatchLeasesRequest) GetAfterRevision() uint64 {
@@ -3914,7 +4020,7 @@ type WatchLeasesResponse struct {
 
 func (x *WatchLeasesResponse) Reset() {
 	*x = WatchLeasesResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[67]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3926,7 +4032,7 @@ func (x *WatchLeasesResponse) String() string {
 func (*WatchLeasesResponse) ProtoMessage() {}
 
 func (x *WatchLeasesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[67]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3939,7 +4045,7 @@ func (x *WatchLeasesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchLeasesResponse.ProtoReflect.Descriptor instead.
 func (*WatchLeasesResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{67}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *WatchLeasesResponse) GetLease() *Lease {
@@ -3965,7 +4071,7 @@ type ClearGPUErrorsRequest struct {
 
 func (x *ClearGPUErrorsRequest) Reset() {
 	*x = ClearGPUErrorsRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[68]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3977,7 +4083,7 @@ func (x *ClearGPUErrorsRequest) String() string {
 func (*ClearGPUErrorsRequest) ProtoMessage() {}
 
 func (x *ClearGPUErrorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[68]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3990,7 +4096,7 @@ func (x *ClearGPUErrorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearGPUErrorsRequest.ProtoReflect.Descriptor instead.
 func (*ClearGPUErrorsRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{68}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ClearGPUErrorsRequest) GetGpuId() string {
@@ -4009,7 +4115,7 @@ type ClearGPUErrorsResponse struct {
 
 func (x *ClearGPUErrorsResponse) Reset() {
 	*x = ClearGPUErrorsResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[69]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4021,7 +4127,7 @@ func (x *ClearGPUErrorsResponse) String() string {
 func (*ClearGPUErrorsResponse) ProtoMessage() {}
 
 func (x *ClearGPUErrorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[69]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4034,7 +4140,7 @@ func (x *ClearGPUErrorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearGPUErrorsResponse.ProtoReflect.Descriptor instead.
 func (*ClearGPUErrorsResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{69}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ClearGPUErrorsResponse) GetGpu() *GPU {
@@ -4056,7 +4162,7 @@ type DeleteNodeRequest struct {
 
 func (x *DeleteNodeRequest) Reset() {
 	*x = DeleteNodeRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[70]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4068,7 +4174,7 @@ func (x *DeleteNodeRequest) String() string {
 func (*DeleteNodeRequest) ProtoMessage() {}
 
 func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[70]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4081,7 +4187,7 @@ func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNodeRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{70}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *DeleteNodeRequest) GetNodeId() string {
@@ -4113,7 +4219,7 @@ type DeleteNodeResponse struct {
 
 func (x *DeleteNodeResponse) Reset() {
 	*x = DeleteNodeResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[71]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4125,7 +4231,7 @@ func (x *DeleteNodeResponse) String() string {
 func (*DeleteNodeResponse) ProtoMessage() {}
 
 func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[71]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4138,7 +4244,7 @@ func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNodeResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{71}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{73}
 }
 
 type ListTenantsRequest struct {
@@ -4151,7 +4257,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[72]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4163,7 +4269,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[72]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4176,7 +4282,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{72}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ListTenantsRequest) GetPageSize() int32 {
@@ -4206,7 +4312,7 @@ type ListTenantsResponse struct {
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[73]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4218,7 +4324,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[73]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4231,7 +4337,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{73}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ListTenantsResponse) GetTenants() []*Tenant {
@@ -4264,7 +4370,7 @@ type GetTenantRequest struct {
 
 func (x *GetTenantRequest) Reset() {
 	*x = GetTenantRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[74]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4276,7 +4382,7 @@ func (x *GetTenantRequest) String() string {
 func (*GetTenantRequest) ProtoMessage() {}
 
 func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[74]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4289,7 +4395,7 @@ func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantRequest.ProtoReflect.Descriptor instead.
 func (*GetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{74}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *GetTenantRequest) GetTenantId() string {
@@ -4308,7 +4414,7 @@ type GetTenantResponse struct {
 
 func (x *GetTenantResponse) Reset() {
 	*x = GetTenantResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[75]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4320,7 +4426,7 @@ func (x *GetTenantResponse) String() string {
 func (*GetTenantResponse) ProtoMessage() {}
 
 func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[75]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4333,7 +4439,7 @@ func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantResponse.ProtoReflect.Descriptor instead.
 func (*GetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{75}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *GetTenantResponse) GetTenant() *Tenant {
@@ -4356,7 +4462,7 @@ type PutTenantRequest struct {
 
 func (x *PutTenantRequest) Reset() {
 	*x = PutTenantRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[76]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4368,7 +4474,7 @@ func (x *PutTenantRequest) String() string {
 func (*PutTenantRequest) ProtoMessage() {}
 
 func (x *PutTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[76]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4381,7 +4487,7 @@ func (x *PutTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutTenantRequest.ProtoReflect.Descriptor instead.
 func (*PutTenantRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{76}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *PutTenantRequest) GetTenant() *Tenant {
@@ -4407,7 +4513,7 @@ type PutTenantResponse struct {
 
 func (x *PutTenantResponse) Reset() {
 	*x = PutTenantResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[77]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4419,7 +4525,7 @@ func (x *PutTenantResponse) String() string {
 func (*PutTenantResponse) ProtoMessage() {}
 
 func (x *PutTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[77]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4432,7 +4538,7 @@ func (x *PutTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutTenantResponse.ProtoReflect.Descriptor instead.
 func (*PutTenantResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{77}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *PutTenantResponse) GetTenant() *Tenant {
@@ -4452,7 +4558,7 @@ type DeleteTenantRequest struct {
 
 func (x *DeleteTenantRequest) Reset() {
 	*x = DeleteTenantRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[78]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4464,7 +4570,7 @@ func (x *DeleteTenantRequest) String() string {
 func (*DeleteTenantRequest) ProtoMessage() {}
 
 func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[78]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4477,7 +4583,7 @@ func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTenantRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{78}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *DeleteTenantRequest) GetTenantId() string {
@@ -4502,7 +4608,7 @@ type DeleteTenantResponse struct {
 
 func (x *DeleteTenantResponse) Reset() {
 	*x = DeleteTenantResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[79]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4514,7 +4620,7 @@ func (x *DeleteTenantResponse) String() string {
 func (*DeleteTenantResponse) ProtoMessage() {}
 
 func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[79]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4527,7 +4633,7 @@ func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTenantResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{79}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{81}
 }
 
 type CreateTokenRequest struct {
@@ -4547,7 +4653,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[80]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4559,7 +4665,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[80]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4572,7 +4678,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{80}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *CreateTokenRequest) GetRole() Role {
@@ -4621,7 +4727,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[81]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4633,7 +4739,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[81]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4646,7 +4752,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{81}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *CreateTokenResponse) GetToken() *Token {
@@ -4673,7 +4779,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[82]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4685,7 +4791,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[82]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4698,7 +4804,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{82}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ListTokensRequest) GetPageSize() int32 {
@@ -4725,7 +4831,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[83]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4737,7 +4843,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[83]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4750,7 +4856,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{83}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -4776,7 +4882,7 @@ type DeleteTokenRequest struct {
 
 func (x *DeleteTokenRequest) Reset() {
 	*x = DeleteTokenRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[84]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4788,7 +4894,7 @@ func (x *DeleteTokenRequest) String() string {
 func (*DeleteTokenRequest) ProtoMessage() {}
 
 func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[84]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4801,7 +4907,7 @@ func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTokenRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{84}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *DeleteTokenRequest) GetTokenId() string {
@@ -4819,7 +4925,7 @@ type DeleteTokenResponse struct {
 
 func (x *DeleteTokenResponse) Reset() {
 	*x = DeleteTokenResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[85]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4831,7 +4937,7 @@ func (x *DeleteTokenResponse) String() string {
 func (*DeleteTokenResponse) ProtoMessage() {}
 
 func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[85]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4844,7 +4950,7 @@ func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTokenResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{85}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{87}
 }
 
 // Authority is the certificate authority of a pool.
@@ -4872,7 +4978,7 @@ type Authority struct {
 
 func (x *Authority) Reset() {
 	*x = Authority{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[86]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4884,7 +4990,7 @@ func (x *Authority) String() string {
 func (*Authority) ProtoMessage() {}
 
 func (x *Authority) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[86]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4897,7 +5003,7 @@ func (x *Authority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Authority.ProtoReflect.Descriptor instead.
 func (*Authority) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{86}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *Authority) GetCaPem() string {
@@ -4964,7 +5070,7 @@ type GetAuthorityRequest struct {
 
 func (x *GetAuthorityRequest) Reset() {
 	*x = GetAuthorityRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[87]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4976,7 +5082,7 @@ func (x *GetAuthorityRequest) String() string {
 func (*GetAuthorityRequest) ProtoMessage() {}
 
 func (x *GetAuthorityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[87]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4989,7 +5095,7 @@ func (x *GetAuthorityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAuthorityRequest.ProtoReflect.Descriptor instead.
 func (*GetAuthorityRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{87}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{89}
 }
 
 type GetAuthorityResponse struct {
@@ -5001,7 +5107,7 @@ type GetAuthorityResponse struct {
 
 func (x *GetAuthorityResponse) Reset() {
 	*x = GetAuthorityResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[88]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5013,7 +5119,7 @@ func (x *GetAuthorityResponse) String() string {
 func (*GetAuthorityResponse) ProtoMessage() {}
 
 func (x *GetAuthorityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[88]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5026,7 +5132,7 @@ func (x *GetAuthorityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAuthorityResponse.ProtoReflect.Descriptor instead.
 func (*GetAuthorityResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{88}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *GetAuthorityResponse) GetAuthority() *Authority {
@@ -5048,7 +5154,7 @@ type RotateAuthorityRequest struct {
 
 func (x *RotateAuthorityRequest) Reset() {
 	*x = RotateAuthorityRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[89]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5060,7 +5166,7 @@ func (x *RotateAuthorityRequest) String() string {
 func (*RotateAuthorityRequest) ProtoMessage() {}
 
 func (x *RotateAuthorityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[89]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5073,7 +5179,7 @@ func (x *RotateAuthorityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateAuthorityRequest.ProtoReflect.Descriptor instead.
 func (*RotateAuthorityRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{89}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *RotateAuthorityRequest) GetStep() AuthorityStep {
@@ -5099,7 +5205,7 @@ type RotateAuthorityResponse struct {
 
 func (x *RotateAuthorityResponse) Reset() {
 	*x = RotateAuthorityResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[90]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5111,7 +5217,7 @@ func (x *RotateAuthorityResponse) String() string {
 func (*RotateAuthorityResponse) ProtoMessage() {}
 
 func (x *RotateAuthorityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[90]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5124,7 +5230,7 @@ func (x *RotateAuthorityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateAuthorityResponse.ProtoReflect.Descriptor instead.
 func (*RotateAuthorityResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{90}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *RotateAuthorityResponse) GetAuthority() *Authority {
@@ -5142,7 +5248,7 @@ type WhoAmIRequest struct {
 
 func (x *WhoAmIRequest) Reset() {
 	*x = WhoAmIRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[91]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5154,7 +5260,7 @@ func (x *WhoAmIRequest) String() string {
 func (*WhoAmIRequest) ProtoMessage() {}
 
 func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[91]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5167,7 +5273,7 @@ func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIRequest.ProtoReflect.Descriptor instead.
 func (*WhoAmIRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{91}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{93}
 }
 
 type WhoAmIResponse struct {
@@ -5181,7 +5287,7 @@ type WhoAmIResponse struct {
 
 func (x *WhoAmIResponse) Reset() {
 	*x = WhoAmIResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[92]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5193,7 +5299,7 @@ func (x *WhoAmIResponse) String() string {
 func (*WhoAmIResponse) ProtoMessage() {}
 
 func (x *WhoAmIResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[92]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5206,7 +5312,7 @@ func (x *WhoAmIResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIResponse.ProtoReflect.Descriptor instead.
 func (*WhoAmIResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{92}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *WhoAmIResponse) GetActor() string {
@@ -5247,7 +5353,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[93]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5259,7 +5365,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[93]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5272,7 +5378,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{93}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ListAuditRequest) GetPageSize() int32 {
@@ -5323,7 +5429,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[94]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5335,7 +5441,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[94]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5348,7 +5454,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{94}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -5380,7 +5486,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[95]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5392,7 +5498,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[95]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5405,7 +5511,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{95}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{97}
 }
 
 type BackupResponse struct {
@@ -5417,7 +5523,7 @@ type BackupResponse struct {
 
 func (x *BackupResponse) Reset() {
 	*x = BackupResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[96]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5429,7 +5535,7 @@ func (x *BackupResponse) String() string {
 func (*BackupResponse) ProtoMessage() {}
 
 func (x *BackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[96]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5442,7 +5548,7 @@ func (x *BackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
 func (*BackupResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{96}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *BackupResponse) GetChunk() []byte {
@@ -5596,6 +5702,12 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x05 \x01(\tR\trequestId\"h\n" +
 	"\x14MigrateLeaseResponse\x12$\n" +
+	"\x05lease\x18\x01 \x01(\v2\x0e.dxpu.v1.LeaseR\x05lease\x12*\n" +
+	"\abinding\x18\x02 \x01(\v2\x10.dxpu.v1.BindingR\abinding\"J\n" +
+	"\x16CancelMigrationRequest\x12\x19\n" +
+	"\blease_id\x18\x01 \x01(\tR\aleaseId\x12\x15\n" +
+	"\x06gpu_id\x18\x02 \x01(\tR\x05gpuId\"k\n" +
+	"\x17CancelMigrationResponse\x12$\n" +
 	"\x05lease\x18\x01 \x01(\v2\x0e.dxpu.v1.LeaseR\x05lease\x12*\n" +
 	"\abinding\x18\x02 \x01(\v2\x10.dxpu.v1.BindingR\abinding\")\n" +
 	"\x10ReplugGPURequest\x12\x15\n" +
@@ -5790,7 +5902,7 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\x1aAUTHORITY_STEP_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14AUTHORITY_STEP_BEGIN\x10\x01\x12\x1b\n" +
 	"\x17AUTHORITY_STEP_ACTIVATE\x10\x02\x12\x19\n" +
-	"\x15AUTHORITY_STEP_RETIRE\x10\x032\xac\x1a\n" +
+	"\x15AUTHORITY_STEP_RETIRE\x10\x032\x82\x1b\n" +
 	"\vPoolService\x12A\n" +
 	"\aGetPool\x12\x17.dxpu.v1.GetPoolRequest\x1a\x18.dxpu.v1.GetPoolResponse\"\x03\x90\x02\x01\x12V\n" +
 	"\x0eGetPoolHistory\x12\x1e.dxpu.v1.GetPoolHistoryRequest\x1a\x1f.dxpu.v1.GetPoolHistoryResponse\"\x03\x90\x02\x01\x12G\n" +
@@ -5812,7 +5924,8 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\aPreview\x12\x17.dxpu.v1.PreviewRequest\x1a\x18.dxpu.v1.PreviewResponse\"\x03\x90\x02\x01\x12E\n" +
 	"\n" +
 	"ReplaceGPU\x12\x1a.dxpu.v1.ReplaceGPURequest\x1a\x1b.dxpu.v1.ReplaceGPUResponse\x12K\n" +
-	"\fMigrateLease\x12\x1c.dxpu.v1.MigrateLeaseRequest\x1a\x1d.dxpu.v1.MigrateLeaseResponse\x12B\n" +
+	"\fMigrateLease\x12\x1c.dxpu.v1.MigrateLeaseRequest\x1a\x1d.dxpu.v1.MigrateLeaseResponse\x12T\n" +
+	"\x0fCancelMigration\x12\x1f.dxpu.v1.CancelMigrationRequest\x1a .dxpu.v1.CancelMigrationResponse\x12B\n" +
 	"\tReplugGPU\x12\x19.dxpu.v1.ReplugGPURequest\x1a\x1a.dxpu.v1.ReplugGPUResponse\x129\n" +
 	"\x06Cordon\x12\x16.dxpu.v1.CordonRequest\x1a\x17.dxpu.v1.CordonResponse\x12?\n" +
 	"\bUncordon\x12\x18.dxpu.v1.UncordonRequest\x1a\x19.dxpu.v1.UncordonResponse\x126\n" +
@@ -5858,7 +5971,7 @@ func file_dxpu_v1_dxpu_proto_rawDescGZIP() []byte {
 }
 
 var file_dxpu_v1_dxpu_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_dxpu_v1_dxpu_proto_msgTypes = make([]protoimpl.MessageInfo, 99)
+var file_dxpu_v1_dxpu_proto_msgTypes = make([]protoimpl.MessageInfo, 101)
 var file_dxpu_v1_dxpu_proto_goTypes = []any{
 	(AuthorityStep)(0),              // 0: dxpu.v1.AuthorityStep
 	(*GetPoolRequest)(nil),          // 1: dxpu.v1.GetPoolRequest
@@ -5899,261 +6012,267 @@ var file_dxpu_v1_dxpu_proto_goTypes = []any{
 	(*ReplaceGPUResponse)(nil),      // 36: dxpu.v1.ReplaceGPUResponse
 	(*MigrateLeaseRequest)(nil),     // 37: dxpu.v1.MigrateLeaseRequest
 	(*MigrateLeaseResponse)(nil),    // 38: dxpu.v1.MigrateLeaseResponse
-	(*ReplugGPURequest)(nil),        // 39: dxpu.v1.ReplugGPURequest
-	(*ReplugGPUResponse)(nil),       // 40: dxpu.v1.ReplugGPUResponse
-	(*Target)(nil),                  // 41: dxpu.v1.Target
-	(*CordonRequest)(nil),           // 42: dxpu.v1.CordonRequest
-	(*CordonResponse)(nil),          // 43: dxpu.v1.CordonResponse
-	(*UncordonRequest)(nil),         // 44: dxpu.v1.UncordonRequest
-	(*UncordonResponse)(nil),        // 45: dxpu.v1.UncordonResponse
-	(*DrainRequest)(nil),            // 46: dxpu.v1.DrainRequest
-	(*DrainResponse)(nil),           // 47: dxpu.v1.DrainResponse
-	(*SetTaintsRequest)(nil),        // 48: dxpu.v1.SetTaintsRequest
-	(*SetTaintsResponse)(nil),       // 49: dxpu.v1.SetTaintsResponse
-	(*PlanMaintenanceRequest)(nil),  // 50: dxpu.v1.PlanMaintenanceRequest
-	(*PlanMaintenanceResponse)(nil), // 51: dxpu.v1.PlanMaintenanceResponse
-	(*ListMaintenanceRequest)(nil),  // 52: dxpu.v1.ListMaintenanceRequest
-	(*ListMaintenanceResponse)(nil), // 53: dxpu.v1.ListMaintenanceResponse
-	(*EndMaintenanceRequest)(nil),   // 54: dxpu.v1.EndMaintenanceRequest
-	(*EndMaintenanceResponse)(nil),  // 55: dxpu.v1.EndMaintenanceResponse
-	(*ReplaceMemberRequest)(nil),    // 56: dxpu.v1.ReplaceMemberRequest
-	(*ReplaceMemberResponse)(nil),   // 57: dxpu.v1.ReplaceMemberResponse
-	(*GetSignInRequest)(nil),        // 58: dxpu.v1.GetSignInRequest
-	(*GetSignInResponse)(nil),       // 59: dxpu.v1.GetSignInResponse
-	(*SignInRequest)(nil),           // 60: dxpu.v1.SignInRequest
-	(*SignInResponse)(nil),          // 61: dxpu.v1.SignInResponse
-	(*ListEventsRequest)(nil),       // 62: dxpu.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),      // 63: dxpu.v1.ListEventsResponse
-	(*EventFilter)(nil),             // 64: dxpu.v1.EventFilter
-	(*WatchEventsRequest)(nil),      // 65: dxpu.v1.WatchEventsRequest
-	(*WatchEventsResponse)(nil),     // 66: dxpu.v1.WatchEventsResponse
-	(*WatchLeasesRequest)(nil),      // 67: dxpu.v1.WatchLeasesRequest
-	(*WatchLeasesResponse)(nil),     // 68: dxpu.v1.WatchLeasesResponse
-	(*ClearGPUErrorsRequest)(nil),   // 69: dxpu.v1.ClearGPUErrorsRequest
-	(*ClearGPUErrorsResponse)(nil),  // 70: dxpu.v1.ClearGPUErrorsResponse
-	(*DeleteNodeRequest)(nil),       // 71: dxpu.v1.DeleteNodeRequest
-	(*DeleteNodeResponse)(nil),      // 72: dxpu.v1.DeleteNodeResponse
-	(*ListTenantsRequest)(nil),      // 73: dxpu.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),     // 74: dxpu.v1.ListTenantsResponse
-	(*GetTenantRequest)(nil),        // 75: dxpu.v1.GetTenantRequest
-	(*GetTenantResponse)(nil),       // 76: dxpu.v1.GetTenantResponse
-	(*PutTenantRequest)(nil),        // 77: dxpu.v1.PutTenantRequest
-	(*PutTenantResponse)(nil),       // 78: dxpu.v1.PutTenantResponse
-	(*DeleteTenantRequest)(nil),     // 79: dxpu.v1.DeleteTenantRequest
-	(*DeleteTenantResponse)(nil),    // 80: dxpu.v1.DeleteTenantResponse
-	(*CreateTokenRequest)(nil),      // 81: dxpu.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),     // 82: dxpu.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),       // 83: dxpu.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),      // 84: dxpu.v1.ListTokensResponse
-	(*DeleteTokenRequest)(nil),      // 85: dxpu.v1.DeleteTokenRequest
-	(*DeleteTokenResponse)(nil),     // 86: dxpu.v1.DeleteTokenResponse
-	(*Authority)(nil),               // 87: dxpu.v1.Authority
-	(*GetAuthorityRequest)(nil),     // 88: dxpu.v1.GetAuthorityRequest
-	(*GetAuthorityResponse)(nil),    // 89: dxpu.v1.GetAuthorityResponse
-	(*RotateAuthorityRequest)(nil),  // 90: dxpu.v1.RotateAuthorityRequest
-	(*RotateAuthorityResponse)(nil), // 91: dxpu.v1.RotateAuthorityResponse
-	(*WhoAmIRequest)(nil),           // 92: dxpu.v1.WhoAmIRequest
-	(*WhoAmIResponse)(nil),          // 93: dxpu.v1.WhoAmIResponse
-	(*ListAuditRequest)(nil),        // 94: dxpu.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),       // 95: dxpu.v1.ListAuditResponse
-	(*BackupRequest)(nil),           // 96: dxpu.v1.BackupRequest
-	(*BackupResponse)(nil),          // 97: dxpu.v1.BackupResponse
-	nil,                             // 98: dxpu.v1.ListHostsRequest.LabelsEntry
-	nil,                             // 99: dxpu.v1.ListBoxesRequest.LabelsEntry
-	(*Pool)(nil),                    // 100: dxpu.v1.Pool
-	(*PoolSample)(nil),              // 101: dxpu.v1.PoolSample
-	(*Host)(nil),                    // 102: dxpu.v1.Host
-	(BoxKind)(0),                    // 103: dxpu.v1.BoxKind
-	(*Box)(nil),                     // 104: dxpu.v1.Box
-	(GPUState)(0),                   // 105: dxpu.v1.GPUState
-	(Health)(0),                     // 106: dxpu.v1.Health
-	(*GPU)(nil),                     // 107: dxpu.v1.GPU
-	(LeaseState)(0),                 // 108: dxpu.v1.LeaseState
-	(*Lease)(nil),                   // 109: dxpu.v1.Lease
-	(*LeaseSpec)(nil),               // 110: dxpu.v1.LeaseSpec
-	(*Part)(nil),                    // 111: dxpu.v1.Part
-	(*durationpb.Duration)(nil),     // 112: google.protobuf.Duration
-	(*Tenant)(nil),                  // 113: dxpu.v1.Tenant
-	(*Binding)(nil),                 // 114: dxpu.v1.Binding
-	(*Taint)(nil),                   // 115: dxpu.v1.Taint
-	(*Maintenance)(nil),             // 116: dxpu.v1.Maintenance
-	(*Token)(nil),                   // 117: dxpu.v1.Token
-	(*Event)(nil),                   // 118: dxpu.v1.Event
-	(EventType)(0),                  // 119: dxpu.v1.EventType
-	(*fieldmaskpb.FieldMask)(nil),   // 120: google.protobuf.FieldMask
-	(Role)(0),                       // 121: dxpu.v1.Role
-	(*timestamppb.Timestamp)(nil),   // 122: google.protobuf.Timestamp
-	(*AuditEntry)(nil),              // 123: dxpu.v1.AuditEntry
+	(*CancelMigrationRequest)(nil),  // 39: dxpu.v1.CancelMigrationRequest
+	(*CancelMigrationResponse)(nil), // 40: dxpu.v1.CancelMigrationResponse
+	(*ReplugGPURequest)(nil),        // 41: dxpu.v1.ReplugGPURequest
+	(*ReplugGPUResponse)(nil),       // 42: dxpu.v1.ReplugGPUResponse
+	(*Target)(nil),                  // 43: dxpu.v1.Target
+	(*CordonRequest)(nil),           // 44: dxpu.v1.CordonRequest
+	(*CordonResponse)(nil),          // 45: dxpu.v1.CordonResponse
+	(*UncordonRequest)(nil),         // 46: dxpu.v1.UncordonRequest
+	(*UncordonResponse)(nil),        // 47: dxpu.v1.UncordonResponse
+	(*DrainRequest)(nil),            // 48: dxpu.v1.DrainRequest
+	(*DrainResponse)(nil),           // 49: dxpu.v1.DrainResponse
+	(*SetTaintsRequest)(nil),        // 50: dxpu.v1.SetTaintsRequest
+	(*SetTaintsResponse)(nil),       // 51: dxpu.v1.SetTaintsResponse
+	(*PlanMaintenanceRequest)(nil),  // 52: dxpu.v1.PlanMaintenanceRequest
+	(*PlanMaintenanceResponse)(nil), // 53: dxpu.v1.PlanMaintenanceResponse
+	(*ListMaintenanceRequest)(nil),  // 54: dxpu.v1.ListMaintenanceRequest
+	(*ListMaintenanceResponse)(nil), // 55: dxpu.v1.ListMaintenanceResponse
+	(*EndMaintenanceRequest)(nil),   // 56: dxpu.v1.EndMaintenanceRequest
+	(*EndMaintenanceResponse)(nil),  // 57: dxpu.v1.EndMaintenanceResponse
+	(*ReplaceMemberRequest)(nil),    // 58: dxpu.v1.ReplaceMemberRequest
+	(*ReplaceMemberResponse)(nil),   // 59: dxpu.v1.ReplaceMemberResponse
+	(*GetSignInRequest)(nil),        // 60: dxpu.v1.GetSignInRequest
+	(*GetSignInResponse)(nil),       // 61: dxpu.v1.GetSignInResponse
+	(*SignInRequest)(nil),           // 62: dxpu.v1.SignInRequest
+	(*SignInResponse)(nil),          // 63: dxpu.v1.SignInResponse
+	(*ListEventsRequest)(nil),       // 64: dxpu.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),      // 65: dxpu.v1.ListEventsResponse
+	(*EventFilter)(nil),             // 66: dxpu.v1.EventFilter
+	(*WatchEventsRequest)(nil),      // 67: dxpu.v1.WatchEventsRequest
+	(*WatchEventsResponse)(nil),     // 68: dxpu.v1.WatchEventsResponse
+	(*WatchLeasesRequest)(nil),      // 69: dxpu.v1.WatchLeasesRequest
+	(*WatchLeasesResponse)(nil),     // 70: dxpu.v1.WatchLeasesResponse
+	(*ClearGPUErrorsRequest)(nil),   // 71: dxpu.v1.ClearGPUErrorsRequest
+	(*ClearGPUErrorsResponse)(nil),  // 72: dxpu.v1.ClearGPUErrorsResponse
+	(*DeleteNodeRequest)(nil),       // 73: dxpu.v1.DeleteNodeRequest
+	(*DeleteNodeResponse)(nil),      // 74: dxpu.v1.DeleteNodeResponse
+	(*ListTenantsRequest)(nil),      // 75: dxpu.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),     // 76: dxpu.v1.ListTenantsResponse
+	(*GetTenantRequest)(nil),        // 77: dxpu.v1.GetTenantRequest
+	(*GetTenantResponse)(nil),       // 78: dxpu.v1.GetTenantResponse
+	(*PutTenantRequest)(nil),        // 79: dxpu.v1.PutTenantRequest
+	(*PutTenantResponse)(nil),       // 80: dxpu.v1.PutTenantResponse
+	(*DeleteTenantRequest)(nil),     // 81: dxpu.v1.DeleteTenantRequest
+	(*DeleteTenantResponse)(nil),    // 82: dxpu.v1.DeleteTenantResponse
+	(*CreateTokenRequest)(nil),      // 83: dxpu.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),     // 84: dxpu.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),       // 85: dxpu.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),      // 86: dxpu.v1.ListTokensResponse
+	(*DeleteTokenRequest)(nil),      // 87: dxpu.v1.DeleteTokenRequest
+	(*DeleteTokenResponse)(nil),     // 88: dxpu.v1.DeleteTokenResponse
+	(*Authority)(nil),               // 89: dxpu.v1.Authority
+	(*GetAuthorityRequest)(nil),     // 90: dxpu.v1.GetAuthorityRequest
+	(*GetAuthorityResponse)(nil),    // 91: dxpu.v1.GetAuthorityResponse
+	(*RotateAuthorityRequest)(nil),  // 92: dxpu.v1.RotateAuthorityRequest
+	(*RotateAuthorityResponse)(nil), // 93: dxpu.v1.RotateAuthorityResponse
+	(*WhoAmIRequest)(nil),           // 94: dxpu.v1.WhoAmIRequest
+	(*WhoAmIResponse)(nil),          // 95: dxpu.v1.WhoAmIResponse
+	(*ListAuditRequest)(nil),        // 96: dxpu.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),       // 97: dxpu.v1.ListAuditResponse
+	(*BackupRequest)(nil),           // 98: dxpu.v1.BackupRequest
+	(*BackupResponse)(nil),          // 99: dxpu.v1.BackupResponse
+	nil,                             // 100: dxpu.v1.ListHostsRequest.LabelsEntry
+	nil,                             // 101: dxpu.v1.ListBoxesRequest.LabelsEntry
+	(*Pool)(nil),                    // 102: dxpu.v1.Pool
+	(*PoolSample)(nil),              // 103: dxpu.v1.PoolSample
+	(*Host)(nil),                    // 104: dxpu.v1.Host
+	(BoxKind)(0),                    // 105: dxpu.v1.BoxKind
+	(*Box)(nil),                     // 106: dxpu.v1.Box
+	(GPUState)(0),                   // 107: dxpu.v1.GPUState
+	(Health)(0),                     // 108: dxpu.v1.Health
+	(*GPU)(nil),                     // 109: dxpu.v1.GPU
+	(LeaseState)(0),                 // 110: dxpu.v1.LeaseState
+	(*Lease)(nil),                   // 111: dxpu.v1.Lease
+	(*LeaseSpec)(nil),               // 112: dxpu.v1.LeaseSpec
+	(*Part)(nil),                    // 113: dxpu.v1.Part
+	(*durationpb.Duration)(nil),     // 114: google.protobuf.Duration
+	(*Tenant)(nil),                  // 115: dxpu.v1.Tenant
+	(*Binding)(nil),                 // 116: dxpu.v1.Binding
+	(*Taint)(nil),                   // 117: dxpu.v1.Taint
+	(*Maintenance)(nil),             // 118: dxpu.v1.Maintenance
+	(*Token)(nil),                   // 119: dxpu.v1.Token
+	(*Event)(nil),                   // 120: dxpu.v1.Event
+	(EventType)(0),                  // 121: dxpu.v1.EventType
+	(*fieldmaskpb.FieldMask)(nil),   // 122: google.protobuf.FieldMask
+	(Role)(0),                       // 123: dxpu.v1.Role
+	(*timestamppb.Timestamp)(nil),   // 124: google.protobuf.Timestamp
+	(*AuditEntry)(nil),              // 125: dxpu.v1.AuditEntry
 }
 var file_dxpu_v1_dxpu_proto_depIdxs = []int32{
-	100, // 0: dxpu.v1.GetPoolResponse.pool:type_name -> dxpu.v1.Pool
-	101, // 1: dxpu.v1.GetPoolHistoryResponse.samples:type_name -> dxpu.v1.PoolSample
-	98,  // 2: dxpu.v1.ListHostsRequest.labels:type_name -> dxpu.v1.ListHostsRequest.LabelsEntry
-	102, // 3: dxpu.v1.ListHostsResponse.hosts:type_name -> dxpu.v1.Host
-	102, // 4: dxpu.v1.GetHostResponse.host:type_name -> dxpu.v1.Host
-	99,  // 5: dxpu.v1.ListBoxesRequest.labels:type_name -> dxpu.v1.ListBoxesRequest.LabelsEntry
-	103, // 6: dxpu.v1.ListBoxesRequest.kind:type_name -> dxpu.v1.BoxKind
-	104, // 7: dxpu.v1.ListBoxesResponse.boxes:type_name -> dxpu.v1.Box
-	104, // 8: dxpu.v1.GetBoxResponse.box:type_name -> dxpu.v1.Box
-	105, // 9: dxpu.v1.ListGPUsRequest.state:type_name -> dxpu.v1.GPUState
-	106, // 10: dxpu.v1.ListGPUsRequest.health:type_name -> dxpu.v1.Health
-	107, // 11: dxpu.v1.ListGPUsResponse.gpus:type_name -> dxpu.v1.GPU
-	107, // 12: dxpu.v1.GetGPUResponse.gpu:type_name -> dxpu.v1.GPU
-	108, // 13: dxpu.v1.ListLeasesRequest.state:type_name -> dxpu.v1.LeaseState
-	109, // 14: dxpu.v1.ListLeasesResponse.leases:type_name -> dxpu.v1.Lease
-	109, // 15: dxpu.v1.GetLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	110, // 16: dxpu.v1.CreateLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
-	109, // 17: dxpu.v1.CreateLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	109, // 18: dxpu.v1.DeleteLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	109, // 19: dxpu.v1.RenewLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	111, // 20: dxpu.v1.ResizeLeaseRequest.part:type_name -> dxpu.v1.Part
-	112, // 21: dxpu.v1.ResizeLeaseRequest.deadline:type_name -> google.protobuf.Duration
-	109, // 22: dxpu.v1.ResizeLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	110, // 23: dxpu.v1.ExplainLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
+	102, // 0: dxpu.v1.GetPoolResponse.pool:type_name -> dxpu.v1.Pool
+	103, // 1: dxpu.v1.GetPoolHistoryResponse.samples:type_name -> dxpu.v1.PoolSample
+	100, // 2: dxpu.v1.ListHostsRequest.labels:type_name -> dxpu.v1.ListHostsRequest.LabelsEntry
+	104, // 3: dxpu.v1.ListHostsResponse.hosts:type_name -> dxpu.v1.Host
+	104, // 4: dxpu.v1.GetHostResponse.host:type_name -> dxpu.v1.Host
+	101, // 5: dxpu.v1.ListBoxesRequest.labels:type_name -> dxpu.v1.ListBoxesRequest.LabelsEntry
+	105, // 6: dxpu.v1.ListBoxesRequest.kind:type_name -> dxpu.v1.BoxKind
+	106, // 7: dxpu.v1.ListBoxesResponse.boxes:type_name -> dxpu.v1.Box
+	106, // 8: dxpu.v1.GetBoxResponse.box:type_name -> dxpu.v1.Box
+	107, // 9: dxpu.v1.ListGPUsRequest.state:type_name -> dxpu.v1.GPUState
+	108, // 10: dxpu.v1.ListGPUsRequest.health:type_name -> dxpu.v1.Health
+	109, // 11: dxpu.v1.ListGPUsResponse.gpus:type_name -> dxpu.v1.GPU
+	109, // 12: dxpu.v1.GetGPUResponse.gpu:type_name -> dxpu.v1.GPU
+	110, // 13: dxpu.v1.ListLeasesRequest.state:type_name -> dxpu.v1.LeaseState
+	111, // 14: dxpu.v1.ListLeasesResponse.leases:type_name -> dxpu.v1.Lease
+	111, // 15: dxpu.v1.GetLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	112, // 16: dxpu.v1.CreateLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
+	111, // 17: dxpu.v1.CreateLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	111, // 18: dxpu.v1.DeleteLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	111, // 19: dxpu.v1.RenewLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	113, // 20: dxpu.v1.ResizeLeaseRequest.part:type_name -> dxpu.v1.Part
+	114, // 21: dxpu.v1.ResizeLeaseRequest.deadline:type_name -> google.protobuf.Duration
+	111, // 22: dxpu.v1.ResizeLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	112, // 23: dxpu.v1.ExplainLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
 	32,  // 24: dxpu.v1.PreviewRequest.changes:type_name -> dxpu.v1.PreviewChange
-	77,  // 25: dxpu.v1.PreviewChange.put_tenant:type_name -> dxpu.v1.PutTenantRequest
+	79,  // 25: dxpu.v1.PreviewChange.put_tenant:type_name -> dxpu.v1.PutTenantRequest
 	21,  // 26: dxpu.v1.PreviewChange.create_lease:type_name -> dxpu.v1.CreateLeaseRequest
 	27,  // 27: dxpu.v1.PreviewChange.resize_lease:type_name -> dxpu.v1.ResizeLeaseRequest
 	34,  // 28: dxpu.v1.PreviewResponse.results:type_name -> dxpu.v1.PreviewResult
-	113, // 29: dxpu.v1.PreviewResult.tenant:type_name -> dxpu.v1.Tenant
-	109, // 30: dxpu.v1.PreviewResult.lease:type_name -> dxpu.v1.Lease
-	109, // 31: dxpu.v1.ReplaceGPUResponse.lease:type_name -> dxpu.v1.Lease
-	114, // 32: dxpu.v1.ReplaceGPUResponse.binding:type_name -> dxpu.v1.Binding
-	109, // 33: dxpu.v1.MigrateLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	114, // 34: dxpu.v1.MigrateLeaseResponse.binding:type_name -> dxpu.v1.Binding
-	114, // 35: dxpu.v1.ReplugGPUResponse.binding:type_name -> dxpu.v1.Binding
-	41,  // 36: dxpu.v1.CordonRequest.target:type_name -> dxpu.v1.Target
-	41,  // 37: dxpu.v1.UncordonRequest.target:type_name -> dxpu.v1.Target
-	41,  // 38: dxpu.v1.DrainRequest.target:type_name -> dxpu.v1.Target
-	112, // 39: dxpu.v1.DrainRequest.deadline:type_name -> google.protobuf.Duration
-	41,  // 40: dxpu.v1.SetTaintsRequest.target:type_name -> dxpu.v1.Target
-	115, // 41: dxpu.v1.SetTaintsRequest.set:type_name -> dxpu.v1.Taint
-	115, // 42: dxpu.v1.SetTaintsRequest.remove:type_name -> dxpu.v1.Taint
-	115, // 43: dxpu.v1.SetTaintsResponse.taints:type_name -> dxpu.v1.Taint
-	116, // 44: dxpu.v1.PlanMaintenanceRequest.maintenance:type_name -> dxpu.v1.Maintenance
-	116, // 45: dxpu.v1.PlanMaintenanceResponse.maintenance:type_name -> dxpu.v1.Maintenance
-	116, // 46: dxpu.v1.ListMaintenanceResponse.maintenance:type_name -> dxpu.v1.Maintenance
-	117, // 47: dxpu.v1.SignInResponse.token:type_name -> dxpu.v1.Token
-	64,  // 48: dxpu.v1.ListEventsRequest.filter:type_name -> dxpu.v1.EventFilter
-	118, // 49: dxpu.v1.ListEventsResponse.events:type_name -> dxpu.v1.Event
-	119, // 50: dxpu.v1.EventFilter.types:type_name -> dxpu.v1.EventType
-	64,  // 51: dxpu.v1.WatchEventsRequest.filter:type_name -> dxpu.v1.EventFilter
-	118, // 52: dxpu.v1.WatchEventsResponse.event:type_name -> dxpu.v1.Event
-	109, // 53: dxpu.v1.WatchLeasesResponse.lease:type_name -> dxpu.v1.Lease
-	107, // 54: dxpu.v1.ClearGPUErrorsResponse.gpu:type_name -> dxpu.v1.GPU
-	113, // 55: dxpu.v1.ListTenantsResponse.tenants:type_name -> dxpu.v1.Tenant
-	113, // 56: dxpu.v1.GetTenantResponse.tenant:type_name -> dxpu.v1.Tenant
-	113, // 57: dxpu.v1.PutTenantRequest.tenant:type_name -> dxpu.v1.Tenant
-	120, // 58: dxpu.v1.PutTenantRequest.update_mask:type_name -> google.protobuf.FieldMask
-	113, // 59: dxpu.v1.PutTenantResponse.tenant:type_name -> dxpu.v1.Tenant
-	121, // 60: dxpu.v1.CreateTokenRequest.role:type_name -> dxpu.v1.Role
-	112, // 61: dxpu.v1.CreateTokenRequest.expires_after:type_name -> google.protobuf.Duration
-	117, // 62: dxpu.v1.CreateTokenResponse.token:type_name -> dxpu.v1.Token
-	117, // 63: dxpu.v1.ListTokensResponse.tokens:type_name -> dxpu.v1.Token
-	0,   // 64: dxpu.v1.Authority.step:type_name -> dxpu.v1.AuthorityStep
-	122, // 65: dxpu.v1.Authority.step_time:type_name -> google.protobuf.Timestamp
-	87,  // 66: dxpu.v1.GetAuthorityResponse.authority:type_name -> dxpu.v1.Authority
-	0,   // 67: dxpu.v1.RotateAuthorityRequest.step:type_name -> dxpu.v1.AuthorityStep
-	87,  // 68: dxpu.v1.RotateAuthorityResponse.authority:type_name -> dxpu.v1.Authority
-	121, // 69: dxpu.v1.WhoAmIResponse.role:type_name -> dxpu.v1.Role
-	123, // 70: dxpu.v1.ListAuditResponse.entries:type_name -> dxpu.v1.AuditEntry
-	1,   // 71: dxpu.v1.PoolService.GetPool:input_type -> dxpu.v1.GetPoolRequest
-	3,   // 72: dxpu.v1.PoolService.GetPoolHistory:input_type -> dxpu.v1.GetPoolHistoryRequest
-	5,   // 73: dxpu.v1.PoolService.ListHosts:input_type -> dxpu.v1.ListHostsRequest
-	7,   // 74: dxpu.v1.PoolService.GetHost:input_type -> dxpu.v1.GetHostRequest
-	9,   // 75: dxpu.v1.PoolService.ListBoxes:input_type -> dxpu.v1.ListBoxesRequest
-	11,  // 76: dxpu.v1.PoolService.GetBox:input_type -> dxpu.v1.GetBoxRequest
-	13,  // 77: dxpu.v1.PoolService.ListGPUs:input_type -> dxpu.v1.ListGPUsRequest
-	15,  // 78: dxpu.v1.PoolService.GetGPU:input_type -> dxpu.v1.GetGPURequest
-	17,  // 79: dxpu.v1.PoolService.ListLeases:input_type -> dxpu.v1.ListLeasesRequest
-	19,  // 80: dxpu.v1.PoolService.GetLease:input_type -> dxpu.v1.GetLeaseRequest
-	21,  // 81: dxpu.v1.PoolService.CreateLease:input_type -> dxpu.v1.CreateLeaseRequest
-	23,  // 82: dxpu.v1.PoolService.DeleteLease:input_type -> dxpu.v1.DeleteLeaseRequest
-	27,  // 83: dxpu.v1.PoolService.ResizeLease:input_type -> dxpu.v1.ResizeLeaseRequest
-	25,  // 84: dxpu.v1.PoolService.RenewLease:input_type -> dxpu.v1.RenewLeaseRequest
-	29,  // 85: dxpu.v1.PoolService.ExplainLease:input_type -> dxpu.v1.ExplainLeaseRequest
-	31,  // 86: dxpu.v1.PoolService.Preview:input_type -> dxpu.v1.PreviewRequest
-	35,  // 87: dxpu.v1.PoolService.ReplaceGPU:input_type -> dxpu.v1.ReplaceGPURequest
-	37,  // 88: dxpu.v1.PoolService.MigrateLease:input_type -> dxpu.v1.MigrateLeaseRequest
-	39,  // 89: dxpu.v1.PoolService.ReplugGPU:input_type -> dxpu.v1.ReplugGPURequest
-	42,  // 90: dxpu.v1.PoolService.Cordon:input_type -> dxpu.v1.CordonRequest
-	44,  // 91: dxpu.v1.PoolService.Uncordon:input_type -> dxpu.v1.UncordonRequest
-	46,  // 92: dxpu.v1.PoolService.Drain:input_type -> dxpu.v1.DrainRequest
-	48,  // 93: dxpu.v1.PoolService.SetTaints:input_type -> dxpu.v1.SetTaintsRequest
-	50,  // 94: dxpu.v1.PoolService.PlanMaintenance:input_type -> dxpu.v1.PlanMaintenanceRequest
-	52,  // 95: dxpu.v1.PoolService.ListMaintenance:input_type -> dxpu.v1.ListMaintenanceRequest
-	54,  // 96: dxpu.v1.PoolService.EndMaintenance:input_type -> dxpu.v1.EndMaintenanceRequest
-	69,  // 97: dxpu.v1.PoolService.ClearGPUErrors:input_type -> dxpu.v1.ClearGPUErrorsRequest
-	71,  // 98: dxpu.v1.PoolService.DeleteNode:input_type -> dxpu.v1.DeleteNodeRequest
-	73,  // 99: dxpu.v1.PoolService.ListTenants:input_type -> dxpu.v1.ListTenantsRequest
-	75,  // 100: dxpu.v1.PoolService.GetTenant:input_type -> dxpu.v1.GetTenantRequest
-	77,  // 101: dxpu.v1.PoolService.PutTenant:input_type -> dxpu.v1.PutTenantRequest
-	79,  // 102: dxpu.v1.PoolService.DeleteTenant:input_type -> dxpu.v1.DeleteTenantRequest
-	81,  // 103: dxpu.v1.PoolService.CreateToken:input_type -> dxpu.v1.CreateTokenRequest
-	83,  // 104: dxpu.v1.PoolService.ListTokens:input_type -> dxpu.v1.ListTokensRequest
-	85,  // 105: dxpu.v1.PoolService.DeleteToken:input_type -> dxpu.v1.DeleteTokenRequest
-	58,  // 106: dxpu.v1.PoolService.GetSignIn:input_type -> dxpu.v1.GetSignInRequest
-	60,  // 107: dxpu.v1.PoolService.SignIn:input_type -> dxpu.v1.SignInRequest
-	92,  // 108: dxpu.v1.PoolService.WhoAmI:input_type -> dxpu.v1.WhoAmIRequest
-	88,  // 109: dxpu.v1.PoolService.GetAuthority:input_type -> dxpu.v1.GetAuthorityRequest
-	90,  // 110: dxpu.v1.PoolService.RotateAuthority:input_type -> dxpu.v1.RotateAuthorityRequest
-	94,  // 111: dxpu.v1.PoolService.ListAudit:input_type -> dxpu.v1.ListAuditRequest
-	96,  // 112: dxpu.v1.PoolService.Backup:input_type -> dxpu.v1.BackupRequest
-	56,  // 113: dxpu.v1.PoolService.ReplaceMember:input_type -> dxpu.v1.ReplaceMemberRequest
-	62,  // 114: dxpu.v1.PoolService.ListEvents:input_type -> dxpu.v1.ListEventsRequest
-	65,  // 115: dxpu.v1.PoolService.WatchEvents:input_type -> dxpu.v1.WatchEventsRequest
-	67,  // 116: dxpu.v1.PoolService.WatchLeases:input_type -> dxpu.v1.WatchLeasesRequest
-	2,   // 117: dxpu.v1.PoolService.GetPool:output_type -> dxpu.v1.GetPoolResponse
-	4,   // 118: dxpu.v1.PoolService.GetPoolHistory:output_type -> dxpu.v1.GetPoolHistoryResponse
-	6,   // 119: dxpu.v1.PoolService.ListHosts:output_type -> dxpu.v1.ListHostsResponse
-	8,   // 120: dxpu.v1.PoolService.GetHost:output_type -> dxpu.v1.GetHostResponse
-	10,  // 121: dxpu.v1.PoolService.ListBoxes:output_type -> dxpu.v1.ListBoxesResponse
-	12,  // 122: dxpu.v1.PoolService.GetBox:output_type -> dxpu.v1.GetBoxResponse
-	14,  // 123: dxpu.v1.PoolService.ListGPUs:output_type -> dxpu.v1.ListGPUsResponse
-	16,  // 124: dxpu.v1.PoolService.GetGPU:output_type -> dxpu.v1.GetGPUResponse
-	18,  // 125: dxpu.v1.PoolService.ListLeases:output_type -> dxpu.v1.ListLeasesResponse
-	20,  // 126: dxpu.v1.PoolService.GetLease:output_type -> dxpu.v1.GetLeaseResponse
-	22,  // 127: dxpu.v1.PoolService.CreateLease:output_type -> dxpu.v1.CreateLeaseResponse
-	24,  // 128: dxpu.v1.PoolService.DeleteLease:output_type -> dxpu.v1.DeleteLeaseResponse
-	28,  // 129: dxpu.v1.PoolService.ResizeLease:output_type -> dxpu.v1.ResizeLeaseResponse
-	26,  // 130: dxpu.v1.PoolService.RenewLease:output_type -> dxpu.v1.RenewLeaseResponse
-	30,  // 131: dxpu.v1.PoolService.ExplainLease:output_type -> dxpu.v1.ExplainLeaseResponse
-	33,  // 132: dxpu.v1.PoolService.Preview:output_type -> dxpu.v1.PreviewResponse
-	36,  // 133: dxpu.v1.PoolService.ReplaceGPU:output_type -> dxpu.v1.ReplaceGPUResponse
-	38,  // 134: dxpu.v1.PoolService.MigrateLease:output_type -> dxpu.v1.MigrateLeaseResponse
-	40,  // 135: dxpu.v1.PoolService.ReplugGPU:output_type -> dxpu.v1.ReplugGPUResponse
-	43,  // 136: dxpu.v1.PoolService.Cordon:output_type -> dxpu.v1.CordonResponse
-	45,  // 137: dxpu.v1.PoolService.Uncordon:output_type -> dxpu.v1.UncordonResponse
-	47,  // 138: dxpu.v1.PoolService.Drain:output_type -> dxpu.v1.DrainResponse
-	49,  // 139: dxpu.v1.PoolService.SetTaints:output_type -> dxpu.v1.SetTaintsResponse
-	51,  // 140: dxpu.v1.PoolService.PlanMaintenance:output_type -> dxpu.v1.PlanMaintenanceResponse
-	53,  // 141: dxpu.v1.PoolService.ListMaintenance:output_type -> dxpu.v1.ListMaintenanceResponse
-	55,  // 142: dxpu.v1.PoolService.EndMaintenance:output_type -> dxpu.v1.EndMaintenanceResponse
-	70,  // 143: dxpu.v1.PoolService.ClearGPUErrors:output_type -> dxpu.v1.ClearGPUErrorsResponse
-	72,  // 144: dxpu.v1.PoolService.DeleteNode:output_type -> dxpu.v1.DeleteNodeResponse
-	74,  // 145: dxpu.v1.PoolService.ListTenants:output_type -> dxpu.v1.ListTenantsResponse
-	76,  // 146: dxpu.v1.PoolService.GetTenant:output_type -> dxpu.v1.GetTenantResponse
-	78,  // 147: dxpu.v1.PoolService.PutTenant:output_type -> dxpu.v1.PutTenantResponse
-	80,  // 148: dxpu.v1.PoolService.DeleteTenant:output_type -> dxpu.v1.DeleteTenantResponse
-	82,  // 149: dxpu.v1.PoolService.CreateToken:output_type -> dxpu.v1.CreateTokenResponse
-	84,  // 150: dxpu.v1.PoolService.ListTokens:output_type -> dxpu.v1.ListTokensResponse
-	86,  // 151: dxpu.v1.PoolService.DeleteToken:output_type -> dxpu.v1.DeleteTokenResponse
-	59,  // 152: dxpu.v1.PoolService.GetSignIn:output_type -> dxpu.v1.GetSignInResponse
-	61,  // 153: dxpu.v1.PoolService.SignIn:output_type -> dxpu.v1.SignInResponse
-	93,  // 154: dxpu.v1.PoolService.WhoAmI:output_type -> dxpu.v1.WhoAmIResponse
-	89,  // 155: dxpu.v1.PoolService.GetAuthority:output_type -> dxpu.v1.GetAuthorityResponse
-	91,  // 156: dxpu.v1.PoolService.RotateAuthority:output_type -> dxpu.v1.RotateAuthorityResponse
-	95,  // 157: dxpu.v1.PoolService.ListAudit:output_type -> dxpu.v1.ListAuditResponse
-	97,  // 158: dxpu.v1.PoolService.Backup:output_type -> dxpu.v1.BackupResponse
-	57,  // 159: dxpu.v1.PoolService.ReplaceMember:output_type -> dxpu.v1.ReplaceMemberResponse
-	63,  // 160: dxpu.v1.PoolService.ListEvents:output_type -> dxpu.v1.ListEventsResponse
-	66,  // 161: dxpu.v1.PoolService.WatchEvents:output_type -> dxpu.v1.WatchEventsResponse
-	68,  // 162: dxpu.v1.PoolService.WatchLeases:output_type -> dxpu.v1.WatchLeasesResponse
-	117, // [117:163] is the sub-list for method output_type
-	71,  // [71:117] is the sub-list for method input_type
-	71,  // [71:71] is the sub-list for extension type_name
-	71,  // [71:71] is the sub-list for extension extendee
-	0,   // [0:71] is the sub-list for field type_name
+	115, // 29: dxpu.v1.PreviewResult.tenant:type_name -> dxpu.v1.Tenant
+	111, // 30: dxpu.v1.PreviewResult.lease:type_name -> dxpu.v1.Lease
+	111, // 31: dxpu.v1.ReplaceGPUResponse.lease:type_name -> dxpu.v1.Lease
+	116, // 32: dxpu.v1.ReplaceGPUResponse.binding:type_name -> dxpu.v1.Binding
+	111, // 33: dxpu.v1.MigrateLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	116, // 34: dxpu.v1.MigrateLeaseResponse.binding:type_name -> dxpu.v1.Binding
+	111, // 35: dxpu.v1.CancelMigrationResponse.lease:type_name -> dxpu.v1.Lease
+	116, // 36: dxpu.v1.CancelMigrationResponse.binding:type_name -> dxpu.v1.Binding
+	116, // 37: dxpu.v1.ReplugGPUResponse.binding:type_name -> dxpu.v1.Binding
+	43,  // 38: dxpu.v1.CordonRequest.target:type_name -> dxpu.v1.Target
+	43,  // 39: dxpu.v1.UncordonRequest.target:type_name -> dxpu.v1.Target
+	43,  // 40: dxpu.v1.DrainRequest.target:type_name -> dxpu.v1.Target
+	114, // 41: dxpu.v1.DrainRequest.deadline:type_name -> google.protobuf.Duration
+	43,  // 42: dxpu.v1.SetTaintsRequest.target:type_name -> dxpu.v1.Target
+	117, // 43: dxpu.v1.SetTaintsRequest.set:type_name -> dxpu.v1.Taint
+	117, // 44: dxpu.v1.SetTaintsRequest.remove:type_name -> dxpu.v1.Taint
+	117, // 45: dxpu.v1.SetTaintsResponse.taints:type_name -> dxpu.v1.Taint
+	118, // 46: dxpu.v1.PlanMaintenanceRequest.maintenance:type_name -> dxpu.v1.Maintenance
+	118, // 47: dxpu.v1.PlanMaintenanceResponse.maintenance:type_name -> dxpu.v1.Maintenance
+	118, // 48: dxpu.v1.ListMaintenanceResponse.maintenance:type_name -> dxpu.v1.Maintenance
+	119, // 49: dxpu.v1.SignInResponse.token:type_name -> dxpu.v1.Token
+	66,  // 50: dxpu.v1.ListEventsRequest.filter:type_name -> dxpu.v1.EventFilter
+	120, // 51: dxpu.v1.ListEventsResponse.events:type_name -> dxpu.v1.Event
+	121, // 52: dxpu.v1.EventFilter.types:type_name -> dxpu.v1.EventType
+	66,  // 53: dxpu.v1.WatchEventsRequest.filter:type_name -> dxpu.v1.EventFilter
+	120, // 54: dxpu.v1.WatchEventsResponse.event:type_name -> dxpu.v1.Event
+	111, // 55: dxpu.v1.WatchLeasesResponse.lease:type_name -> dxpu.v1.Lease
+	109, // 56: dxpu.v1.ClearGPUErrorsResponse.gpu:type_name -> dxpu.v1.GPU
+	115, // 57: dxpu.v1.ListTenantsResponse.tenants:type_name -> dxpu.v1.Tenant
+	115, // 58: dxpu.v1.GetTenantResponse.tenant:type_name -> dxpu.v1.Tenant
+	115, // 59: dxpu.v1.PutTenantRequest.tenant:type_name -> dxpu.v1.Tenant
+	122, // 60: dxpu.v1.PutTenantRequest.update_mask:type_name -> google.protobuf.FieldMask
+	115, // 61: dxpu.v1.PutTenantResponse.tenant:type_name -> dxpu.v1.Tenant
+	123, // 62: dxpu.v1.CreateTokenRequest.role:type_name -> dxpu.v1.Role
+	114, // 63: dxpu.v1.CreateTokenRequest.expires_after:type_name -> google.protobuf.Duration
+	119, // 64: dxpu.v1.CreateTokenResponse.token:type_name -> dxpu.v1.Token
+	119, // 65: dxpu.v1.ListTokensResponse.tokens:type_name -> dxpu.v1.Token
+	0,   // 66: dxpu.v1.Authority.step:type_name -> dxpu.v1.AuthorityStep
+	124, // 67: dxpu.v1.Authority.step_time:type_name -> google.protobuf.Timestamp
+	89,  // 68: dxpu.v1.GetAuthorityResponse.authority:type_name -> dxpu.v1.Authority
+	0,   // 69: dxpu.v1.RotateAuthorityRequest.step:type_name -> dxpu.v1.AuthorityStep
+	89,  // 70: dxpu.v1.RotateAuthorityResponse.authority:type_name -> dxpu.v1.Authority
+	123, // 71: dxpu.v1.WhoAmIResponse.role:type_name -> dxpu.v1.Role
+	125, // 72: dxpu.v1.ListAuditResponse.entries:type_name -> dxpu.v1.AuditEntry
+	1,   // 73: dxpu.v1.PoolService.GetPool:input_type -> dxpu.v1.GetPoolRequest
+	3,   // 74: dxpu.v1.PoolService.GetPoolHistory:input_type -> dxpu.v1.GetPoolHistoryRequest
+	5,   // 75: dxpu.v1.PoolService.ListHosts:input_type -> dxpu.v1.ListHostsRequest
+	7,   // 76: dxpu.v1.PoolService.GetHost:input_type -> dxpu.v1.GetHostRequest
+	9,   // 77: dxpu.v1.PoolService.ListBoxes:input_type -> dxpu.v1.ListBoxesRequest
+	11,  // 78: dxpu.v1.PoolService.GetBox:input_type -> dxpu.v1.GetBoxRequest
+	13,  // 79: dxpu.v1.PoolService.ListGPUs:input_type -> dxpu.v1.ListGPUsRequest
+	15,  // 80: dxpu.v1.PoolService.GetGPU:input_type -> dxpu.v1.GetGPURequest
+	17,  // 81: dxpu.v1.PoolService.ListLeases:input_type -> dxpu.v1.ListLeasesRequest
+	19,  // 82: dxpu.v1.PoolService.GetLease:input_type -> dxpu.v1.GetLeaseRequest
+	21,  // 83: dxpu.v1.PoolService.CreateLease:input_type -> dxpu.v1.CreateLeaseRequest
+	23,  // 84: dxpu.v1.PoolService.DeleteLease:input_type -> dxpu.v1.DeleteLeaseRequest
+	27,  // 85: dxpu.v1.PoolService.ResizeLease:input_type -> dxpu.v1.ResizeLeaseRequest
+	25,  // 86: dxpu.v1.PoolService.RenewLease:input_type -> dxpu.v1.RenewLeaseRequest
+	29,  // 87: dxpu.v1.PoolService.ExplainLease:input_type -> dxpu.v1.ExplainLeaseRequest
+	31,  // 88: dxpu.v1.PoolService.Preview:input_type -> dxpu.v1.PreviewRequest
+	35,  // 89: dxpu.v1.PoolService.ReplaceGPU:input_type -> dxpu.v1.ReplaceGPURequest
+	37,  // 90: dxpu.v1.PoolService.MigrateLease:input_type -> dxpu.v1.MigrateLeaseRequest
+	39,  // 91: dxpu.v1.PoolService.CancelMigration:input_type -> dxpu.v1.CancelMigrationRequest
+	41,  // 92: dxpu.v1.PoolService.ReplugGPU:input_type -> dxpu.v1.ReplugGPURequest
+	44,  // 93: dxpu.v1.PoolService.Cordon:input_type -> dxpu.v1.CordonRequest
+	46,  // 94: dxpu.v1.PoolService.Uncordon:input_type -> dxpu.v1.UncordonRequest
+	48,  // 95: dxpu.v1.PoolService.Drain:input_type -> dxpu.v1.DrainRequest
+	50,  // 96: dxpu.v1.PoolService.SetTaints:input_type -> dxpu.v1.SetTaintsRequest
+	52,  // 97: dxpu.v1.PoolService.PlanMaintenance:input_type -> dxpu.v1.PlanMaintenanceRequest
+	54,  // 98: dxpu.v1.PoolService.ListMaintenance:input_type -> dxpu.v1.ListMaintenanceRequest
+	56,  // 99: dxpu.v1.PoolService.EndMaintenance:input_type -> dxpu.v1.EndMaintenanceRequest
+	71,  // 100: dxpu.v1.PoolService.ClearGPUErrors:input_type -> dxpu.v1.ClearGPUErrorsRequest
+	73,  // 101: dxpu.v1.PoolService.DeleteNode:input_type -> dxpu.v1.DeleteNodeRequest
+	75,  // 102: dxpu.v1.PoolService.ListTenants:input_type -> dxpu.v1.ListTenantsRequest
+	77,  // 103: dxpu.v1.PoolService.GetTenant:input_type -> dxpu.v1.GetTenantRequest
+	79,  // 104: dxpu.v1.PoolService.PutTenant:input_type -> dxpu.v1.PutTenantRequest
+	81,  // 105: dxpu.v1.PoolService.DeleteTenant:input_type -> dxpu.v1.DeleteTenantRequest
+	83,  // 106: dxpu.v1.PoolService.CreateToken:input_type -> dxpu.v1.CreateTokenRequest
+	85,  // 107: dxpu.v1.PoolService.ListTokens:input_type -> dxpu.v1.ListTokensRequest
+	87,  // 108: dxpu.v1.PoolService.DeleteToken:input_type -> dxpu.v1.DeleteTokenRequest
+	60,  // 109: dxpu.v1.PoolService.GetSignIn:input_type -> dxpu.v1.GetSignInRequest
+	62,  // 110: dxpu.v1.PoolService.SignIn:input_type -> dxpu.v1.SignInRequest
+	94,  // 111: dxpu.v1.PoolService.WhoAmI:input_type -> dxpu.v1.WhoAmIRequest
+	90,  // 112: dxpu.v1.PoolService.GetAuthority:input_type -> dxpu.v1.GetAuthorityRequest
+	92,  // 113: dxpu.v1.PoolService.RotateAuthority:input_type -> dxpu.v1.RotateAuthorityRequest
+	96,  // 114: dxpu.v1.PoolService.ListAudit:input_type -> dxpu.v1.ListAuditRequest
+	98,  // 115: dxpu.v1.PoolService.Backup:input_type -> dxpu.v1.BackupRequest
+	58,  // 116: dxpu.v1.PoolService.ReplaceMember:input_type -> dxpu.v1.ReplaceMemberRequest
+	64,  // 117: dxpu.v1.PoolService.ListEvents:input_type -> dxpu.v1.ListEventsRequest
+	67,  // 118: dxpu.v1.PoolService.WatchEvents:input_type -> dxpu.v1.WatchEventsRequest
+	69,  // 119: dxpu.v1.PoolService.WatchLeases:input_type -> dxpu.v1.WatchLeasesRequest
+	2,   // 120: dxpu.v1.PoolService.GetPool:output_type -> dxpu.v1.GetPoolResponse
+	4,   // 121: dxpu.v1.PoolService.GetPoolHistory:output_type -> dxpu.v1.GetPoolHistoryResponse
+	6,   // 122: dxpu.v1.PoolService.ListHosts:output_type -> dxpu.v1.ListHostsResponse
+	8,   // 123: dxpu.v1.PoolService.GetHost:output_type -> dxpu.v1.GetHostResponse
+	10,  // 124: dxpu.v1.PoolService.ListBoxes:output_type -> dxpu.v1.ListBoxesResponse
+	12,  // 125: dxpu.v1.PoolService.GetBox:output_type -> dxpu.v1.GetBoxResponse
+	14,  // 126: dxpu.v1.PoolService.ListGPUs:output_type -> dxpu.v1.ListGPUsResponse
+	16,  // 127: dxpu.v1.PoolService.GetGPU:output_type -> dxpu.v1.GetGPUResponse
+	18,  // 128: dxpu.v1.PoolService.ListLeases:output_type -> dxpu.v1.ListLeasesResponse
+	20,  // 129: dxpu.v1.PoolService.GetLease:output_type -> dxpu.v1.GetLeaseResponse
+	22,  // 130: dxpu.v1.PoolService.CreateLease:output_type -> dxpu.v1.CreateLeaseResponse
+	24,  // 131: dxpu.v1.PoolService.DeleteLease:output_type -> dxpu.v1.DeleteLeaseResponse
+	28,  // 132: dxpu.v1.PoolService.ResizeLease:output_type -> dxpu.v1.ResizeLeaseResponse
+	26,  // 133: dxpu.v1.PoolService.RenewLease:output_type -> dxpu.v1.RenewLeaseResponse
+	30,  // 134: dxpu.v1.PoolService.ExplainLease:output_type -> dxpu.v1.ExplainLeaseResponse
+	33,  // 135: dxpu.v1.PoolService.Preview:output_type -> dxpu.v1.PreviewResponse
+	36,  // 136: dxpu.v1.PoolService.ReplaceGPU:output_type -> dxpu.v1.ReplaceGPUResponse
+	38,  // 137: dxpu.v1.PoolService.MigrateLease:output_type -> dxpu.v1.MigrateLeaseResponse
+	40,  // 138: dxpu.v1.PoolService.CancelMigration:output_type -> dxpu.v1.CancelMigrationResponse
+	42,  // 139: dxpu.v1.PoolService.ReplugGPU:output_type -> dxpu.v1.ReplugGPUResponse
+	45,  // 140: dxpu.v1.PoolService.Cordon:output_type -> dxpu.v1.CordonResponse
+	47,  // 141: dxpu.v1.PoolService.Uncordon:output_type -> dxpu.v1.UncordonResponse
+	49,  // 142: dxpu.v1.PoolService.Drain:output_type -> dxpu.v1.DrainResponse
+	51,  // 143: dxpu.v1.PoolService.SetTaints:output_type -> dxpu.v1.SetTaintsResponse
+	53,  // 144: dxpu.v1.PoolService.PlanMaintenance:output_type -> dxpu.v1.PlanMaintenanceResponse
+	55,  // 145: dxpu.v1.PoolService.ListMaintenance:output_type -> dxpu.v1.ListMaintenanceResponse
+	57,  // 146: dxpu.v1.PoolService.EndMaintenance:output_type -> dxpu.v1.EndMaintenanceResponse
+	72,  // 147: dxpu.v1.PoolService.ClearGPUErrors:output_type -> dxpu.v1.ClearGPUErrorsResponse
+	74,  // 148: dxpu.v1.PoolService.DeleteNode:output_type -> dxpu.v1.DeleteNodeResponse
+	76,  // 149: dxpu.v1.PoolService.ListTenants:output_type -> dxpu.v1.ListTenantsResponse
+	78,  // 150: dxpu.v1.PoolService.GetTenant:output_type -> dxpu.v1.GetTenantResponse
+	80,  // 151: dxpu.v1.PoolService.PutTenant:output_type -> dxpu.v1.PutTenantResponse
+	82,  // 152: dxpu.v1.PoolService.DeleteTenant:output_type -> dxpu.v1.DeleteTenantResponse
+	84,  // 153: dxpu.v1.PoolService.CreateToken:output_type -> dxpu.v1.CreateTokenResponse
+	86,  // 154: dxpu.v1.PoolService.ListTokens:output_type -> dxpu.v1.ListTokensResponse
+	88,  // 155: dxpu.v1.PoolService.DeleteToken:output_type -> dxpu.v1.DeleteTokenResponse
+	61,  // 156: dxpu.v1.PoolService.GetSignIn:output_type -> dxpu.v1.GetSignInResponse
+	63,  // 157: dxpu.v1.PoolService.SignIn:output_type -> dxpu.v1.SignInResponse
+	95,  // 158: dxpu.v1.PoolService.WhoAmI:output_type -> dxpu.v1.WhoAmIResponse
+	91,  // 159: dxpu.v1.PoolService.GetAuthority:output_type -> dxpu.v1.GetAuthorityResponse
+	93,  // 160: dxpu.v1.PoolService.RotateAuthority:output_type -> dxpu.v1.RotateAuthorityResponse
+	97,  // 161: dxpu.v1.PoolService.ListAudit:output_type -> dxpu.v1.ListAuditResponse
+	99,  // 162: dxpu.v1.PoolService.Backup:output_type -> dxpu.v1.BackupResponse
+	59,  // 163: dxpu.v1.PoolService.ReplaceMember:output_type -> dxpu.v1.ReplaceMemberResponse
+	65,  // 164: dxpu.v1.PoolService.ListEvents:output_type -> dxpu.v1.ListEventsResponse
+	68,  // 165: dxpu.v1.PoolService.WatchEvents:output_type -> dxpu.v1.WatchEventsResponse
+	70,  // 166: dxpu.v1.PoolService.WatchLeases:output_type -> dxpu.v1.WatchLeasesResponse
+	120, // [120:167] is the sub-list for method output_type
+	73,  // [73:120] is the sub-list for method input_type
+	73,  // [73:73] is the sub-list for extension type_name
+	73,  // [73:73] is the sub-list for extension extendee
+	0,   // [0:73] is the sub-list for field type_name
 }
 
 func init() { file_dxpu_v1_dxpu_proto_init() }
@@ -6171,7 +6290,7 @@ func file_dxpu_v1_dxpu_proto_init() {
 		(*PreviewChange_CreateLease)(nil),
 		(*PreviewChange_ResizeLease)(nil),
 	}
-	file_dxpu_v1_dxpu_proto_msgTypes[40].OneofWrappers = []any{
+	file_dxpu_v1_dxpu_proto_msgTypes[42].OneofWrappers = []any{
 		(*Target_GpuId)(nil),
 		(*Target_BoxId)(nil),
 		(*Target_HostId)(nil),
@@ -6182,7 +6301,7 @@ func file_dxpu_v1_dxpu_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dxpu_v1_dxpu_proto_rawDesc), len(file_dxpu_v1_dxpu_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   99,
+			NumMessages:   101,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -3842,8 +3842,11 @@ type Binding struct {
 	// Live migration: the binding that this one is to follow, or was to follow. Empty once it
 	// has: then it replaces that one.
 	FollowsBindingId string `protobuf:"bytes,21,opt,name=follows_binding_id,json=followsBindingId,proto3" json:"follows_binding_id,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Live migration: how far the copy of the memory is, as the box of the source reports it.
+	// Unset before the copy begins and after the end.
+	Migration     *MigrationProgress `protobuf:"bytes,22,opt,name=migration,proto3" json:"migration,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Binding) Reset() {
@@ -4023,6 +4026,77 @@ func (x *Binding) GetFollowsBindingId() string {
 	return ""
 }
 
+func (x *Binding) GetMigration() *MigrationProgress {
+	if x != nil {
+		return x.Migration
+	}
+	return nil
+}
+
+// MigrationProgress is how far the copy of a GPU's memory is.
+type MigrationProgress struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Sent so far, in all rounds.
+	BytesSent uint64 `protobuf:"varint,1,opt,name=bytes_sent,json=bytesSent,proto3" json:"bytes_sent,omitempty"`
+	// Changed and not sent yet.
+	BytesLeft uint64 `protobuf:"varint,2,opt,name=bytes_left,json=bytesLeft,proto3" json:"bytes_left,omitempty"`
+	// Rounds that are over: each sends what has changed since the one before began.
+	Rounds        uint32 `protobuf:"varint,3,opt,name=rounds,proto3" json:"rounds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MigrationProgress) Reset() {
+	*x = MigrationProgress{}
+	mi := &file_dxpu_v1_types_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MigrationProgress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MigrationProgress) ProtoMessage() {}
+
+func (x *MigrationProgress) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_types_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MigrationProgress.ProtoReflect.Descriptor instead.
+func (*MigrationProgress) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *MigrationProgress) GetBytesSent() uint64 {
+	if x != nil {
+		return x.BytesSent
+	}
+	return 0
+}
+
+func (x *MigrationProgress) GetBytesLeft() uint64 {
+	if x != nil {
+		return x.BytesLeft
+	}
+	return 0
+}
+
+func (x *MigrationProgress) GetRounds() uint32 {
+	if x != nil {
+		return x.Rounds
+	}
+	return 0
+}
+
 // Pool is the totals of the pool and the manager's identity.
 type Pool struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -4063,7 +4137,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[23]
+	mi := &file_dxpu_v1_types_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4075,7 +4149,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[23]
+	mi := &file_dxpu_v1_types_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4088,7 +4162,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{23}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Pool) GetClusterId() string {
@@ -4265,7 +4339,7 @@ type ManagerInfo struct {
 
 func (x *ManagerInfo) Reset() {
 	*x = ManagerInfo{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[24]
+	mi := &file_dxpu_v1_types_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4277,7 +4351,7 @@ func (x *ManagerInfo) String() string {
 func (*ManagerInfo) ProtoMessage() {}
 
 func (x *ManagerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[24]
+	mi := &file_dxpu_v1_types_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4290,7 +4364,7 @@ func (x *ManagerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerInfo.ProtoReflect.Descriptor instead.
 func (*ManagerInfo) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{24}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ManagerInfo) GetId() string {
@@ -4338,7 +4412,7 @@ type SpareStatus struct {
 
 func (x *SpareStatus) Reset() {
 	*x = SpareStatus{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[25]
+	mi := &file_dxpu_v1_types_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4350,7 +4424,7 @@ func (x *SpareStatus) String() string {
 func (*SpareStatus) ProtoMessage() {}
 
 func (x *SpareStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[25]
+	mi := &file_dxpu_v1_types_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4363,7 +4437,7 @@ func (x *SpareStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpareStatus.ProtoReflect.Descriptor instead.
 func (*SpareStatus) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{25}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SpareStatus) GetModel() string {
@@ -4438,7 +4512,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[26]
+	mi := &file_dxpu_v1_types_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4450,7 +4524,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[26]
+	mi := &file_dxpu_v1_types_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4463,7 +4537,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{26}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Quota) GetMaxGpus() uint32 {
@@ -4534,7 +4608,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[27]
+	mi := &file_dxpu_v1_types_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4546,7 +4620,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[27]
+	mi := &file_dxpu_v1_types_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4559,7 +4633,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{27}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Tenant) GetId() string {
@@ -4664,7 +4738,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[28]
+	mi := &file_dxpu_v1_types_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4676,7 +4750,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[28]
+	mi := &file_dxpu_v1_types_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4689,7 +4763,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{28}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Token) GetId() string {
@@ -4767,7 +4841,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[29]
+	mi := &file_dxpu_v1_types_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4779,7 +4853,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[29]
+	mi := &file_dxpu_v1_types_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4792,7 +4866,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{29}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *AuditEntry) GetRevision() uint64 {
@@ -4904,7 +4978,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[30]
+	mi := &file_dxpu_v1_types_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4916,7 +4990,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[30]
+	mi := &file_dxpu_v1_types_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4929,7 +5003,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{30}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Event) GetRevision() uint64 {
@@ -5078,7 +5152,7 @@ type Incident struct {
 
 func (x *Incident) Reset() {
 	*x = Incident{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[31]
+	mi := &file_dxpu_v1_types_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5090,7 +5164,7 @@ func (x *Incident) String() string {
 func (*Incident) ProtoMessage() {}
 
 func (x *Incident) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[31]
+	mi := &file_dxpu_v1_types_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5103,7 +5177,7 @@ func (x *Incident) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Incident.ProtoReflect.Descriptor instead.
 func (*Incident) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{31}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Incident) GetSubject() string {
@@ -5176,7 +5250,7 @@ type PoolSample struct {
 
 func (x *PoolSample) Reset() {
 	*x = PoolSample{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[32]
+	mi := &file_dxpu_v1_types_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5188,7 +5262,7 @@ func (x *PoolSample) String() string {
 func (*PoolSample) ProtoMessage() {}
 
 func (x *PoolSample) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[32]
+	mi := &file_dxpu_v1_types_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5201,7 +5275,7 @@ func (x *PoolSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolSample.ProtoReflect.Descriptor instead.
 func (*PoolSample) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{32}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PoolSample) GetTime() *timestamppb.Timestamp {
@@ -5533,7 +5607,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\vReservation\x12\x17\n" +
 	"\ahost_id\x18\x01 \x01(\tR\x06hostId\x12\x17\n" +
 	"\agpu_ids\x18\x02 \x03(\tR\x06gpuIds\x12\x1a\n" +
-	"\bobstacle\x18\x03 \x01(\tR\bobstacle\"\xa4\x05\n" +
+	"\bobstacle\x18\x03 \x01(\tR\bobstacle\"\xde\x05\n" +
 	"\aBinding\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x19\n" +
@@ -5557,7 +5631,14 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x04part\x18\x12 \x01(\v2\r.dxpu.v1.PartR\x04part\x12#\n" +
 	"\x0epart_of_gpu_id\x18\x13 \x01(\tR\vpartOfGpuId\x12*\n" +
 	"\x11held_memory_bytes\x18\x14 \x01(\x04R\x0fheldMemoryBytes\x12,\n" +
-	"\x12follows_binding_id\x18\x15 \x01(\tR\x10followsBindingId\"\xfe\x05\n" +
+	"\x12follows_binding_id\x18\x15 \x01(\tR\x10followsBindingId\x128\n" +
+	"\tmigration\x18\x16 \x01(\v2\x1a.dxpu.v1.MigrationProgressR\tmigration\"i\n" +
+	"\x11MigrationProgress\x12\x1d\n" +
+	"\n" +
+	"bytes_sent\x18\x01 \x01(\x04R\tbytesSent\x12\x1d\n" +
+	"\n" +
+	"bytes_left\x18\x02 \x01(\x04R\tbytesLeft\x12\x16\n" +
+	"\x06rounds\x18\x03 \x01(\rR\x06rounds\"\xfe\x05\n" +
 	"\x04Pool\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x18\n" +
@@ -5880,7 +5961,7 @@ func file_dxpu_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_dxpu_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 18)
-var file_dxpu_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_dxpu_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_dxpu_v1_types_proto_goTypes = []any{
 	(NodeKind)(0),                 // 0: dxpu.v1.NodeKind
 	(BoxKind)(0),                  // 1: dxpu.v1.BoxKind
@@ -5923,23 +6004,24 @@ var file_dxpu_v1_types_proto_goTypes = []any{
 	(*Lease)(nil),                 // 38: dxpu.v1.Lease
 	(*Reservation)(nil),           // 39: dxpu.v1.Reservation
 	(*Binding)(nil),               // 40: dxpu.v1.Binding
-	(*Pool)(nil),                  // 41: dxpu.v1.Pool
-	(*ManagerInfo)(nil),           // 42: dxpu.v1.ManagerInfo
-	(*SpareStatus)(nil),           // 43: dxpu.v1.SpareStatus
-	(*Quota)(nil),                 // 44: dxpu.v1.Quota
-	(*Tenant)(nil),                // 45: dxpu.v1.Tenant
-	(*Token)(nil),                 // 46: dxpu.v1.Token
-	(*AuditEntry)(nil),            // 47: dxpu.v1.AuditEntry
-	(*Event)(nil),                 // 48: dxpu.v1.Event
-	(*Incident)(nil),              // 49: dxpu.v1.Incident
-	(*PoolSample)(nil),            // 50: dxpu.v1.PoolSample
-	nil,                           // 51: dxpu.v1.NodeInfo.LabelsEntry
-	nil,                           // 52: dxpu.v1.LeaseSpec.HostLabelsEntry
-	nil,                           // 53: dxpu.v1.LeaseSpec.LabelsEntry
-	nil,                           // 54: dxpu.v1.LeaseSpec.BoxLabelsEntry
-	nil,                           // 55: dxpu.v1.Quota.MaxGpusByModelEntry
-	(*timestamppb.Timestamp)(nil), // 56: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 57: google.protobuf.Duration
+	(*MigrationProgress)(nil),     // 41: dxpu.v1.MigrationProgress
+	(*Pool)(nil),                  // 42: dxpu.v1.Pool
+	(*ManagerInfo)(nil),           // 43: dxpu.v1.ManagerInfo
+	(*SpareStatus)(nil),           // 44: dxpu.v1.SpareStatus
+	(*Quota)(nil),                 // 45: dxpu.v1.Quota
+	(*Tenant)(nil),                // 46: dxpu.v1.Tenant
+	(*Token)(nil),                 // 47: dxpu.v1.Token
+	(*AuditEntry)(nil),            // 48: dxpu.v1.AuditEntry
+	(*Event)(nil),                 // 49: dxpu.v1.Event
+	(*Incident)(nil),              // 50: dxpu.v1.Incident
+	(*PoolSample)(nil),            // 51: dxpu.v1.PoolSample
+	nil,                           // 52: dxpu.v1.NodeInfo.LabelsEntry
+	nil,                           // 53: dxpu.v1.LeaseSpec.HostLabelsEntry
+	nil,                           // 54: dxpu.v1.LeaseSpec.LabelsEntry
+	nil,                           // 55: dxpu.v1.LeaseSpec.BoxLabelsEntry
+	nil,                           // 56: dxpu.v1.Quota.MaxGpusByModelEntry
+	(*timestamppb.Timestamp)(nil), // 57: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 58: google.protobuf.Duration
 }
 var file_dxpu_v1_types_proto_depIdxs = []int32{
 	11, // 0: dxpu.v1.Part.class:type_name -> dxpu.v1.PartClass
@@ -5947,20 +6029,20 @@ var file_dxpu_v1_types_proto_depIdxs = []int32{
 	15, // 2: dxpu.v1.CallOutcome.effect:type_name -> dxpu.v1.CallEffect
 	12, // 3: dxpu.v1.Device.share_modes:type_name -> dxpu.v1.ShareMode
 	8,  // 4: dxpu.v1.DeviceError.action:type_name -> dxpu.v1.ErrorAction
-	56, // 5: dxpu.v1.DeviceError.last_time:type_name -> google.protobuf.Timestamp
+	57, // 5: dxpu.v1.DeviceError.last_time:type_name -> google.protobuf.Timestamp
 	2,  // 6: dxpu.v1.PathStatus.health:type_name -> dxpu.v1.Health
-	56, // 7: dxpu.v1.Step.time:type_name -> google.protobuf.Timestamp
-	57, // 8: dxpu.v1.Step.duration:type_name -> google.protobuf.Duration
-	51, // 9: dxpu.v1.NodeInfo.labels:type_name -> dxpu.v1.NodeInfo.LabelsEntry
+	57, // 7: dxpu.v1.Step.time:type_name -> google.protobuf.Timestamp
+	58, // 8: dxpu.v1.Step.duration:type_name -> google.protobuf.Duration
+	52, // 9: dxpu.v1.NodeInfo.labels:type_name -> dxpu.v1.NodeInfo.LabelsEntry
 	20, // 10: dxpu.v1.NodeInfo.addresses:type_name -> dxpu.v1.PathAddress
-	56, // 11: dxpu.v1.NodeInfo.last_report_time:type_name -> google.protobuf.Timestamp
+	57, // 11: dxpu.v1.NodeInfo.last_report_time:type_name -> google.protobuf.Timestamp
 	28, // 12: dxpu.v1.NodeInfo.taints:type_name -> dxpu.v1.Taint
 	16, // 13: dxpu.v1.NodeInfo.maintenance_state:type_name -> dxpu.v1.MaintenanceState
-	56, // 14: dxpu.v1.Maintenance.start_time:type_name -> google.protobuf.Timestamp
-	56, // 15: dxpu.v1.Maintenance.end_time:type_name -> google.protobuf.Timestamp
-	57, // 16: dxpu.v1.Maintenance.drain_before:type_name -> google.protobuf.Duration
+	57, // 14: dxpu.v1.Maintenance.start_time:type_name -> google.protobuf.Timestamp
+	57, // 15: dxpu.v1.Maintenance.end_time:type_name -> google.protobuf.Timestamp
+	58, // 16: dxpu.v1.Maintenance.drain_before:type_name -> google.protobuf.Duration
 	16, // 17: dxpu.v1.Maintenance.state:type_name -> dxpu.v1.MaintenanceState
-	56, // 18: dxpu.v1.Maintenance.create_time:type_name -> google.protobuf.Timestamp
+	57, // 18: dxpu.v1.Maintenance.create_time:type_name -> google.protobuf.Timestamp
 	17, // 19: dxpu.v1.Taint.effect:type_name -> dxpu.v1.TaintEffect
 	17, // 20: dxpu.v1.Toleration.effect:type_name -> dxpu.v1.TaintEffect
 	26, // 21: dxpu.v1.Host.node:type_name -> dxpu.v1.NodeInfo
@@ -5979,65 +6061,66 @@ var file_dxpu_v1_types_proto_depIdxs = []int32{
 	4,  // 34: dxpu.v1.GPU.observed_state:type_name -> dxpu.v1.BindingState
 	22, // 35: dxpu.v1.GPU.counters:type_name -> dxpu.v1.Counters
 	23, // 36: dxpu.v1.GPU.errors:type_name -> dxpu.v1.DeviceError
-	56, // 37: dxpu.v1.GPU.quarantined_until:type_name -> google.protobuf.Timestamp
+	57, // 37: dxpu.v1.GPU.quarantined_until:type_name -> google.protobuf.Timestamp
 	9,  // 38: dxpu.v1.GPU.use:type_name -> dxpu.v1.Use
-	49, // 39: dxpu.v1.GPU.history:type_name -> dxpu.v1.Incident
+	50, // 39: dxpu.v1.GPU.history:type_name -> dxpu.v1.Incident
 	28, // 40: dxpu.v1.GPU.taints:type_name -> dxpu.v1.Taint
 	34, // 41: dxpu.v1.GPU.parts:type_name -> dxpu.v1.GPUPart
 	18, // 42: dxpu.v1.GPUPart.part:type_name -> dxpu.v1.Part
 	1,  // 43: dxpu.v1.LeaseSpec.box_kind:type_name -> dxpu.v1.BoxKind
 	10, // 44: dxpu.v1.LeaseSpec.nvlink:type_name -> dxpu.v1.Preference
 	10, // 45: dxpu.v1.LeaseSpec.same_box:type_name -> dxpu.v1.Preference
-	52, // 46: dxpu.v1.LeaseSpec.host_labels:type_name -> dxpu.v1.LeaseSpec.HostLabelsEntry
-	57, // 47: dxpu.v1.LeaseSpec.expires_after:type_name -> google.protobuf.Duration
-	57, // 48: dxpu.v1.LeaseSpec.wait_timeout:type_name -> google.protobuf.Duration
-	53, // 49: dxpu.v1.LeaseSpec.labels:type_name -> dxpu.v1.LeaseSpec.LabelsEntry
-	54, // 50: dxpu.v1.LeaseSpec.box_labels:type_name -> dxpu.v1.LeaseSpec.BoxLabelsEntry
+	53, // 46: dxpu.v1.LeaseSpec.host_labels:type_name -> dxpu.v1.LeaseSpec.HostLabelsEntry
+	58, // 47: dxpu.v1.LeaseSpec.expires_after:type_name -> google.protobuf.Duration
+	58, // 48: dxpu.v1.LeaseSpec.wait_timeout:type_name -> google.protobuf.Duration
+	54, // 49: dxpu.v1.LeaseSpec.labels:type_name -> dxpu.v1.LeaseSpec.LabelsEntry
+	55, // 50: dxpu.v1.LeaseSpec.box_labels:type_name -> dxpu.v1.LeaseSpec.BoxLabelsEntry
 	37, // 51: dxpu.v1.LeaseSpec.gang:type_name -> dxpu.v1.Gang
 	29, // 52: dxpu.v1.LeaseSpec.tolerations:type_name -> dxpu.v1.Toleration
 	18, // 53: dxpu.v1.LeaseSpec.part:type_name -> dxpu.v1.Part
 	36, // 54: dxpu.v1.LeaseSpec.part_rules:type_name -> dxpu.v1.PartRules
-	57, // 55: dxpu.v1.LeaseSpec.ttl:type_name -> google.protobuf.Duration
-	56, // 56: dxpu.v1.LeaseSpec.start_time:type_name -> google.protobuf.Timestamp
+	58, // 55: dxpu.v1.LeaseSpec.ttl:type_name -> google.protobuf.Duration
+	57, // 56: dxpu.v1.LeaseSpec.start_time:type_name -> google.protobuf.Timestamp
 	35, // 57: dxpu.v1.Lease.spec:type_name -> dxpu.v1.LeaseSpec
 	6,  // 58: dxpu.v1.Lease.state:type_name -> dxpu.v1.LeaseState
 	40, // 59: dxpu.v1.Lease.bindings:type_name -> dxpu.v1.Binding
-	56, // 60: dxpu.v1.Lease.create_time:type_name -> google.protobuf.Timestamp
-	56, // 61: dxpu.v1.Lease.active_time:type_name -> google.protobuf.Timestamp
-	56, // 62: dxpu.v1.Lease.expire_time:type_name -> google.protobuf.Timestamp
-	56, // 63: dxpu.v1.Lease.end_time:type_name -> google.protobuf.Timestamp
-	56, // 64: dxpu.v1.Lease.renew_before:type_name -> google.protobuf.Timestamp
+	57, // 60: dxpu.v1.Lease.create_time:type_name -> google.protobuf.Timestamp
+	57, // 61: dxpu.v1.Lease.active_time:type_name -> google.protobuf.Timestamp
+	57, // 62: dxpu.v1.Lease.expire_time:type_name -> google.protobuf.Timestamp
+	57, // 63: dxpu.v1.Lease.end_time:type_name -> google.protobuf.Timestamp
+	57, // 64: dxpu.v1.Lease.renew_before:type_name -> google.protobuf.Timestamp
 	39, // 65: dxpu.v1.Lease.reservation:type_name -> dxpu.v1.Reservation
 	4,  // 66: dxpu.v1.Binding.state:type_name -> dxpu.v1.BindingState
 	5,  // 67: dxpu.v1.Binding.reason:type_name -> dxpu.v1.Reason
 	25, // 68: dxpu.v1.Binding.timeline:type_name -> dxpu.v1.Step
 	18, // 69: dxpu.v1.Binding.part:type_name -> dxpu.v1.Part
-	42, // 70: dxpu.v1.Pool.managers:type_name -> dxpu.v1.ManagerInfo
-	43, // 71: dxpu.v1.Pool.spares:type_name -> dxpu.v1.SpareStatus
-	55, // 72: dxpu.v1.Quota.max_gpus_by_model:type_name -> dxpu.v1.Quota.MaxGpusByModelEntry
-	44, // 73: dxpu.v1.Tenant.quota:type_name -> dxpu.v1.Quota
-	56, // 74: dxpu.v1.Tenant.create_time:type_name -> google.protobuf.Timestamp
-	7,  // 75: dxpu.v1.Token.role:type_name -> dxpu.v1.Role
-	56, // 76: dxpu.v1.Token.create_time:type_name -> google.protobuf.Timestamp
-	56, // 77: dxpu.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
-	56, // 78: dxpu.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	7,  // 79: dxpu.v1.AuditEntry.role:type_name -> dxpu.v1.Role
-	56, // 80: dxpu.v1.Event.time:type_name -> google.protobuf.Timestamp
-	14, // 81: dxpu.v1.Event.type:type_name -> dxpu.v1.EventType
-	4,  // 82: dxpu.v1.Event.binding_state:type_name -> dxpu.v1.BindingState
-	6,  // 83: dxpu.v1.Event.lease_state:type_name -> dxpu.v1.LeaseState
-	5,  // 84: dxpu.v1.Event.reason:type_name -> dxpu.v1.Reason
-	57, // 85: dxpu.v1.Event.duration:type_name -> google.protobuf.Duration
-	8,  // 86: dxpu.v1.Event.error_action:type_name -> dxpu.v1.ErrorAction
-	14, // 87: dxpu.v1.Incident.type:type_name -> dxpu.v1.EventType
-	56, // 88: dxpu.v1.Incident.first_time:type_name -> google.protobuf.Timestamp
-	56, // 89: dxpu.v1.Incident.last_time:type_name -> google.protobuf.Timestamp
-	56, // 90: dxpu.v1.PoolSample.time:type_name -> google.protobuf.Timestamp
-	91, // [91:91] is the sub-list for method output_type
-	91, // [91:91] is the sub-list for method input_type
-	91, // [91:91] is the sub-list for extension type_name
-	91, // [91:91] is the sub-list for extension extendee
-	0,  // [0:91] is the sub-list for field type_name
+	41, // 70: dxpu.v1.Binding.migration:type_name -> dxpu.v1.MigrationProgress
+	43, // 71: dxpu.v1.Pool.managers:type_name -> dxpu.v1.ManagerInfo
+	44, // 72: dxpu.v1.Pool.spares:type_name -> dxpu.v1.SpareStatus
+	56, // 73: dxpu.v1.Quota.max_gpus_by_model:type_name -> dxpu.v1.Quota.MaxGpusByModelEntry
+	45, // 74: dxpu.v1.Tenant.quota:type_name -> dxpu.v1.Quota
+	57, // 75: dxpu.v1.Tenant.create_time:type_name -> google.protobuf.Timestamp
+	7,  // 76: dxpu.v1.Token.role:type_name -> dxpu.v1.Role
+	57, // 77: dxpu.v1.Token.create_time:type_name -> google.protobuf.Timestamp
+	57, // 78: dxpu.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
+	57, // 79: dxpu.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	7,  // 80: dxpu.v1.AuditEntry.role:type_name -> dxpu.v1.Role
+	57, // 81: dxpu.v1.Event.time:type_name -> google.protobuf.Timestamp
+	14, // 82: dxpu.v1.Event.type:type_name -> dxpu.v1.EventType
+	4,  // 83: dxpu.v1.Event.binding_state:type_name -> dxpu.v1.BindingState
+	6,  // 84: dxpu.v1.Event.lease_state:type_name -> dxpu.v1.LeaseState
+	5,  // 85: dxpu.v1.Event.reason:type_name -> dxpu.v1.Reason
+	58, // 86: dxpu.v1.Event.duration:type_name -> google.protobuf.Duration
+	8,  // 87: dxpu.v1.Event.error_action:type_name -> dxpu.v1.ErrorAction
+	14, // 88: dxpu.v1.Incident.type:type_name -> dxpu.v1.EventType
+	57, // 89: dxpu.v1.Incident.first_time:type_name -> google.protobuf.Timestamp
+	57, // 90: dxpu.v1.Incident.last_time:type_name -> google.protobuf.Timestamp
+	57, // 91: dxpu.v1.PoolSample.time:type_name -> google.protobuf.Timestamp
+	92, // [92:92] is the sub-list for method output_type
+	92, // [92:92] is the sub-list for method input_type
+	92, // [92:92] is the sub-list for extension type_name
+	92, // [92:92] is the sub-list for extension extendee
+	0,  // [0:92] is the sub-list for field type_name
 }
 
 func init() { file_dxpu_v1_types_proto_init() }
@@ -6050,14 +6133,14 @@ func file_dxpu_v1_types_proto_init() {
 		(*Maintenance_HostId)(nil),
 		(*Maintenance_Rack)(nil),
 	}
-	file_dxpu_v1_types_proto_msgTypes[26].OneofWrappers = []any{}
+	file_dxpu_v1_types_proto_msgTypes[27].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dxpu_v1_types_proto_rawDesc), len(file_dxpu_v1_types_proto_rawDesc)),
 			NumEnums:      18,
-			NumMessages:   38,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -93,6 +93,7 @@ var rules = map[string]Rule{
 
 	pool + "ReplaceGPU":      {Allow, Allow, Deny, Deny, Deny, Deny, true},
 	pool + "MigrateLease":    {Allow, Allow, Deny, Deny, Deny, Deny, true},
+	pool + "CancelMigration": {Allow, Allow, Deny, Deny, Deny, Deny, true},
 	pool + "Cordon":          {Allow, Allow, Deny, Deny, Deny, Deny, true},
 	pool + "Uncordon":        {Allow, Allow, Deny, Deny, Deny, Deny, true},
 	pool + "Drain":           {Allow, Allow, Deny, Deny, Deny, Deny, true},

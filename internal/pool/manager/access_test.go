@@ -45,6 +45,7 @@ var accessCalls = map[string]accessCall{
 	"PoolService/ExplainLease":    {request: `{"leaseId":"$LEASE"}`},
 	"PoolService/Preview":         {request: `{"changes":[{"resizeLease":{"leaseId":"$LEASE","count":2}}]}`},
 	"PoolService/MigrateLease":    {request: `{"leaseId":"$LEASE","resourceVersion":"1"}`, code: "aborted"}, // it has changed since
+	"PoolService/CancelMigration": {request: `{"leaseId":"$LEASE"}`, code: "failed_precondition"},           // none is under way
 	"PoolService/ReplaceGPU":      {request: `{"gpuId":"$GPU"}`},
 	"PoolService/ReplugGPU":       {request: `{"gpuId":"$GPU"}`, code: "failed_precondition"}, // its guest has it
 	"PoolService/Cordon":          {request: `{"target":{"hostId":"$HOST"}}`},

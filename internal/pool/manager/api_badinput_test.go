@@ -52,6 +52,8 @@ func TestBadInput(t *testing.T) {
 		{"ResizeLease", `{"leaseId":"$LEASE","count":3,"resourceVersion":"1"}`, "aborted", []string{"read it again"}},
 		{"ExplainLease", `{}`, "invalid_argument", []string{"spec"}},
 		{"MigrateLease", `{"leaseId":"l-9"}`, "not_found", []string{"lease", "l-9"}},
+		{"CancelMigration", `{"leaseId":"l-9"}`, "not_found", []string{"lease", "l-9"}},
+		{"CancelMigration", `{"leaseId":"$LEASE","gpuId":"b9/9"}`, "failed_precondition", []string{"no migration of b9/9 of lease"}},
 		{"ReplaceGPU", `{"gpuId":"b1"}`, "not_found", []string{"gpu", "b1"}},
 		{"ReplaceGPU", `{"gpuId":"b1/00"}`, "not_found", []string{"gpu"}},
 		{"ReplaceGPU", `{"gpuId":"b1/-1"}`, "not_found", []string{"gpu"}},

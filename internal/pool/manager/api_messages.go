@@ -175,7 +175,9 @@ func (t *tx) leaseMessage(l *leaseRecord) *dxpuv1.Lease {
 		out.RenewBefore = timestamp(t.renewBy(l))
 	}
 	for _, id := range t.bindingsOf(l.ID) {
-		out.Bindings = append(out.Bindings, bindingMessage(t.bindings.get(id)))
+		b := t.bindings.get(id)
+		out.Bindings = append(out.Bindings, bindingMessage(b))
+		out.Bindings[len(out.Bindings)-1].Migration = t.migrationProgress(b)
 	}
 	return out
 }

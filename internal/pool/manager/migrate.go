@@ -227,6 +227,9 @@ const maxMoveTries = 3
 // moveAllLive moves bindings away by live migration, one of each lease at a time, for a drain
 // that began at a time.
 func (t *tx) moveAllLive(ids []string, since time.Time) {
+	if !t.alike {
+		return // a manager of another version would not know what to do with a successor
+	}
 	for _, id := range ids {
 		b := t.bindings.get(id)
 		l := t.leases.get(b.LeaseID)
@@ -272,6 +275,22 @@ func (t *tx) migrationAt(node string, s *bindingRecord) *dxpuv1.Migration {
 		}
 	}
 	return nil
+}
+
+// migrationProgress returns how far the copy to a successor is, nil for none.
+func (t *tx) migrationProgress(s *bindingRecord) *dxpuv1.MigrationProgress {
+	if s.State != copying && s.State != switching {
+		return nil
+	}
+	b := t.bindings.get(s.Follows)
+	if b == nil {
+		return nil
+	}
+	m := t.migrationAt(b.BoxID, s)
+	if m == nil {
+		return nil
+	}
+	return &dxpuv1.MigrationProgress{BytesSent: m.BytesSent, BytesLeft: m.BytesLeft, Rounds: m.Rounds}
 }
 
 // addTransfers adds what a migration wants of a node to the desired state of its binding:

@@ -10,6 +10,7 @@ import (
 	"connectrpc.com/connect"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/auth"
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
@@ -79,6 +80,53 @@ func (t *tx) migrateLease(r *dxpuv1.MigrateLeaseRequest) (*bindingRecord, error)
 	s := t.beginMigration(l, b, to)
 	s.MoveRequest = r.RequestId
 	return s, nil
+}
+
+// CancelMigration implements dxpuv1connect.PoolServiceHandler.
+func (s *poolService) CancelMigration(ctx context.Context, req *connect.Request[dxpuv1.CancelMigrationRequest]) (*connect.Response[dxpuv1.CancelMigrationResponse], error) {
+	return updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.CancelMigrationResponse) error {
+		l, err := t.lease(req.Msg.LeaseId)
+		switch {
+		case err != nil:
+			return err
+		case l == nil:
+			return notFound("lease", req.Msg.LeaseId)
+		}
+		next, err := t.toCancel(l, req.Msg.GpuId)
+		if err != nil {
+			return err
+		}
+		t.failMigration(next, "it was canceled by "+cmp.Or(auth.From(ctx).Actor, "an operator"))
+		res.Lease, res.Binding = t.leaseMessage(l), bindingMessage(t.bindings.get(next.ID))
+		return nil
+	})
+}
+
+// toCancel returns the successor in the migration of a GPU of a lease; without an ID, in its
+// only migration.
+func (t *tx) toCancel(l *leaseRecord, gpu string) (*bindingRecord, error) {
+	var moves []string
+	var found *bindingRecord
+	for _, id := range t.bindingsOf(l.ID) {
+		next := t.bindings.get(id)
+		if !next.moving() {
+			continue
+		}
+		from := t.sourceOf(next)
+		moves = append(moves, from)
+		if gpu == "" || gpu == from {
+			found = next
+		}
+	}
+	switch {
+	case gpu == "" && len(moves) > 1:
+		return nil, invalid("gpu_id: %s of lease %s move; name the one that is to stay", strings.Join(moves, ", "), l.ID)
+	case found == nil:
+		return nil, errorf(connect.CodeFailedPrecondition, "lease_id: no migration of %s is under way", strings.TrimPrefix(gpu+" of lease "+l.ID, " of "))
+	case found.State == switching:
+		return nil, errorf(connect.CodeFailedPrecondition, "gpu_id: host %s decides already whether GPU %s or %s goes on; it takes less than a second", found.HostID, t.sourceOf(found), found.gpuID())
+	}
+	return found, nil
 }
 
 // errOldManagers refuses what a manager that may lead next would not understand.

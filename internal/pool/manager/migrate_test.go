@@ -205,6 +205,41 @@ func TestMigrateFaults(t *testing.T) {
 	}
 }
 
+// TestCancelMigration ends a migration in each state in which the host does not decide yet:
+// the lease keeps its GPU, and the other one is free afterwards.
+func TestCancelMigration(t *testing.T) {
+	for _, at := range movingStates {
+		t.Run(stateWord(at), func(t *testing.T) {
+			w, lease, next := moving(t, at)
+			if m := w.inState(next, at).Migration; (at == copying || at == switching) != (m != nil) {
+				t.Errorf("progress %v", m)
+			}
+			res, err := w.api().CancelMigration(t.Context(), connect.NewRequest(&dxpuv1.CancelMigrationRequest{LeaseId: lease, GpuId: "b1/0"}))
+			has := "b1/0"
+			if at == switching {
+				has = "b2/0"
+				if connect.CodeOf(err) != connect.CodeFailedPrecondition || !strings.Contains(err.Error(), "decides already") {
+					t.Errorf("error %v", err)
+				}
+			} else if err != nil || res.Msg.Binding.Id != next || !strings.Contains(res.Msg.Binding.Detail, "canceled") {
+				t.Errorf("%v, %v", res, err)
+			}
+			w.goOn()
+			w.wantLease(lease, leaseActive)
+			if w.has(lease) != has || strings.Contains(w.events(), "degraded") {
+				t.Errorf("the lease has %s, want %s\n%s", w.has(lease), has, w.events())
+			}
+			if b := w.record(next); at != switching && b.State != released {
+				t.Errorf("the successor is %s", stateWord(b.State))
+			}
+			_, err = w.api().CancelMigration(t.Context(), connect.NewRequest(&dxpuv1.CancelMigrationRequest{LeaseId: lease}))
+			if connect.CodeOf(err) != connect.CodeFailedPrecondition {
+				t.Errorf("a second time: %v", err)
+			}
+		})
+	}
+}
+
 // record returns the record of a binding.
 func (w *world) record(id string) (b bindingRecord) {
 	_ = w.m.view(func(t *tx) error {

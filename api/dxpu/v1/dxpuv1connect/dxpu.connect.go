@@ -104,6 +104,9 @@ const (
 	// PoolServiceMigrateLeaseProcedure is the fully-qualified name of the PoolService's MigrateLease
 	// RPC.
 	PoolServiceMigrateLeaseProcedure = "/dxpu.v1.PoolService/MigrateLease"
+	// PoolServiceCancelMigrationProcedure is the fully-qualified name of the PoolService's
+	// CancelMigration RPC.
+	PoolServiceCancelMigrationProcedure = "/dxpu.v1.PoolService/CancelMigration"
 	// PoolServiceReplugGPUProcedure is the fully-qualified name of the PoolService's ReplugGPU RPC.
 	PoolServiceReplugGPUProcedure = "/dxpu.v1.PoolService/ReplugGPU"
 	// PoolServiceCordonProcedure is the fully-qualified name of the PoolService's Cordon RPC.
@@ -209,6 +212,10 @@ type PoolServiceClient interface {
 	// after the decision is recorded; WatchEvents reports how the migration ends. One that
 	// fails changes nothing for the guest. FAILED_PRECONDITION if the device cannot move.
 	MigrateLease(context.Context, *connect.Request[v1.MigrateLeaseRequest]) (*connect.Response[v1.MigrateLeaseResponse], error)
+	// CancelMigration ends the migration of a GPU of a lease: its guest keeps the GPU that it
+	// has. FAILED_PRECONDITION if none is under way, or the host decides already. A drain
+	// with live migrations begins another one.
+	CancelMigration(context.Context, *connect.Request[v1.CancelMigrationRequest]) (*connect.Response[v1.CancelMigrationResponse], error)
 	// ReplugGPU plugs in again a leased GPU that the guest has ejected.
 	// FAILED_PRECONDITION if the guest has the GPU.
 	ReplugGPU(context.Context, *connect.Request[v1.ReplugGPURequest]) (*connect.Response[v1.ReplugGPUResponse], error)
@@ -401,6 +408,12 @@ func NewPoolServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			httpClient,
 			baseURL+PoolServiceMigrateLeaseProcedure,
 			connect.WithSchema(poolServiceMethods.ByName("MigrateLease")),
+			connect.WithClientOptions(opts...),
+		),
+		cancelMigration: connect.NewClient[v1.CancelMigrationRequest, v1.CancelMigrationResponse](
+			httpClient,
+			baseURL+PoolServiceCancelMigrationProcedure,
+			connect.WithSchema(poolServiceMethods.ByName("CancelMigration")),
 			connect.WithClientOptions(opts...),
 		),
 		replugGPU: connect.NewClient[v1.ReplugGPURequest, v1.ReplugGPUResponse](
@@ -603,6 +616,7 @@ type poolServiceClient struct {
 	preview         *connect.Client[v1.PreviewRequest, v1.PreviewResponse]
 	replaceGPU      *connect.Client[v1.ReplaceGPURequest, v1.ReplaceGPUResponse]
 	migrateLease    *connect.Client[v1.MigrateLeaseRequest, v1.MigrateLeaseResponse]
+	cancelMigration *connect.Client[v1.CancelMigrationRequest, v1.CancelMigrationResponse]
 	replugGPU       *connect.Client[v1.ReplugGPURequest, v1.ReplugGPUResponse]
 	cordon          *connect.Client[v1.CordonRequest, v1.CordonResponse]
 	uncordon        *connect.Client[v1.UncordonRequest, v1.UncordonResponse]
@@ -721,6 +735,11 @@ func (c *poolServiceClient) ReplaceGPU(ctx context.Context, req *connect.Request
 // MigrateLease calls dxpu.v1.PoolService.MigrateLease.
 func (c *poolServiceClient) MigrateLease(ctx context.Context, req *connect.Request[v1.MigrateLeaseRequest]) (*connect.Response[v1.MigrateLeaseResponse], error) {
 	return c.migrateLease.CallUnary(ctx, req)
+}
+
+// CancelMigration calls dxpu.v1.PoolService.CancelMigration.
+func (c *poolServiceClient) CancelMigration(ctx context.Context, req *connect.Request[v1.CancelMigrationRequest]) (*connect.Response[v1.CancelMigrationResponse], error) {
+	return c.cancelMigration.CallUnary(ctx, req)
 }
 
 // ReplugGPU calls dxpu.v1.PoolService.ReplugGPU.
@@ -902,6 +921,10 @@ type PoolServiceHandler interface {
 	// after the decision is recorded; WatchEvents reports how the migration ends. One that
 	// fails changes nothing for the guest. FAILED_PRECONDITION if the device cannot move.
 	MigrateLease(context.Context, *connect.Request[v1.MigrateLeaseRequest]) (*connect.Response[v1.MigrateLeaseResponse], error)
+	// CancelMigration ends the migration of a GPU of a lease: its guest keeps the GPU that it
+	// has. FAILED_PRECONDITION if none is under way, or the host decides already. A drain
+	// with live migrations begins another one.
+	CancelMigration(context.Context, *connect.Request[v1.CancelMigrationRequest]) (*connect.Response[v1.CancelMigrationResponse], error)
 	// ReplugGPU plugs in again a leased GPU that the guest has ejected.
 	// FAILED_PRECONDITION if the guest has the GPU.
 	ReplugGPU(context.Context, *connect.Request[v1.ReplugGPURequest]) (*connect.Response[v1.ReplugGPUResponse], error)
@@ -1090,6 +1113,12 @@ func NewPoolServiceHandler(svc PoolServiceHandler, opts ...connect.HandlerOption
 		PoolServiceMigrateLeaseProcedure,
 		svc.MigrateLease,
 		connect.WithSchema(poolServiceMethods.ByName("MigrateLease")),
+		connect.WithHandlerOptions(opts...),
+	)
+	poolServiceCancelMigrationHandler := connect.NewUnaryHandler(
+		PoolServiceCancelMigrationProcedure,
+		svc.CancelMigration,
+		connect.WithSchema(poolServiceMethods.ByName("CancelMigration")),
 		connect.WithHandlerOptions(opts...),
 	)
 	poolServiceReplugGPUHandler := connect.NewUnaryHandler(
@@ -1307,6 +1336,8 @@ func NewPoolServiceHandler(svc PoolServiceHandler, opts ...connect.HandlerOption
 			poolServiceReplaceGPUHandler.ServeHTTP(w, r)
 		case PoolServiceMigrateLeaseProcedure:
 			poolServiceMigrateLeaseHandler.ServeHTTP(w, r)
+		case PoolServiceCancelMigrationProcedure:
+			poolServiceCancelMigrationHandler.ServeHTTP(w, r)
 		case PoolServiceReplugGPUProcedure:
 			poolServiceReplugGPUHandler.ServeHTTP(w, r)
 		case PoolServiceCordonProcedure:
@@ -1442,6 +1473,10 @@ func (UnimplementedPoolServiceHandler) ReplaceGPU(context.Context, *connect.Requ
 
 func (UnimplementedPoolServiceHandler) MigrateLease(context.Context, *connect.Request[v1.MigrateLeaseRequest]) (*connect.Response[v1.MigrateLeaseResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.MigrateLease is not implemented"))
+}
+
+func (UnimplementedPoolServiceHandler) CancelMigration(context.Context, *connect.Request[v1.CancelMigrationRequest]) (*connect.Response[v1.CancelMigrationResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.CancelMigration is not implemented"))
 }
 
 func (UnimplementedPoolServiceHandler) ReplugGPU(context.Context, *connect.Request[v1.ReplugGPURequest]) (*connect.Response[v1.ReplugGPUResponse], error) {
