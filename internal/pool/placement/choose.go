@@ -11,6 +11,7 @@ import (
 type group struct {
 	traits
 	box    string
+	start  [2]uint64 // of box
 	domain string
 	rack   string
 	labels map[string]string
@@ -63,11 +64,7 @@ func choose(s stock, req *Request, d *Decision) []Ref {
 	}
 	if fit := s.best(bestFit, req.Count); fit != nil {
 		req.settle(fit)
-		left := len(fit.slots) - req.Count
-		d.say("Box %s (%s) fits best: %d free, %d left.", fit.box, fit.kind, len(fit.slots), left)
-		if n := fit.switchesOf(fit.take(req.Count)); n > 0 && req.Count > 1 {
-			d.say("Its GPUs are below %s.", plural(n, "PCIe switch", "PCIe switches"))
-		}
+		d.sayFit(fit, req.Count)
 		return pickParts(d, []part{{fit, req.Count}}, req.Count)
 	}
 	if together {
@@ -75,6 +72,17 @@ func choose(s stock, req *Request, d *Decision) []Ref {
 		return nil
 	}
 	return split(s, req, d)
+}
+
+// sayFit says what is left of the box that fits best.
+func (d *Decision) sayFit(fit *group, n int) {
+	if d.silent {
+		return
+	}
+	d.say("Box %s (%s) fits best: %d free, %d left.", fit.box, fit.kind, len(fit.slots), len(fit.slots)-n)
+	if s := fit.switchesOf(fit.take(n)); s > 0 && n > 1 {
+		d.say("Its GPUs are below %s.", plural(s, "PCIe switch", "PCIe switches"))
+	}
 }
 
 // split takes whole groups, the largest first, until one group has
@@ -165,6 +173,9 @@ func pickParts(d *Decision, parts []part, count int) []Ref {
 
 // sayOverloaded says which proxies the decision overloads.
 func (d *Decision) sayOverloaded(parts []part) {
+	if d.silent {
+		return
+	}
 	overloaded, name := 0, ""
 	for i, p := range parts {
 		n := 0 // GPUs taken from this box, over all of its groups

@@ -9,19 +9,28 @@ import (
 // SetFree says whether the GPUs in some slots of a box are free: a binding begins or ends.
 // An unknown box and slots without a GPU change nothing.
 func (p *Pool) SetFree(box string, slots []uint32, free bool) {
-	b := p.boxes[box]
-	switch {
-	case b == nil:
-	case p.inPlace(b):
-		p.changed = p.changed[:0]
-		for _, s := range slots {
-			if i := b.at(s); i >= 0 && b.GPUs[i].Free != free && !slices.Contains(p.changed, i) {
-				p.changed = append(p.changed, i)
-			}
-		}
-		p.flip(b)
-	default:
-		changed := *b
+	if b := p.boxes[box]; b != nil {
+		p.setFree(b, slots, free)
+	}
+}
+
+// Handle stands for a box of a Pool, without the look-up of its ID. It keeps its box when
+// the box is replaced, and changes nothing once the box is removed.
+type Handle struct{ box *indexedBox }
+
+// Handle returns the handle of a box.
+func (p *Pool) Handle(box string) Handle { return Handle{p.boxes[box]} }
+
+// SetFreeIn is SetFree for the box of a handle.
+func (p *Pool) SetFreeIn(h Handle, slots []uint32, free bool) {
+	if h.box != nil && !h.box.removed {
+		p.setFree(h.box, slots, free)
+	}
+}
+
+func (p *Pool) setFree(b *indexedBox, slots []uint32, free bool) {
+	if !b.flips {
+		changed := b.Box
 		changed.GPUs = slices.Clone(b.GPUs)
 		for i := range changed.GPUs {
 			if g := &changed.GPUs[i]; slices.Contains(slots, g.Slot) {
@@ -29,7 +38,15 @@ func (p *Pool) SetFree(box string, slots []uint32, free bool) {
 			}
 		}
 		p.replace(b, &changed)
+		return
 	}
+	p.changed = p.changed[:0]
+	for _, s := range slots {
+		if i := b.at(s); i >= 0 && b.GPUs[i].Free != free && !slices.Contains(p.changed, i) {
+			p.changed = append(p.changed, i)
+		}
+	}
+	p.flip(b)
 }
 
 // at returns the index of the GPU in a slot, -1 without one.
@@ -42,17 +59,6 @@ func (b *Box) at(slot uint32) int {
 		return -1
 	}
 	return i
-}
-
-// inPlace is Box.flips of a box in the index. It looks at the first of its GPUs alone: a
-// large pool does not fit into the processor's caches, so each look at another GPU is a
-// wait for memory.
-func (p *Pool) inPlace(b *Box) bool {
-	if len(b.GPUs) == 0 {
-		return false
-	}
-	in := p.models[b.GPUs[0].Model].views[0].boxes[b.ID]
-	return in != nil && in.flips
 }
 
 // flips reports whether the index can take over in place which GPUs of a box are free: the
@@ -73,11 +79,11 @@ func (b *Box) sameButFree(o *Box) bool {
 
 // flip binds the free ones of the GPUs in p.changed, which are indexes of b.GPUs, and frees
 // the bound ones.
-func (p *Pool) flip(b *Box) {
+func (p *Pool) flip(b *indexedBox) {
 	if len(p.changed) == 0 {
 		return
 	}
-	m := p.models[b.GPUs[0].Model]
+	m := b.model
 	for _, i := range p.changed {
 		g := &b.GPUs[i]
 		if g.Restriction == "" { // count tells free ones apart by their taints only
@@ -88,22 +94,17 @@ func (p *Pool) flip(b *Box) {
 		g.Free = !g.Free
 		m.count(g, 1)
 	}
-	for _, v := range m.views {
-		v.flip(b, p.changed)
+	for i, v := range m.views {
+		if in := b.in[i]; in != nil {
+			v.flip(&b.Box, in, p.changed)
+		}
 	}
 }
 
-// flip brings the group of a box of one model up to date after some of its GPUs were bound
-// or have become free. The box has no NVLink domains.
-func (v *view) flip(b *Box, changed []int) {
-	in := v.boxes[b.ID]
-	if in == nil {
-		return
-	}
-	if len(in.groups) == 0 {
-		in.groups = []*group{newGroup(b, "", false)}
-	}
-	g := in.groups[0]
+// flip brings the group of a box that flips up to date after some of its GPUs were bound
+// or have become free.
+func (v *view) flip(b *Box, in *viewBox, changed []int) {
+	g := &in.alone
 	if len(g.slots) > 0 {
 		v.byBox.remove(g)
 	}
@@ -125,8 +126,11 @@ func (v *view) flip(b *Box, changed []int) {
 		in.free += n
 		v.countFree(in, n)
 	}
-	g.proxyRoom, g.switches = proxyRoomOf(b), nil
+	if b.ProxyGPUs > 0 {
+		g.proxyRoom = proxyRoomOf(b)
+	}
 	if in.switches {
+		g.switches = nil
 		g.setSwitches(b)
 	}
 	if len(g.slots) > 0 {

@@ -43,7 +43,8 @@ func (p *Pool) SetTypical(requests []Typical) {
 func (p *Pool) SetInterference(slow Interference) {
 	p.interference = slow
 	for _, b := range p.boxes {
-		p.setShared(b, b)
+		p.unsetShared(b.ID)
+		p.setShared(&b.Box)
 	}
 }
 

@@ -175,7 +175,7 @@ func (l *gangLookup) take(gpus []Ref, host string, slots []uint32) {
 	for _, r := range gpus {
 		b := l.pool.boxes[r.Box]
 		if _, ok := l.boxes[r.Box]; !ok {
-			was := *b
+			was := b.Box
 			was.GPUs = slices.Clone(was.GPUs) // SetFree changes them in place
 			l.boxes[r.Box] = was
 		}

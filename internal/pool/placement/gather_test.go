@@ -35,7 +35,7 @@ func TestGatherGrowsUntilItFits(t *testing.T) {
 						g.Free = true
 						all.GPUs = append(all.GPUs, g)
 					}
-					free.SetBox(all)
+					free.SetBox(all.Box)
 				}
 				if d := free.Place(reserve, req); d.OK() {
 					t.Fatalf("%+v is called impossible and fits when all GPUs are free: %v", req, d)

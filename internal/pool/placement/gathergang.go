@@ -116,8 +116,8 @@ func (p *Pool) couldFit(hosts *Hosts, reserve Reserve, members []Member) bool {
 // mostUsable returns the boxes that have the most usable GPUs for the members.
 func (p *Pool) mostUsable(members []Member) []*Box {
 	usable := map[*Box]int{}
-	for _, b := range p.boxes {
-		n := 0
+	for _, one := range p.boxes {
+		b, n := &one.Box, 0
 		for i := range b.GPUs {
 			g := &b.GPUs[i]
 			if g.Usable && slices.ContainsFunc(members, func(m Member) bool {

@@ -8,12 +8,13 @@ import (
 
 // Place decides on a request as the function Place does.
 func (p *Pool) Place(reserve Reserve, req Request) Decision {
-	req.setSite()
+	p.request = req // the argument would escape
+	p.request.setSite()
 	p.decisions++
 	if req.Part != nil {
-		return p.placePart(reserve, &req)
+		return p.placePart(reserve, &p.request)
 	}
-	return p.placeGPUs(reserve, &req)
+	return p.placeGPUs(reserve, &p.request)
 }
 
 // placeGPUs decides on whole GPUs, or on a free one for a part.
@@ -45,8 +46,8 @@ func (p *Pool) namedBoxes(req *Request) []*Box {
 	var out []*Box
 	for _, refs := range [][]Ref{req.Exclude, req.Together} {
 		for _, r := range refs {
-			if b := p.boxes[r.Box]; b != nil && !slices.Contains(out, b) {
-				out = append(out, b)
+			if b := p.boxes[r.Box]; b != nil && !slices.Contains(out, &b.Box) {
+				out = append(out, &b.Box)
 			}
 		}
 	}
@@ -87,21 +88,23 @@ func (p *Pool) appendModel(to []model, m *modelIndex, req *Request, named []*Box
 // boxes that the request names, which are in a list.
 type lookup struct {
 	list
-	index   []classes
+	index   []*classes
 	named   []*Box
 	dropped map[*group]bool
 }
 
+// newLookup returns the stock of a request. It is valid until the next one.
 func (p *Pool) newLookup(v *view, req *Request, named []*Box) *lookup {
-	l := &lookup{list: list{req: req}, index: v.classesFor(req), named: named}
+	l := &p.lookup
+	*l = lookup{list: list{req: req}, index: v.appendClasses(l.index[:0], req), named: named}
 	if boxes := v.labelledBoxes(req); boxes != nil && len(boxes) <= maxListed {
 		for id := range boxes {
-			b := p.boxes[id]
+			b := &p.boxes[id].Box
 			if !slices.Contains(named, b) && admitsBox(b, req) {
 				l.groups = appendGroups(l.groups, b, req, v.model)
 			}
 		}
-		l.index = nil
+		l.index = l.index[:0]
 	}
 	for _, b := range named {
 		if admitsBox(b, req) {
@@ -164,11 +167,14 @@ func (l *lookup) excluded(g *group) bool {
 func (l *lookup) best(o order, n int) *group {
 	best := l.list.best(o, n)
 	for _, index := range l.index {
-		for c, groups := range index {
-			if c.free < n || !admits(c.traits, l.req) {
+		for _, c := range index.all {
+			if c.free < n || c.tree.Len() == 0 || !admits(c.traits, l.req) {
 				continue
 			}
-			if g := l.nearestIn(groups, c.paths); g != nil && (best == nil || o.compare(g, best, n, l.req) < 0) {
+			if best != nil && l.req.site == nil && o.compareRanks(c.like, best, n, l.req) > 0 {
+				continue // whatever its names; the names tell the distances from a site
+			}
+			if g := l.nearestIn(c.tree, c.paths); g != nil && (best == nil || o.compare(g, best, n, l.req) < 0) {
 				best = g
 			}
 		}
@@ -185,6 +191,6 @@ func (l *lookup) drop(g *group) {
 }
 
 func (l *lookup) onlyBesideLease() bool {
-	l.index = nil
+	l.index = l.index[:0]
 	return l.list.onlyBesideLease()
 }

@@ -68,9 +68,9 @@ func (p *Pool) find(r Ref) (*Box, *GPU) {
 	}
 	at := slices.IndexFunc(b.GPUs, func(g GPU) bool { return g.Slot == r.Slot })
 	if at < 0 {
-		return b, nil
+		return &b.Box, nil
 	}
-	return b, &b.GPUs[at]
+	return &b.Box, &b.GPUs[at]
 }
 
 // whyNotNamed returns why a request may not have a GPU that it names, free or not; "" if

@@ -224,15 +224,12 @@ func (in *inventory) decide(reserve Reserve, req *Request) Decision {
 		return d
 	}
 	for _, m := range in.models {
-		allowed := m.free
-		if req.UseSpares {
-			d.say("Model %s: %d of %d usable GPUs are free; spares may be used.", m.name, m.free, m.usable)
-		} else {
-			held := min(reserve.Held(m.usable), m.free)
-			allowed -= held
-			d.say("Model %s: %d of %d usable GPUs are free, %d of them held back as spares.", m.name, m.free, m.usable, held)
+		held := 0
+		if !req.UseSpares {
+			held = min(reserve.Held(m.usable), m.free)
 		}
-		m.refused.say(&d)
+		d.sayFree(&m, req, held)
+		allowed := m.free - held
 		if allowed = min(allowed, m.available); allowed < req.Count {
 			d.say("That leaves %d for this request, which needs %d.", allowed, req.Count)
 			continue
@@ -245,6 +242,19 @@ func (in *inventory) decide(reserve Reserve, req *Request) Decision {
 		d.say("%s", noMatch(req, in.intolerable()))
 	}
 	return d
+}
+
+// sayFree says how many GPUs of a model are free, and which are held back.
+func (d *Decision) sayFree(m *model, req *Request, held int) {
+	switch {
+	case d.silent: // a decision of a simulation formats nothing
+		return
+	case req.UseSpares:
+		d.say("Model %s: %d of %d usable GPUs are free; spares may be used.", m.name, m.free, m.usable)
+	default:
+		d.say("Model %s: %d of %d usable GPUs are free, %d of them held back as spares.", m.name, m.free, m.usable, held)
+	}
+	m.refused.say(d)
 }
 
 // noMatch returns the sentence for a request that no GPU meets, free or not.

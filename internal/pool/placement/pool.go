@@ -10,11 +10,13 @@ import (
 // decides as Place does, in a time that depends on the request and not on the
 // size of the pool. It is not safe for concurrent use.
 type Pool struct {
-	boxes     map[string]*Box
+	boxes     map[string]*indexedBox
 	models    map[string]*modelIndex
 	decisions uint64  // number of calls of Place
 	changed   []int   // a buffer of flip
 	ranked    []model // a buffer of placeGPUs
+	request   Request // of the current decision
+	lookup    lookup  // of the current model
 
 	shared       shared // the GPUs that parts share
 	typical      []Typical
@@ -22,11 +24,23 @@ type Pool struct {
 	interference Interference
 }
 
+// indexedBox is a box with what the views have of it. A large pool does not fit into the
+// processor's caches, so binding and freeing GPUs takes one look-up and few records.
+type indexedBox struct {
+	Box
+	// flips is Box.flips. Then model is the only one of the box, and in has what the
+	// model's views have of the box, nil for nothing.
+	flips   bool
+	removed bool // handles may still have it
+	model   *modelIndex
+	in      [maxViews]*viewBox
+}
+
 // modelIndex is what a Pool has of one model.
 type modelIndex struct {
 	name     string
-	boxes    map[string]*Box // boxes with a GPU of the model, usable or not
-	memories []memory        // memory sizes of the usable GPUs, ascending
+	boxes    map[string]*indexedBox // boxes with a GPU of the model, usable or not
+	memories []memory               // memory sizes of the usable GPUs, ascending
 	// restrictions counts the usable GPUs that have taints.
 	restrictions map[Restriction]counts
 	// views[0] has all GPUs, the others those with more memory than the smallest, or
@@ -46,7 +60,7 @@ const maxViews = 8
 
 // NewPool returns an empty pool.
 func NewPool() *Pool {
-	return &Pool{boxes: map[string]*Box{}, models: map[string]*modelIndex{}, shared: newShared(), losses: map[lossKey]*loss{}}
+	return &Pool{boxes: map[string]*indexedBox{}, models: map[string]*modelIndex{}, shared: newShared(), losses: map[lossKey]*loss{}}
 }
 
 // Models returns the names of all models in the pool, sorted.
@@ -72,8 +86,8 @@ func (p *Pool) SetBox(b Box) {
 }
 
 // update replaces one state of a box by another, in place if only the free GPUs differ.
-func (p *Pool) update(old, b *Box) {
-	if old == nil || !p.inPlace(old) || !old.sameButFree(b) {
+func (p *Pool) update(old *indexedBox, b *Box) {
+	if old == nil || !old.flips || !old.sameButFree(b) {
 		p.replace(old, b)
 		return
 	}
@@ -101,7 +115,7 @@ func (p *Pool) SetGPU(box string, g GPU) {
 	if there && old.GPUs[at] == g {
 		return
 	}
-	b := *old
+	b := old.Box
 	if there {
 		b.GPUs = slices.Clone(old.GPUs)
 		b.GPUs[at] = g
@@ -115,7 +129,7 @@ func (p *Pool) SetGPU(box string, g GPU) {
 // box say themselves whether they are free.
 func (p *Pool) SetParts(box string, parts []PartSlot) {
 	if old := p.boxes[box]; old != nil {
-		b := *old
+		b := old.Box
 		b.Parts = parts
 		p.SetBox(b)
 	}
@@ -124,23 +138,39 @@ func (p *Pool) SetParts(box string, parts []PartSlot) {
 func compareSlots(a, b GPU) int { return cmp.Compare(a.Slot, b.Slot) }
 
 // replace replaces one state of a box by another; either may be nil.
-func (p *Pool) replace(old, b *Box) {
-	if old != nil {
+func (p *Pool) replace(at *indexedBox, b *Box) {
+	var old *Box
+	if at != nil {
+		was := at.Box
+		old = &was
 		delete(p.boxes, old.ID)
 		for i := range old.GPUs {
 			p.models[old.GPUs[i].Model].count(&old.GPUs[i], -1)
 		}
 	}
+	if b == nil && at != nil {
+		*at = indexedBox{removed: true}
+	}
 	if b != nil {
-		p.boxes[b.ID] = b
+		if at == nil {
+			at = &indexedBox{}
+		}
+		*at = indexedBox{Box: *b, flips: b.flips()}
+		b = &at.Box
+		p.boxes[b.ID] = at
 		for i := range b.GPUs {
 			p.model(b.GPUs[i].Model).count(&b.GPUs[i], 1)
 		}
 		for _, m := range modelsIn(b) {
-			p.models[m].set(b)
+			p.models[m].set(at)
 		}
 	}
-	p.setShared(old, b)
+	if old != nil {
+		p.unsetShared(old.ID)
+	}
+	if b != nil {
+		p.setShared(b)
+	}
 	if old != nil {
 		for _, m := range modelsIn(old) {
 			if b == nil || !hasModel(b, m) {
@@ -165,7 +195,7 @@ func (p *Pool) removeFromModel(name, box string) {
 func (p *Pool) model(name string) *modelIndex {
 	m := p.models[name]
 	if m == nil {
-		m = &modelIndex{name: name, boxes: map[string]*Box{}, restrictions: map[Restriction]counts{}, views: []*view{newView(name, 0, restrictionSet{all: true}, allGPUs)}}
+		m = &modelIndex{name: name, boxes: map[string]*indexedBox{}, restrictions: map[Restriction]counts{}, views: []*view{newView(name, 0, restrictionSet{all: true}, allGPUs)}}
 		p.models[name] = m
 	}
 	return m
@@ -186,10 +216,21 @@ func hasModel(b *Box, model string) bool {
 	return slices.ContainsFunc(b.GPUs, func(g GPU) bool { return g.Model == model })
 }
 
-func (m *modelIndex) set(b *Box) {
+func (m *modelIndex) set(b *indexedBox) {
 	m.boxes[b.ID] = b
-	for _, v := range m.views {
-		v.set(b)
+	if b.flips {
+		b.model = m
+	}
+	for i := range m.views {
+		m.setIn(i, b)
+	}
+}
+
+// setIn sets a box in one of the views.
+func (m *modelIndex) setIn(view int, b *indexedBox) {
+	in := m.views[view].set(&b.Box)
+	if b.flips {
+		b.in[view] = in
 	}
 }
 
@@ -244,14 +285,16 @@ func (m *modelIndex) view(req *Request, decision uint64) *view {
 func (m *modelIndex) addView(minMemory uint64, tolerated restrictionSet, of division, decision uint64) *view {
 	v := newView(m.name, minMemory, tolerated, of)
 	v.lastUsed = decision
-	for _, id := range slices.Sorted(maps.Keys(m.boxes)) {
-		v.set(m.boxes[id])
-	}
-	if len(m.views) < maxViews {
+	at := len(m.views)
+	if at < maxViews {
 		m.views = append(m.views, v)
-		return v
+	} else {
+		oldest := slices.MinFunc(m.views[1:], func(a, b *view) int { return cmp.Compare(a.lastUsed, b.lastUsed) })
+		at = slices.Index(m.views, oldest)
+		m.views[at] = v
 	}
-	oldest := slices.MinFunc(m.views[1:], func(a, b *view) int { return cmp.Compare(a.lastUsed, b.lastUsed) })
-	m.views[slices.Index(m.views, oldest)] = v
+	for _, id := range slices.Sorted(maps.Keys(m.boxes)) {
+		m.setIn(at, m.boxes[id])
+	}
 	return v
 }

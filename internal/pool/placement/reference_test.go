@@ -11,12 +11,15 @@ import (
 type reference struct {
 	boxes map[string]Box
 	pool  *Pool
-	hosts map[string]Host
-	index *Hosts
+	// handles are those of the boxes, taken when each came; gone is of a removed box.
+	handles map[string]Handle
+	gone    Handle
+	hosts   map[string]Host
+	index   *Hosts
 }
 
 func newReference() *reference {
-	return &reference{boxes: map[string]Box{}, pool: NewPool(), hosts: map[string]Host{}, index: NewHosts()}
+	return &reference{boxes: map[string]Box{}, pool: NewPool(), handles: map[string]Handle{}, hosts: map[string]Host{}, index: NewHosts()}
 }
 
 // all returns the boxes and the hosts.
@@ -31,10 +34,17 @@ func (m *reference) actions(of map[string]func(*rapid.T)) map[string]func(*rapid
 			b := drawBox(t)
 			m.boxes[b.ID] = b
 			m.pool.SetBox(b)
+			if _, ok := m.handles[b.ID]; !ok {
+				m.handles[b.ID] = m.pool.Handle(b.ID)
+			}
 		},
 		"remove box": func(t *rapid.T) {
 			id := drawBoxID(t)
+			if h, ok := m.handles[id]; ok {
+				m.gone = h
+			}
 			delete(m.boxes, id)
+			delete(m.handles, id)
 			m.pool.RemoveBox(id)
 		},
 		"set GPU": func(t *rapid.T) {
@@ -57,7 +67,12 @@ func (m *reference) actions(of map[string]func(*rapid.T)) map[string]func(*rapid
 				}
 				m.boxes[id] = b
 			}
-			m.pool.SetFree(id, slots, free)
+			m.pool.SetFreeIn(m.gone, slots, free)
+			if rapid.Bool().Draw(t, "by handle") {
+				m.pool.SetFreeIn(m.handles[id], slots, free)
+			} else {
+				m.pool.SetFree(id, slots, free)
+			}
 		},
 		"set host": func(t *rapid.T) {
 			h := drawHost(t)

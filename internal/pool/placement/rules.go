@@ -99,12 +99,20 @@ func rank(b bool) int {
 
 // compare orders two groups of which the request would take n GPUs.
 func (o order) compare(a, b *group, n int, req *Request) int {
+	if d := o.compareRanks(a, b, n, req); d != 0 {
+		return d
+	}
+	return compareNames(a, b)
+}
+
+// compareRanks is compare without the names.
+func (o order) compareRanks(a, b *group, n int, req *Request) int {
 	for _, c := range o {
 		if d := cmp.Compare(c(a, n, req), c(b, n, req)); d != 0 {
 			return d
 		}
 	}
-	return compareNames(a, b)
+	return 0
 }
 
 func compareNames(a, b *group) int {

@@ -113,15 +113,17 @@ func newShared() shared {
 	}
 }
 
-// setShared replaces a box in the index of shared GPUs; either may be nil.
-func (p *Pool) setShared(old, b *Box) {
-	if old != nil {
-		for _, g := range p.shared.boxes[old.ID] {
-			p.shared.remove(g)
-		}
-		delete(p.shared.boxes, old.ID)
+// unsetShared removes a box from the index of shared GPUs.
+func (p *Pool) unsetShared(box string) {
+	for _, g := range p.shared.boxes[box] {
+		p.shared.remove(g)
 	}
-	if b == nil || len(b.Parts) == 0 {
+	delete(p.shared.boxes, box)
+}
+
+// setShared adds a box to the index of shared GPUs, which does not have it.
+func (p *Pool) setShared(b *Box) {
+	if len(b.Parts) == 0 {
 		return
 	}
 	for i := range b.GPUs {

@@ -2,6 +2,7 @@ package placement
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"k8s.io/utils/third_party/forked/golang/btree"
 )
@@ -17,7 +18,7 @@ type view struct {
 	// NVLink domains of NVLink boxes, noDomain those that are in no domain.
 	byBox, byDomain, noDomain classes
 	boxes                     map[string]*viewBox
-	counts                    map[traits]counts
+	counts                    tally
 	labels                    map[label]*labelled
 }
 
@@ -50,7 +51,7 @@ type label struct{ key, value string }
 
 type labelled struct {
 	boxes  map[string]bool
-	counts map[traits]counts
+	counts tally
 }
 
 // counts are numbers of GPUs; the free ones are usable.
@@ -63,8 +64,12 @@ type viewBox struct {
 	labels  map[string]string
 	groups  []*group // in byBox, unless no slot of them is free
 	domains []*group // in byDomain and noDomain
-	// flips is Box.flips, and switches whether the GPUs are below several PCIe switches.
-	flips, switches bool
+	// alone is the group of a box that flips, and room the memory of its slots: they are
+	// next to each other.
+	alone group
+	room  [8]uint32
+	// switches tells whether the GPUs of such a box are below several PCIe switches.
+	switches bool
 }
 
 // class is everything that criteria and admits look at, except for the request's
@@ -78,22 +83,36 @@ type class struct {
 
 func (g *group) class() class { return class{g.traits, len(g.slots), g.proxyRoom} }
 
-// classes has the groups of each class, by name. There are few classes: sizes of
-// groups, times room of proxies, times traits.
-type classes map[class]*btree.BTree[entry]
+// classes has the groups of each class. There are few classes: sizes of groups, times room
+// of proxies, times traits.
+type classes struct {
+	by  map[class]*classGroups
+	all []*classGroups // in no order
+}
+
+// classGroups has the groups of a class, by name.
+type classGroups struct {
+	class
+	at   int    // in classes.all
+	like *group // ranks as they do
+	tree *btree.BTree[entry]
+}
 
 // entry is a group with the start of its name, which tells most groups of a class apart
 // without a look at them.
 type entry struct {
 	*group
 	rack string
-	box  [2]uint64 // the first 16 bytes of the box's ID
+	box  [2]uint64 // group.start
 }
 
-func (g *group) entry() entry {
+func (g *group) entry() entry { return entry{g, g.rack, g.start} }
+
+// startOf returns the first 16 bytes of a name, in its order.
+func startOf(name string) [2]uint64 {
 	var start [16]byte
-	copy(start[:], g.box)
-	return entry{g, g.rack, [2]uint64{binary.BigEndian.Uint64(start[:8]), binary.BigEndian.Uint64(start[8:])}}
+	copy(start[:], name)
+	return [2]uint64{binary.BigEndian.Uint64(start[:8]), binary.BigEndian.Uint64(start[8:])}
 }
 
 // before is compareNames for the order in the index.
@@ -112,26 +131,39 @@ func (e entry) before(o entry) bool {
 // treeDegree makes nodes of 16 to 31 entries.
 const treeDegree = 16
 
-func (c classes) add(g *group) {
-	t := c[g.class()]
-	if t == nil {
-		t = btree.New(treeDegree, entry.before)
-		c[g.class()] = t
+// maxIdleClasses bounds the classes that stay while they have no group: most of them soon
+// have one again.
+const maxIdleClasses = 64
+
+func newClasses() classes { return classes{by: map[class]*classGroups{}} }
+
+func (c *classes) add(g *group) {
+	of := g.class()
+	in := c.by[of]
+	if in == nil {
+		like := &group{traits: of.traits, slots: make([]uint32, of.free), proxyRoom: of.proxyRoom}
+		in = &classGroups{class: of, at: len(c.all), like: like, tree: btree.New(treeDegree, entry.before)}
+		c.by[of], c.all = in, append(c.all, in)
 	}
-	t.ReplaceOrInsert(g.entry())
+	in.tree.ReplaceOrInsert(g.entry())
 }
 
-func (c classes) remove(g *group) {
-	t := c[g.class()]
-	if t.Delete(g.entry()); t.Len() == 0 {
-		delete(c, g.class())
+func (c *classes) remove(g *group) {
+	in := c.by[g.class()]
+	if in.tree.Delete(g.entry()); in.tree.Len() > 0 || len(c.all) <= maxIdleClasses {
+		return
 	}
+	delete(c.by, in.class)
+	last := len(c.all) - 1
+	c.all[in.at] = c.all[last]
+	c.all[in.at].at = in.at
+	c.all[last], c.all = nil, c.all[:last]
 }
 
 func newView(model string, minMemory uint64, contains restrictionSet, of division) *view {
 	return &view{
-		model: model, minMemory: minMemory, contains: contains, division: of, boxes: map[string]*viewBox{}, counts: map[traits]counts{}, labels: map[label]*labelled{},
-		byBox: classes{}, byDomain: classes{}, noDomain: classes{},
+		model: model, minMemory: minMemory, contains: contains, division: of, boxes: map[string]*viewBox{}, labels: map[label]*labelled{},
+		byBox: newClasses(), byDomain: newClasses(), noDomain: newClasses(),
 	}
 }
 
@@ -140,10 +172,11 @@ func (v *view) has(g *GPU) bool {
 	return g.Usable && g.Model == v.model && g.Memory >= v.minMemory && v.contains.has(g.Restriction) && v.division.has(g)
 }
 
-// set adds a box, or replaces the one of that ID.
-func (v *view) set(b *Box) {
+// set adds a box, or replaces the one of that ID. It returns what the view has of it, nil
+// for nothing.
+func (v *view) set(b *Box) *viewBox {
 	v.remove(b.ID)
-	in := &viewBox{traits: traitsOf(b), labels: b.Labels, flips: b.flips(), switches: b.severalSwitches()}
+	in := &viewBox{traits: traitsOf(b), labels: b.Labels}
 	req := v.request(Indifferent)
 	for i := range b.GPUs {
 		g := &b.GPUs[i]
@@ -156,7 +189,7 @@ func (v *view) set(b *Box) {
 		}
 	}
 	if in.usable == 0 {
-		return
+		return nil
 	}
 	if in.free > 0 {
 		in.groups = appendGroups(nil, b, req, v.model)
@@ -164,14 +197,32 @@ func (v *view) set(b *Box) {
 	if in.free > 0 && b.Kind == NVLink {
 		in.domains = appendGroups(nil, b, v.request(Required), v.model)
 	}
+	if b.flips() {
+		in.setAlone(b)
+	}
 	v.boxes[b.ID] = in
 	v.count(b.ID, in, 1)
 	for _, g := range in.groups {
-		v.byBox.add(g)
+		if len(g.slots) > 0 {
+			v.byBox.add(g)
+		}
 	}
 	for _, g := range in.domains {
 		v.domainClasses(g).add(g)
 	}
+	return in
+}
+
+// setAlone makes alone the only group, which may have no free slot yet.
+func (b *viewBox) setAlone(of *Box) {
+	if len(b.groups) == 0 {
+		g := newGroup(of, "", false)
+		g.proxyRoom = proxyRoomOf(of)
+		b.groups = []*group{g}
+	}
+	b.alone, b.switches = *b.groups[0], of.severalSwitches()
+	b.groups[0] = &b.alone
+	b.alone.slots = append(b.room[:0], b.alone.slots...)
 }
 
 // remove removes a box, if the view has it.
@@ -194,15 +245,16 @@ func (v *view) remove(box string) {
 
 // count adds a box to the sums, or subtracts it: sign is 1 or -1.
 func (v *view) count(id string, b *viewBox, sign int) {
-	addCounts(v.counts, b, sign)
+	n := counts{sign * b.usable, sign * b.free}
+	v.counts.add(b.traits, n)
 	for key, value := range b.labels {
 		at := label{key, value}
 		l := v.labels[at]
 		if l == nil {
-			l = &labelled{boxes: map[string]bool{}, counts: map[traits]counts{}}
+			l = &labelled{boxes: map[string]bool{}}
 			v.labels[at] = l
 		}
-		addCounts(l.counts, b, sign)
+		l.counts.add(b.traits, n)
 		if l.boxes[id] = true; sign < 0 {
 			delete(l.boxes, id)
 		}
@@ -214,24 +266,30 @@ func (v *view) count(id string, b *viewBox, sign int) {
 
 // countFree adds free GPUs of a box to the sums.
 func (v *view) countFree(b *viewBox, n int) {
-	add := func(to map[traits]counts) {
-		c := to[b.traits]
-		c.free += n
-		to[b.traits] = c
-	}
-	add(v.counts)
+	v.counts.add(b.traits, counts{free: n})
 	for key, value := range b.labels {
-		add(v.labels[label{key, value}].counts)
+		v.labels[label{key, value}].counts.add(b.traits, counts{free: n})
 	}
 }
 
-func addCounts(to map[traits]counts, b *viewBox, sign int) {
-	c := to[b.traits]
-	c.usable += sign * b.usable
-	c.free += sign * b.free
-	to[b.traits] = c
-	if c == (counts{}) {
-		delete(to, b.traits)
+// tally has the sums of the boxes by their traits, of which there are few.
+type tally []tallied
+
+type tallied struct {
+	traits
+	counts
+}
+
+func (t *tally) add(of traits, n counts) {
+	i := slices.IndexFunc(*t, func(in tallied) bool { return in.traits == of })
+	if i < 0 {
+		i = len(*t)
+		*t = append(*t, tallied{traits: of})
+	}
+	in := &(*t)[i]
+	in.usable, in.free = in.usable+n.usable, in.free+n.free
+	if in.counts == (counts{}) {
+		*t = slices.Delete(*t, i, i+1)
 	}
 }
 
@@ -269,29 +327,29 @@ func (v *view) matching(req *Request) (sum counts) {
 			by = v.labels[label{key, value}].counts
 		}
 	}
-	for t, c := range by {
-		if admits(t, req) {
-			add(c)
+	for _, t := range by {
+		if admits(t.traits, req) {
+			add(t.counts)
 		}
 	}
 	return sum
 }
 
-func (v *view) domainClasses(g *group) classes {
+func (v *view) domainClasses(g *group) *classes {
 	if g.domain == "" {
-		return v.noDomain
+		return &v.noDomain
 	}
-	return v.byDomain
+	return &v.byDomain
 }
 
-// classesFor returns the groups that a request may choose from, before admits.
-func (v *view) classesFor(req *Request) []classes {
+// appendClasses appends the groups that a request may choose from, before admits.
+func (v *view) appendClasses(to []*classes, req *Request) []*classes {
 	switch {
 	case req.NVLink == Required && req.alone():
-		return []classes{v.byDomain, v.noDomain}
+		return append(to, &v.byDomain, &v.noDomain)
 	case req.NVLink == Required:
-		return []classes{v.byDomain}
+		return append(to, &v.byDomain)
 	default:
-		return []classes{v.byBox}
+		return append(to, &v.byBox)
 	}
 }
