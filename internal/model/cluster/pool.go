@@ -48,6 +48,7 @@ type pool struct {
 	uses   []poolUse                 // of running pods, and unused ones
 	unused []int32
 	slots  []uint32 // a buffer of setIn
+	asked  []string // a buffer of modelsFor
 }
 
 // boxState is a box and which of its GPUs are free.
@@ -57,6 +58,7 @@ type boxState struct {
 	free  uint64 // bit mask
 	size  int
 	nfree int
+	box   placement.Handle
 }
 
 // poolUse is what one running pod has.
@@ -65,8 +67,13 @@ type poolUse struct {
 	gpus  boxGPUs
 	more  []boxGPUs // of other boxes
 	share *poolGPU
-	part  *placement.Part
-	ref   placement.Ref // of part: its slot
+	part  *poolPart
+}
+
+// poolPart is a part that the manager's placement chose, and its slot.
+type poolPart struct {
+	ref  placement.Ref
+	part *placement.Part
 }
 
 // boxGPUs are GPUs of a box. They take less memory than their Refs: a large pool has many.
@@ -144,8 +151,9 @@ func newPoolOf(hosts, nodes []Node, opt PoolOptions) *pool {
 				s.free |= 1 << slot
 				s.nfree++
 			}
-			p.state = append(p.state, s)
 			p.setBox(b)
+			s.box = p.boxes.Handle(b.ID)
+			p.state = append(p.state, s)
 		}
 	}
 	return p
@@ -185,7 +193,7 @@ func (c *pool) place(p *Pod) (placed, bool) {
 	}
 	gpus := use.count()
 	if use.part != nil {
-		c.setPart(use.ref, use.part)
+		c.setPart(use.part.ref, use.part.part)
 		gpus = 1 // each part has a slot of its own in its host
 	} else {
 		c.set(&use, false)
@@ -312,7 +320,9 @@ func (c *pool) chooseBlind(p *Pod) (best []placement.Ref) {
 }
 
 // accepted returns the models that a pod accepts, nil for any.
-func accepted(p *Pod) (out []string) {
+func accepted(p *Pod) []string { return appendAccepted(nil, p) }
+
+func appendAccepted(out []string, p *Pod) []string {
 	for m := range strings.SplitSeq(p.Models, "|") {
 		if m != "" {
 			out = append(out, m)
@@ -324,8 +334,9 @@ func accepted(p *Pod) (out []string) {
 // modelsFor returns the models to ask for, in turn: "" lets the manager choose; of several
 // names the one with the most free GPUs comes first, as the manager does.
 func (c *pool) modelsFor(p *Pod) []string {
-	out := accepted(p)
-	if out == nil {
+	c.asked = appendAccepted(c.asked[:0], p)
+	out := c.asked
+	if len(out) == 0 {
 		return anyModel
 	}
 	slices.SortFunc(out, func(a, b string) int { return cmp.Or(cmp.Compare(c.free[b], c.free[a]), cmp.Compare(a, b)) })
@@ -359,7 +370,7 @@ func (c *pool) setIn(g boxGPUs, free bool) {
 	s.nfree += n
 	c.free[s.model] += n
 	if !c.opt.ManagerParts {
-		c.boxes.SetFree(s.id, c.slots, free)
+		c.boxes.SetFreeIn(s.box, c.slots, free)
 		return
 	}
 	for _, slot := range c.slots {
@@ -387,7 +398,7 @@ func (c *pool) remove(p *Pod, at placed) {
 	}
 	c.hosts.change(at.node, p.MilliCPU, p.MemoryMiB, -gpus)
 	if use.part != nil {
-		c.setPart(use.ref, nil)
+		c.setPart(use.part.ref, nil)
 		return
 	}
 	c.set(&use, true)
