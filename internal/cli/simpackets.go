@@ -107,6 +107,7 @@ a packet of its own, and two links of 100 Gb/s to each proxy.`,
 	sizeVar(f, &spec.In, "in", "bytes that each GPU copies from the host in each step")
 	sizeVar(f, &spec.Out, "out", "bytes that each GPU copies to the host in each step, at the same time")
 	f.BoolVar(&spec.Peer, "peer", false, "--out goes to the next GPU, through the host if that is in another box")
+	f.BoolVar(&spec.OneWay, "one-way", false, "with --peer: every second GPU writes, the others receive only")
 	f.DurationVar(&spec.Compute, "compute", 0, "mean time between the end of a step's copies and the next step")
 	f.DurationVar(&spec.Time, "time", spec.Time, "virtual time of the measurement, after a warm-up of as much")
 	f.Uint64Var(&spec.Seed, "seed", 1, "seed")

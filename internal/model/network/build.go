@@ -47,7 +47,7 @@ func (m *simulation) build() {
 			g.in.payload = min(m.TLPs*min(int(m.MRRS), m.MPS), int(m.Window()))
 			g.in.window, g.in.slow = g.in.bound, false // the link's window is open
 		}
-		if m.Out == 0 {
+		if m.Out == 0 || m.OneWay && i%2 == 1 {
 			continue
 		}
 		to := (i + 1) % m.GPUs

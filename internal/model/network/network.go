@@ -36,6 +36,7 @@ type Spec struct {
 	TLPs           int  // TLPs in one packet at most; the paper's proxy: 1
 	Header         int  // bytes of a packet beside the payloads, each TLP's header included
 	Peer           bool // each GPU writes to the next GPU, of another box where there is one
+	OneWay         bool // with Peer: every second GPU writes, the others receive only
 
 	// Each host has consecutive GPUs; boxes have them in turn. Hosts and boxes are dealt to
 	// racks in turn. A packet from one rack to another passes the uplinks of both.
@@ -108,6 +109,8 @@ func (s *Spec) Validate() error {
 		return fmt.Errorf("network: copies of %d and %d bytes: want up to %d, and one more than 0", s.In, s.Out, maxCopy)
 	case s.Peer && (s.In > 0 || s.GPUs < 2):
 		return fmt.Errorf("network: peer writes need two GPUs, and no copies from the host")
+	case s.OneWay && !s.Peer:
+		return fmt.Errorf("network: writes one way are between peers")
 	case s.Paths < 1 || s.Paths > maxPaths:
 		return fmt.Errorf("network: %d paths: want 1 to %d", s.Paths, maxPaths)
 	case s.Time <= 0 || s.Time > 10*time.Second:

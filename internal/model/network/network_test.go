@@ -133,6 +133,32 @@ func TestPeer(t *testing.T) {
 	}
 }
 
+// Figure 7 of the paper has one direction and both. With the packets in process of Table 12
+// one GPU that writes has its whole link, and two meet in the host's proxy.
+func TestFigure7(t *testing.T) {
+	s := paper(2)
+	s.In, s.Out, s.Peer, s.Boxes, s.InProcess, s.Time = 0, 1<<20, true, 2, 180, 2*time.Millisecond
+	link := perf.Gen3x16.Write()
+	both := measure(t, s)
+	s.OneWay = true
+	one := measure(t, s)
+	if got := one.PerGPU[1]; got.Out != 0 {
+		t.Errorf("the GPU that receives writes at %v", got.Out)
+	}
+	for _, r := range []struct {
+		name      string
+		got, want float64 // of the link
+	}{
+		{"one direction", float64(one.Total.Out / link), 1},
+		{"both", float64(both.Total.Out / link / 2), float64(s.InProcess) / s.Conversion.Seconds() * float64(s.MPS) / 4 / float64(link)},
+	} {
+		t.Logf("%s: %.1f %%, the paper 74 %%", r.name, 100*r.got)
+		if math.Abs(r.got-r.want) > 0.02 {
+			t.Errorf("%s: %.3f of the link, want %.3f", r.name, r.got, r.want)
+		}
+	}
+}
+
 // Lost packets are sent again, and reads of a lossy network go on.
 func TestLoss(t *testing.T) {
 	clean := measure(t, paper(2))
@@ -199,6 +225,7 @@ func TestRefuses(t *testing.T) {
 		"link that is no rate":    func(s *network.Spec) { s.BoxLink = math.NaN() },
 		"nothing to copy":         func(s *network.Spec) { s.In = 0 },
 		"peers that read":         func(s *network.Spec) { s.Peer = true },
+		"one way without peers":   func(s *network.Spec) { s.OneWay = true },
 		"loss of all":             func(s *network.Spec) { s.Loss = 1 },
 		"a path that fails alone": func(s *network.Spec) { s.FailAfter = time.Microsecond },
 		"a failure after the end": func(s *network.Spec) { s.Paths, s.FailAfter = 2, s.Time },

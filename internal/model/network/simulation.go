@@ -67,7 +67,7 @@ type gpu struct {
 	in, out *flow
 }
 
-// any returns a flow of the GPU.
+// any returns a flow of the GPU, nil if it copies nothing.
 func (g *gpu) any() *flow {
 	if g.in != nil {
 		return g.in
@@ -89,7 +89,10 @@ func (s Spec) Measure(ctx context.Context) (Result, error) {
 	m := &simulation{Spec: &s, rng: rand.New(rand.NewPCG(s.Seed, 12)), from: s.Time, to: 2 * s.Time}
 	m.build()
 	for i := range m.gpus {
-		m.later(time.Duration(m.rng.Int64N(int64(s.Compute+s.RTT()))), packet{kind: resume, flow: m.gpus[i].any()})
+		at := time.Duration(m.rng.Int64N(int64(s.Compute + s.RTT())))
+		if f := m.gpus[i].any(); f != nil {
+			m.later(at, packet{kind: resume, flow: f})
+		}
 	}
 	for n := 0; ; n++ {
 		if n%4096 == 0 && ctx.Err() != nil {

@@ -34,6 +34,7 @@ type indexedBox struct {
 	removed bool // handles may still have it
 	model   *modelIndex
 	in      [maxViews]*viewBox
+	first   viewBox // in[0], beside the box
 }
 
 // modelIndex is what a Pool has of one model.
@@ -139,56 +140,57 @@ func compareSlots(a, b GPU) int { return cmp.Compare(a.Slot, b.Slot) }
 
 // replace replaces one state of a box by another; either may be nil.
 func (p *Pool) replace(at *indexedBox, b *Box) {
-	var old *Box
+	var before []string
 	if at != nil {
-		was := at.Box
-		old = &was
-		delete(p.boxes, old.ID)
-		for i := range old.GPUs {
-			p.models[old.GPUs[i].Model].count(&old.GPUs[i], -1)
-		}
-	}
-	if b == nil && at != nil {
-		*at = indexedBox{removed: true}
+		before = p.takeOut(at)
+		*at = indexedBox{removed: b == nil}
 	}
 	if b != nil {
 		if at == nil {
 			at = &indexedBox{}
 		}
-		*at = indexedBox{Box: *b, flips: b.flips()}
-		b = &at.Box
-		p.boxes[b.ID] = at
-		for i := range b.GPUs {
-			p.model(b.GPUs[i].Model).count(&b.GPUs[i], 1)
-		}
-		for _, m := range modelsIn(b) {
-			p.models[m].set(at)
-		}
+		at.Box, at.flips = *b, b.flips()
+		p.putIn(at)
 	}
-	if old != nil {
-		p.unsetShared(old.ID)
-	}
-	if b != nil {
-		p.setShared(b)
-	}
-	if old != nil {
-		for _, m := range modelsIn(old) {
-			if b == nil || !hasModel(b, m) {
-				p.removeFromModel(m, old.ID)
-			}
+	for _, name := range before {
+		if len(p.models[name].boxes) == 0 {
+			delete(p.models, name)
 		}
 	}
 }
 
-// removeFromModel removes a box from a model's index, and a model without boxes.
-func (p *Pool) removeFromModel(name, box string) {
-	m := p.models[name]
+// takeOut takes a box out of the index and returns its models, some of which may have no
+// box now.
+func (p *Pool) takeOut(b *indexedBox) []string {
+	delete(p.boxes, b.ID)
+	p.unsetShared(b.ID)
+	for i := range b.GPUs {
+		p.models[b.GPUs[i].Model].count(&b.GPUs[i], -1)
+	}
+	models := modelsIn(&b.Box)
+	for _, name := range models {
+		p.models[name].remove(b.ID)
+	}
+	return models
+}
+
+// putIn puts a box into the index.
+func (p *Pool) putIn(b *indexedBox) {
+	p.boxes[b.ID] = b
+	for i := range b.GPUs {
+		p.model(b.GPUs[i].Model).count(&b.GPUs[i], 1)
+	}
+	for _, name := range modelsIn(&b.Box) {
+		p.models[name].set(b)
+	}
+	p.setShared(&b.Box)
+}
+
+// remove removes a box.
+func (m *modelIndex) remove(box string) {
 	delete(m.boxes, box)
 	for _, v := range m.views {
 		v.remove(box)
-	}
-	if len(m.boxes) == 0 {
-		delete(p.models, name)
 	}
 }
 
@@ -212,10 +214,6 @@ func modelsIn(b *Box) []string {
 	return out
 }
 
-func hasModel(b *Box, model string) bool {
-	return slices.ContainsFunc(b.GPUs, func(g GPU) bool { return g.Model == model })
-}
-
 func (m *modelIndex) set(b *indexedBox) {
 	m.boxes[b.ID] = b
 	if b.flips {
@@ -228,7 +226,13 @@ func (m *modelIndex) set(b *indexedBox) {
 
 // setIn sets a box in one of the views.
 func (m *modelIndex) setIn(view int, b *indexedBox) {
-	in := m.views[view].set(&b.Box)
+	in := &b.first
+	if !b.flips || view > 0 {
+		in = &viewBox{}
+	}
+	if !m.views[view].set(&b.Box, in) {
+		in = nil
+	}
 	if b.flips {
 		b.in[view] = in
 	}

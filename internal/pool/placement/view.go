@@ -172,11 +172,9 @@ func (v *view) has(g *GPU) bool {
 	return g.Usable && g.Model == v.model && g.Memory >= v.minMemory && v.contains.has(g.Restriction) && v.division.has(g)
 }
 
-// set adds a box, or replaces the one of that ID. It returns what the view has of it, nil
-// for nothing.
-func (v *view) set(b *Box) *viewBox {
-	v.remove(b.ID)
-	in := &viewBox{traits: traitsOf(b), labels: b.Labels}
+// set adds a box, with in for what the view has of it. It reports whether that is anything.
+func (v *view) set(b *Box, in *viewBox) bool {
+	*in = viewBox{traits: traitsOf(b), labels: b.Labels}
 	req := v.request(Indifferent)
 	for i := range b.GPUs {
 		g := &b.GPUs[i]
@@ -189,7 +187,7 @@ func (v *view) set(b *Box) *viewBox {
 		}
 	}
 	if in.usable == 0 {
-		return nil
+		return false
 	}
 	if in.free > 0 {
 		in.groups = appendGroups(nil, b, req, v.model)
@@ -210,7 +208,7 @@ func (v *view) set(b *Box) *viewBox {
 	for _, g := range in.domains {
 		v.domainClasses(g).add(g)
 	}
-	return in
+	return true
 }
 
 // setAlone makes alone the only group, which may have no free slot yet.
