@@ -172,7 +172,7 @@ func (l *lookup) best(o order, n int) *group {
 				continue
 			}
 			if best != nil && l.req.site == nil && o.compareRanks(c.like, best, n, l.req) > 0 {
-				continue // whatever its names; the names tell the distances from a site
+				continue // no group of the class can win; with a site, its rack counts
 			}
 			if g := l.nearestIn(c.tree, c.paths); g != nil && (best == nil || o.compare(g, best, n, l.req) < 0) {
 				best = g

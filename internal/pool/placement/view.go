@@ -270,7 +270,7 @@ func (v *view) countFree(b *viewBox, n int) {
 	}
 }
 
-// tally has the sums of the boxes by their traits, of which there are few.
+// tally has the sums of the boxes by their few combinations of traits.
 type tally []tallied
 
 type tallied struct {
