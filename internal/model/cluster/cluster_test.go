@@ -405,7 +405,7 @@ func BenchmarkFGD(b *testing.B) {
 	}
 	for b.Loop() {
 		f := Fill{Nodes: nodes, Pods: pods, Demand: 1.3}
-		if _, err := f.Run("fgd"); err != nil {
+		if _, err := f.Run(b.Context(), "fgd"); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -159,7 +160,7 @@ func newFailureStudy(e *Experiment, r *Report) *failureStudy {
 
 func (s *failureStudy) runs() int { return len(s.cases) * s.e.Seeds }
 
-func (s *failureStudy) run(i int) {
+func (s *failureStudy) run(_ context.Context, i int) {
 	c, rng := s.cases[i/s.e.Seeds], rngOf(uint64(i%s.e.Seeds), 6)
 	p := newPlant(c.pool, len(s.e.Nodes), s.gpus)
 	if s.f.faults != nil {

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"cmp"
+	"context"
 	"math/rand/v2"
 	"slices"
 )
@@ -113,8 +114,8 @@ type filling struct {
 	sizes                sizeShares
 }
 
-// run places the arrivals.
-func (f *Fill) run(name string, pl placer, arrivals []*Pod) FillResult {
+// run places the arrivals, until ctx ends.
+func (f *Fill) run(ctx context.Context, name string, pl placer, arrivals []*Pod) FillResult {
 	r := filling{nodes: f.Nodes, smallest: smallest(f.Pods), total: float64(totalGPU(f.Nodes)), sizes: sizeShares{}}
 	r.Policy, r.Seed, r.Pods = name, f.Seed, len(arrivals)
 	for i := range f.Nodes {
@@ -122,7 +123,10 @@ func (f *Fill) run(name string, pl placer, arrivals []*Pod) FillResult {
 		r.memory += float64(f.Nodes[i].MemoryMiB)
 	}
 	var at []placed
-	for _, p := range arrivals {
+	for i, p := range arrivals {
+		if i%checkEvery == 0 && ctx.Err() != nil {
+			return r.FillResult
+		}
 		r.asked += p.total()
 		var ok bool
 		if at, ok = placeJob(pl, p, at[:0]); ok {
@@ -199,7 +203,7 @@ func orderOf(policy string, nodes []Node, rng *rand.Rand) []Node {
 }
 
 // Run fills the servers under a policy.
-func (f *Fill) Run(policy string) (FillResult, error) {
+func (f *Fill) Run(ctx context.Context, policy string) (FillResult, error) {
 	if err := checkNodes(f.Nodes); err != nil {
 		return FillResult{}, err
 	}
@@ -212,7 +216,7 @@ func (f *Fill) Run(policy string) (FillResult, error) {
 	if err != nil {
 		return FillResult{}, err
 	}
-	return f.run(policy, newScheduler(nodes, s, rngOf(f.Seed, 2)), arrivals), nil
+	return f.run(ctx, policy, newScheduler(nodes, s, rngOf(f.Seed, 2)), arrivals), nil
 }
 
 // Whole returns the pods with each fraction of a GPU rounded up to a whole one.

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"slices"
@@ -31,10 +32,10 @@ func newFillStudy(e *Experiment) *fillStudy {
 
 func (s *fillStudy) runs() int { return len(s.who) * s.e.Seeds }
 
-func (s *fillStudy) run(i int) {
+func (s *fillStudy) run(ctx context.Context, i int) {
 	c, seed := s.who[i/s.e.Seeds], uint64(i%s.e.Seeds)
 	f := Fill{Nodes: s.e.Nodes, Pods: s.e.Pods, Demand: s.e.Demand, Seed: seed}
-	s.results[i] = f.run(c.name, s.times.of(i, c.placer(f.Nodes, f.Pods, seed), s.e.Clock), f.arrivals(rngOf(seed, 1)))
+	s.results[i] = f.run(ctx, c.name, s.times.of(i, c.placer(f.Nodes, f.Pods, seed), s.e.Clock), f.arrivals(rngOf(seed, 1)))
 }
 
 // of returns the runs of a contestant.

@@ -82,7 +82,7 @@ func comparePublished(t *testing.T, f *Fill, policy string, want float64) {
 	const seeds = 10
 	var sum float64
 	for f.Seed = range uint64(seeds) {
-		r, err := f.Run(policy)
+		r, err := f.Run(t.Context(), policy)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -75,35 +76,38 @@ func (s *sizeStudy) runs() int { return len(s.who) }
 
 // run searches. More servers accept more jobs, up to the chance of the draws, so the search
 // halves the range; it ends within half a per cent.
-func (s *sizeStudy) run(i int) {
+func (s *sizeStudy) run(ctx context.Context, i int) {
 	c, out := &s.who[i], &s.results[i]
 	most := s.serversFor(4 * s.e.Size.GPUs)
 	if c.pool == nil {
-		out.servers = s.least(1, most, func(n int) bool { return s.enough(c, n, n, out) })
+		out.servers = least(ctx, 1, most, func(n int) bool { return s.enough(ctx, c, n, n, out) })
 		out.hosts = out.servers
 	} else {
 		ample := 2 * most
-		out.servers = s.least(1, most, func(n int) bool { return s.enough(c, n, ample, out) })
+		out.servers = least(ctx, 1, most, func(n int) bool { return s.enough(ctx, c, n, ample, out) })
 		if out.servers > 0 {
-			out.hosts = s.least(1, ample, func(n int) bool { return s.enough(c, out.servers, n, out) })
+			out.hosts = least(ctx, 1, ample, func(n int) bool { return s.enough(ctx, c, out.servers, n, out) })
 		}
 	}
 	if out.servers == 0 {
 		return
 	}
-	s.enough(c, out.servers, out.hosts, out) // the last try of the search was perhaps another one
+	s.enough(ctx, c, out.servers, out.hosts, out) // the last try of the search was perhaps another one
 	out.gpus = int(totalGPU(s.cluster(out.servers)) / Milli)
 	if c.pool != nil {
 		out.boxes = len(newPoolOf(nil, s.cluster(out.servers), *c.pool).state)
 	}
 }
 
-// least returns the smallest n from low to high that suffices, 0 if high does not.
-func (s *sizeStudy) least(low, high int, suffices func(n int) bool) int {
+// least returns the smallest n from low to high that suffices, 0 if high does not or ctx ends.
+func least(ctx context.Context, low, high int, suffices func(n int) bool) int {
 	if !suffices(high) {
 		return 0
 	}
 	for high-low > high/200 {
+		if ctx.Err() != nil {
+			return 0
+		}
 		if mid := low + (high-low)/2; suffices(mid) {
 			high = mid
 		} else {
@@ -130,11 +134,14 @@ func (s *sizeStudy) cluster(n int) []Node {
 }
 
 // enough runs the jobs on a cluster, and reports whether it accepts enough of them.
-func (s *sizeStudy) enough(c *contestant, servers, hosts int, out *sizeResult) bool {
+func (s *sizeStudy) enough(ctx context.Context, c *contestant, servers, hosts int, out *sizeResult) bool {
 	nodes, gpu := s.cluster(servers), 0.0
 	var asked, given float64
 	var held, hours float64
 	for seed := range uint64(s.e.Seeds) {
+		if ctx.Err() != nil {
+			return false
+		}
 		t := timeline{from: s.e.WarmUp * s.e.Life, to: (s.e.WarmUp + s.e.Lives) * s.e.Life}
 		if c.pool != nil {
 			t.pl = newPoolFor(s.e.Pods, s.cluster(hosts), nodes, *c.pool)
@@ -144,7 +151,7 @@ func (s *sizeStudy) enough(c *contestant, servers, hosts int, out *sizeResult) b
 		} else {
 			t.pl = c.placer(nodes, s.e.Pods, seed)
 		}
-		r := t.run(s.jobs(seed))
+		r := t.run(until(ctx, s.jobs(seed)))
 		asked, given, held, hours = asked+r.Asked, given+r.Given, held+r.GPU, hours+r.Hours
 	}
 	gpu = float64(totalGPU(nodes))

@@ -72,7 +72,9 @@ func (e *Experiment) Run(ctx context.Context, done func(n, of int)) (*Report, er
 // study is one kind of experiment.
 type study interface {
 	runs() int
-	run(i int) // may be called by several goroutines, once for each i
+	// run may be called by several goroutines, once for each i. Its result counts only if
+	// ctx has not ended.
+	run(ctx context.Context, i int)
 	report(r *Report)
 }
 
@@ -90,8 +92,22 @@ func (e *Experiment) study(r *Report) study {
 	return newFillStudy(e)
 }
 
+// checkEvery is how many jobs a simulation runs between two looks at its context.
+const checkEvery = 1024
+
+// until returns the jobs of next until ctx ends.
+func until(ctx context.Context, next func() (stay, bool)) func() (stay, bool) {
+	n := 0
+	return func() (stay, bool) {
+		if n++; n%checkEvery == 0 && ctx.Err() != nil {
+			return stay{}, false
+		}
+		return next()
+	}
+}
+
 // parallel calls run for 0 to n-1 on all processors until the context ends.
-func parallel(ctx context.Context, n int, run func(i int), done func(n, of int)) error {
+func parallel(ctx context.Context, n int, run func(ctx context.Context, i int), done func(n, of int)) error {
 	jobs := make(chan int)
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -99,7 +115,7 @@ func parallel(ctx context.Context, n int, run func(i int), done func(n, of int))
 	for range min(runtime.GOMAXPROCS(0), n) {
 		wg.Go(func() {
 			for i := range jobs {
-				run(i)
+				run(ctx, i)
 				mu.Lock()
 				finished++
 				if done != nil {

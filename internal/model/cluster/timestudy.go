@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"math"
 	"slices"
@@ -28,14 +29,14 @@ type timeCase struct {
 
 func (s *timeStudy) runs() int { return len(s.cases) * len(s.who) * s.e.Seeds }
 
-func (s *timeStudy) run(i int) {
+func (s *timeStudy) run(ctx context.Context, i int) {
 	c, seed := s.cases[i/s.e.Seeds/len(s.who)], uint64(i%s.e.Seeds)
 	who := s.who[i/s.e.Seeds%len(s.who)]
 	t := timeline{pl: s.times.of(i, who.placer(s.e.Nodes, s.e.Pods, seed), s.e.Clock), queue: s.e.queue(), from: c.from, to: c.to}
 	if who.pool != nil && s.e.Performance != nil {
 		t.speed = s.e.Performance.speed
 	}
-	s.results[i] = t.run(c.jobs(seed))
+	s.results[i] = t.run(until(ctx, c.jobs(seed)))
 }
 
 // newChurnStudy makes jobs arrive at random (Poisson) so that they ask for a share of the
