@@ -122,6 +122,7 @@ type analysis struct {
 	result  predict.Result
 	span    predict.Range // of result
 	sweep   []predict.Result
+	spans   []predict.Range // of sweep
 	stats   predict.Stats
 	verdict predict.Verdict
 	limit   *limitJSON // or nil
@@ -204,13 +205,6 @@ func (o *predictOptions) analyse(errOut io.Writer, file string, rtts []time.Dura
 	if a.sweep, err = a.plan.Sweep(a.setting, rtts); err != nil {
 		return nil, err
 	}
-	if a.limit, err = o.limit(func(s predict.Setting) (float64, error) {
-		s.HostScale, s.WithoutOverhead = a.setting.HostScale, a.setting.WithoutOverhead
-		r, err := a.plan.Run(s)
-		return r.Relative, err
-	}); err != nil {
-		return nil, err
-	}
 	if a.whatIf, err = a.changes(o.whatIf); err != nil {
 		return nil, err
 	}
@@ -234,8 +228,47 @@ func (o *predictOptions) analyse(errOut io.Writer, file string, rtts []time.Dura
 	if a.span, err = a.plan.Range(a.setting, &a.result, &a.stats); err != nil {
 		return nil, err
 	}
+	if err := a.ranges(o); err != nil {
+		return nil, err
+	}
 	a.verdict = predict.Judge(&a.stats, &a.result, a.span, &plan.Workload().Report, window)
 	return a, nil
+}
+
+// ranges finds the ranges of the sweep and the answers to --at-least.
+func (a *analysis) ranges(o *predictOptions) (err error) {
+	for i := range a.sweep {
+		s := a.setting
+		s.RTT = a.sweep[i].RTT
+		span, err := a.plan.Range(s, &a.sweep[i], &a.stats)
+		if err != nil {
+			return err
+		}
+		a.spans = append(a.spans, span)
+	}
+	predicted := func(s predict.Setting) (predict.Setting, predict.Result, error) {
+		s.HostScale, s.WithoutOverhead = a.setting.HostScale, a.setting.WithoutOverhead
+		r, err := a.plan.Run(s)
+		return s, r, err
+	}
+	if a.limit, err = o.limit(func(s predict.Setting) (float64, error) {
+		_, r, err := predicted(s)
+		return r.Relative, err
+	}); err != nil || a.limit == nil {
+		return err
+	}
+	low, err := o.longest(func(s predict.Setting) (float64, error) {
+		s, r, err := predicted(s)
+		if err != nil {
+			return 0, err
+		}
+		span, err := a.plan.Range(s, &r, &a.stats)
+		return span.Low, err
+	})
+	if low < a.limit.RTT {
+		a.limit.Low = &low
+	}
+	return err
 }
 
 // overheadOf returns the time of the threads that the profiler spent for itself.

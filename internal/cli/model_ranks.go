@@ -44,6 +44,8 @@ func (p *percentFlag) Set(s string) error {
 type limitJSON struct {
 	AtLeast float64 `json:"at_least"`
 	RTT     int64   `json:"longest_rtt_ns"` // 0: not even the native one
+	// Low is that of the lower end of the range; nil: the same.
+	Low *int64 `json:"longest_rtt_low_ns,omitempty"`
 }
 
 // limit finds the longest round trip for --at-least.
@@ -51,12 +53,18 @@ func (o *predictOptions) limit(relative func(predict.Setting) (float64, error)) 
 	if o.least == 0 {
 		return nil, nil //nolint:nilnil // not asked for
 	}
+	rtt, err := o.longest(relative)
+	return &limitJSON{AtLeast: float64(o.least), RTT: rtt}, err
+}
+
+// longest returns the longest round trip in nanoseconds with the performance of --at-least.
+func (o *predictOptions) longest(relative func(predict.Setting) (float64, error)) (int64, error) {
 	rtt, _, err := predict.LongestRTT(o.setting.NativeRTT, float64(o.least), func(rtt time.Duration) (float64, error) {
 		s := o.setting
 		s.RTT = rtt
 		return relative(s)
 	})
-	return &limitJSON{float64(o.least), rtt.Nanoseconds()}, err
+	return rtt.Nanoseconds(), err
 }
 
 func (l *limitJSON) print(out io.Writer) {
@@ -65,7 +73,11 @@ func (l *limitJSON) print(out io.Writer) {
 	case l.RTT == 0:
 		fmt.Fprintf(out, "\n%.4g %% of native is not reached at any round trip.\n", 100*l.AtLeast)
 	default:
-		fmt.Fprintf(out, "\n%.4g %% of native or more, by the replay, up to a round trip of %v.\n", 100*l.AtLeast, time.Duration(l.RTT))
+		fmt.Fprintf(out, "\n%.4g %% of native or more, by the replay, up to a round trip of %v", 100*l.AtLeast, time.Duration(l.RTT))
+		if l.Low != nil {
+			fmt.Fprintf(out, "; at the lower end of the range up to %v", time.Duration(*l.Low))
+		}
+		fmt.Fprintln(out, ".")
 	}
 }
 

@@ -139,9 +139,9 @@ func (a *analysis) printSweep(out io.Writer) {
 		return
 	}
 	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintf(t, "\nround trip\treplay\tadditive\t\n")
-	for _, r := range a.sweep {
-		fmt.Fprintf(t, "%v\t%.2f %%\t%.2f %%\t\n", r.RTT, 100*r.Relative, 100*r.Additive.Relative)
+	fmt.Fprintf(t, "\nround trip\treplay\tlower end\tadditive\t\n")
+	for i, r := range a.sweep {
+		fmt.Fprintf(t, "%v\t%.2f %%\t%.2f %%\t%.2f %%\t\n", r.RTT, 100*r.Relative, 100*a.spans[i].Low, 100*r.Additive.Relative)
 	}
 	t.Flush()
 }
@@ -180,6 +180,7 @@ type resultJSON struct {
 	RTT        int64   `json:"rtt_ns"`
 	Delta      int64   `json:"delta_rtt_ns"`
 	Relative   float64 `json:"relative"`
+	Low        float64 `json:"low,omitempty"` // the lower end of the range; 0: not computed
 	Basis      string  `json:"basis"`
 	Idle       int     `json:"steps_without_gpu_work"`
 	Recorded   int64   `json:"whole_recorded_ns"`
@@ -250,8 +251,11 @@ func (a *analysis) json(top int) analysisJSON {
 		Summary: a.verdict.Summary, Doubt: a.verdict.Doubt, Advice: a.verdict.Advice,
 		Limit: a.limit, WhatIf: a.whatIf, Drops: w.Report.Drops, Steps: a.result.Steps, CDF: s.Durations,
 	}
+	out.Prediction.Low = a.span.Low
 	for i := range a.sweep {
-		out.Sweep = append(out.Sweep, resultOf(&a.sweep[i]))
+		one := resultOf(&a.sweep[i])
+		one.Low = a.spans[i].Low
+		out.Sweep = append(out.Sweep, one)
 	}
 	for _, p := range a.byRange[:min(top, len(a.byRange))] {
 		out.ByRange = append(out.ByRange, pathJSON{p.Name, p.Count, p.Time.Nanoseconds(), p.Added.Nanoseconds()})

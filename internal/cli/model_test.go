@@ -110,6 +110,39 @@ func TestModelPredictJSON(t *testing.T) {
 	}
 }
 
+// Every figure of a prediction with a range has its lower end: the prediction, each round
+// trip of the sweep, and the answer to --at-least.
+func TestModelPredictRanges(t *testing.T) {
+	out, _, err := runModel("predict", kineto21, "--json", "--rtt", "6.8us", "--sweep", "1.2us,6.8us,20us", "--at-least", "97%")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got analysisJSON
+	if err := json.Unmarshal([]byte(out), &got); err != nil {
+		t.Fatal(err)
+	}
+	if got.Range.Low >= got.Range.High || got.Prediction.Low != got.Range.Low || got.Sweep[1].Low != got.Range.Low {
+		t.Errorf("range %v, prediction %v, sweep %v", got.Range, got.Prediction, got.Sweep)
+	}
+	if got.Sweep[0].Low != 1 || got.Sweep[2].Low >= got.Sweep[1].Low {
+		t.Errorf("the lower end does not fall with the round trip: %v", got.Sweep)
+	}
+	low := got.Limit.Low
+	if low == nil || *low >= got.Limit.RTT {
+		t.Fatalf("%+v: want a shorter round trip at the lower end", got.Limit)
+	}
+	for rtt, reached := range map[int64]bool{*low: true, *low + 1: false} {
+		out, _, err := runModel("predict", kineto21, "--json", "--rtt", time.Duration(rtt).String())
+		var at analysisJSON
+		if err = errors.Join(err, json.Unmarshal([]byte(out), &at)); err != nil {
+			t.Fatal(err)
+		}
+		if (at.Range.Low >= 0.97) != reached {
+			t.Errorf("the lower end at %v is %v", time.Duration(rtt), at.Range.Low)
+		}
+	}
+}
+
 // Damage is reported on standard error and in JSON, and --strict makes it an error.
 func TestModelPredictDamage(t *testing.T) {
 	whole, err := os.ReadFile(kineto21)

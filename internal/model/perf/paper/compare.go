@@ -1,6 +1,7 @@
 package paper
 
 import (
+	"encoding/json"
 	"fmt"
 	"math"
 
@@ -43,6 +44,21 @@ func (r Row) Deviation() float64 {
 		return r.Model - r.Paper
 	}
 	return (r.Model/r.Paper - 1) * 100
+}
+
+// MarshalJSON adds the deviation, and leaves it and the model's value out where there is none.
+func (r Row) MarshalJSON() ([]byte, error) {
+	type row Row // without this method
+	out := struct {
+		row
+		Model     *float64 `json:"model,omitempty"`
+		Deviation *float64 `json:"deviation,omitempty"`
+	}{row: row(r)}
+	if r.HasModel() {
+		deviation := r.Deviation()
+		out.Model, out.Deviation = &r.Model, &deviation
+	}
+	return json.Marshal(out)
 }
 
 // comparison collects rows of one table after another.

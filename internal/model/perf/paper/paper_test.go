@@ -1,6 +1,7 @@
 package paper
 
 import (
+	"encoding/json"
 	"math"
 	"testing"
 	"time"
@@ -88,6 +89,28 @@ func TestEveryRowHasItsUse(t *testing.T) {
 		}
 		if !ok {
 			t.Errorf("%s is missing", where)
+		}
+	}
+}
+
+// The JSON of a row has the deviation that the table prints, and no value where there is none.
+func TestRowJSON(t *testing.T) {
+	for _, r := range Compare() {
+		b, err := json.Marshal(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got struct {
+			Where, What      string
+			Model, Deviation *float64
+		}
+		if err := json.Unmarshal(b, &got); err != nil {
+			t.Fatal(err)
+		}
+		has := r.HasModel()
+		if got.Where != r.Where || got.What != r.What || (got.Model != nil) != has || (got.Deviation != nil) != has ||
+			has && (*got.Model != r.Model || *got.Deviation != r.Deviation()) {
+			t.Errorf("%s", b)
 		}
 	}
 }
