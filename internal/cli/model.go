@@ -251,9 +251,10 @@ func newModelPaperCommand() *cobra.Command {
 
 Each row gives the role of the figure: input (the model uses it), fitted (a
 constant was chosen to meet it and others), checked (the model does not know it),
-bound (the model gives only an upper bound), or that the paper does not give
-enough input; such rows have no model value. Deviations are in points for
-percentages and in per cent of the paper's figure for other units.`,
+arithmetic (it follows from inputs and says nothing about the model), bound (the
+model gives only an upper bound), or that the paper does not give enough input; such
+rows and inputs have no model value. Deviations are in points for percentages and in
+per cent of the paper's figure for other units.`,
 		Example: `  dxpu model paper --json`,
 	}, func(*cobra.Command, []string) (comparison, error) {
 		return comparison{paper.Fitted(), paper.Compare()}, nil
@@ -304,7 +305,6 @@ for ImageNet and not with 92.7 %% for synthetic input, so it is compared with th
 		fmt.Fprintf(w, "  %s\t%.2f %s\t%s\t%s\t%s%s\n", r.What, r.Paper, r.Unit, model, dev, r.Use, note)
 	}
 	w.Flush()
-	fmt.Fprintf(out, "\n%d figures: %d checked (mean deviation of the %d percentages %.2f points), %d fitted, %d bounds, %d inputs, %d without enough input\n",
-		sums[paper.Checked]+sums[paper.FitUse]+sums[paper.Bound]+sums[paper.Input]+sums[paper.Unknown],
-		sums[paper.Checked], points, deviation/float64(max(points, 1)), sums[paper.FitUse], sums[paper.Bound], sums[paper.Input], sums[paper.Unknown])
+	fmt.Fprintf(out, "\n%d figures: %d checked (mean deviation of the %d percentages %.2f points), %d fitted, %d arithmetic, %d bounds, %d inputs, %d without enough input\n",
+		len(c.Rows), sums[paper.Checked], points, deviation/float64(max(points, 1)), sums[paper.FitUse], sums[paper.Derived], sums[paper.Bound], sums[paper.Input], sums[paper.Unknown])
 }

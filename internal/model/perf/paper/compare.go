@@ -13,10 +13,11 @@ type Use string
 
 // Uses.
 const (
-	Input   Use = "input"   // an input of the model
-	FitUse  Use = "fitted"  // a constant was fitted to it and others
-	Checked Use = "checked" // the model does not use it
-	Bound   Use = "bound"   // the model gives only an upper bound
+	Input   Use = "input"      // an input of the model
+	FitUse  Use = "fitted"     // a constant was fitted to it and others
+	Checked Use = "checked"    // the model does not use it
+	Bound   Use = "bound"      // the model gives only an upper bound
+	Derived Use = "arithmetic" // follows from inputs without the model
 	Unknown Use = "not enough input given"
 )
 
@@ -148,10 +149,10 @@ func (b *comparison) table6() {
 	b.input("original latency", "us", native, "the native round trip")
 	b.input("network transmission", "us", network, "")
 	b.input("packet conversion", "us", conversion, "")
-	b.add(Checked, "round trip", "us", 6.8, sum, "sum of the parts")
-	b.add(Checked, "share of original latency", "%", 17.7, 100*native/sum, "")
-	b.add(Checked, "share of network transmission", "%", 27.9, 100*network/sum, "")
-	b.add(Checked, "share of packet conversion", "%", 54.4, 100*conversion/sum, "")
+	b.add(Derived, "round trip", "us", 6.8, sum, "sum of the parts")
+	b.add(Derived, "share of original latency", "%", 17.7, 100*native/sum, "")
+	b.add(Derived, "share of network transmission", "%", 27.9, 100*network/sum, "")
+	b.add(Derived, "share of packet conversion", "%", 54.4, 100*conversion/sum, "")
 }
 
 // path returns the paper's system at 6.8 us.
