@@ -59,8 +59,10 @@ const (
 	sendAway = dxpuv1.TaintEffect_TAINT_EFFECT_NO_EXECUTE
 )
 
-func tolerate(key string, seconds *int64) []resourceapi.DeviceToleration {
-	return []resourceapi.DeviceToleration{{Key: key, Operator: resourceapi.DeviceTolerationOpExists, TolerationSeconds: seconds}}
+// tolerate names the effect: Kubernetes 1.36 evicts a pod from a device with NoExecute
+// although a toleration without an effect is for all of them.
+func tolerate(key string, effect resourceapi.DeviceTaintEffect, seconds *int64) []resourceapi.DeviceToleration {
+	return []resourceapi.DeviceToleration{{Key: key, Operator: resourceapi.DeviceTolerationOpExists, Effect: effect, TolerationSeconds: seconds}}
 }
 
 // noSchedule: a pod that runs keeps its GPU, a new one gets it only with a toleration, and
@@ -76,7 +78,7 @@ func (e *env) noSchedule() {
 	e.waitNoLease()
 	e.createPod(podSpec{name: "without", selector: firstGPU})
 	e.waitUnschedulable("without")
-	e.createPod(podSpec{name: "with", selector: firstGPU, tolerations: tolerate("team", nil)})
+	e.createPod(podSpec{name: "with", selector: firstGPU, tolerations: tolerate("team", resourceapi.DeviceTaintEffectNoSchedule, nil)})
 	e.waitRunning("with")
 	if l := e.onlyLease(); len(l.Spec.Tolerations) != 1 || l.Spec.Tolerations[0].Key != "team" {
 		e.t.Errorf("the lease tolerates %v", l.Spec.Tolerations)
@@ -91,7 +93,7 @@ func (e *env) noSchedule() {
 
 // noExecute: a pod without a toleration goes, one with it stays.
 func (e *env) noExecute() {
-	e.createPod(podSpec{name: "stays", selector: firstGPU, capacity: "memory=1Gi,compute=10", tolerations: tolerate("repair", nil)})
+	e.createPod(podSpec{name: "stays", selector: firstGPU, capacity: "memory=1Gi,compute=10", tolerations: tolerate("repair", resourceapi.DeviceTaintEffectNoExecute, nil)})
 	stays := e.waitRunning("stays")
 	e.createPod(podSpec{name: "goes", selector: firstGPU, capacity: "memory=1Gi,compute=10"})
 	e.waitRunning("goes")
@@ -120,7 +122,7 @@ func (e *env) waitGone(pod string) {
 // toleratedForATime: a pod may stay for some seconds.
 func (e *env) toleratedForATime() {
 	seconds := int64(3)
-	e.createPod(podSpec{name: "leaves", selector: firstGPU, tolerations: tolerate("repair", &seconds)})
+	e.createPod(podSpec{name: "leaves", selector: firstGPU, tolerations: tolerate("repair", resourceapi.DeviceTaintEffectNoExecute, &seconds)})
 	e.waitRunning("leaves")
 	remove := e.taint("repair", sendAway)
 	e.waitGone("leaves")
