@@ -70,21 +70,22 @@ func browserLiveEvents(t *testing.T, b *browser, w *world) {
 	cordon := func(why string) {
 		w.cordon(&dxpuv1.Target{Target: &dxpuv1.Target_HostId{HostId: "h06"}}, why)
 	}
-	top := `document.querySelector("#log tbody tr").textContent`
+	log := `document.querySelector("#log tbody").textContent`
 	cordon("first <b>reason</b>")
-	p.wait("the event", top+`.includes("first <b>reason</b>")`)
+	p.wait("the event", log+`.includes("first <b>reason</b>")`)
 	p.eval(`document.getElementById("pause").click()`)
 	cordon("second reason")
-	p.wait("the count", `document.getElementById("waiting").textContent.includes("1 new")`)
-	if p.eval(top+`.includes("second reason")`) == true {
+	// Other events of the pool count, too, as on a busy machine those of nodes that report late.
+	p.wait("the count", `/[1-9]\d* new/.test(document.getElementById("waiting").textContent)`)
+	if p.eval(log+`.includes("second reason")`) == true {
 		t.Error("a paused page was updated")
 	}
 	p.eval(`document.getElementById("pause").click()`)
-	p.wait("the event that waited", top+`.includes("second reason")`)
+	p.wait("the event that waited", log+`.includes("second reason")`)
 	if _, err := w.pool.Uncordon(t.Context(), connect.NewRequest(&dxpuv1.UncordonRequest{Target: &dxpuv1.Target{Target: &dxpuv1.Target_HostId{HostId: "h06"}}})); err != nil {
 		t.Fatal(err)
 	}
-	p.wait("the last event", top+`.includes("takes new bindings again")`)
+	p.wait("the last event", log+`.includes("takes new bindings again")`)
 	// No event was added twice.
 	if n := p.eval(`new Set([...document.querySelectorAll("#log tbody tr")].map(r => r.dataset.key)).size === document.querySelectorAll("#log tbody tr").length`); n != true {
 		t.Error("the page has an event twice")
