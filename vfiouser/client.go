@@ -279,6 +279,9 @@ func (r replies) Receive(block bool) error {
 	return err
 }
 
+// Buffered reports whether a read has brought more than one message.
+func (r replies) Buffered() bool { return r.c.main.fr.more() }
+
 func (c *Client) take(ch *channel, m *message) {
 	if m.IsReply() {
 		c.finish(ch, m)

@@ -1,6 +1,7 @@
 package vfiouser
 
 import (
+	"encoding/binary"
 	"errors"
 	"sync"
 	"testing"
@@ -78,6 +79,73 @@ func TestHold(t *testing.T) {
 	must(t, c.Close())
 	if _, release := c.Hold(); release != nil {
 		t.Error("a closed client has a socket to hold")
+	}
+}
+
+// A program that polls takes one of two replies that one read has brought. It must not
+// sleep then: the other one makes no socket readable.
+func TestHoldLeavesNoReply(t *testing.T) {
+	const alone, first, second = 8, 16, 24
+	c, err := fakeServer(t, ClientConfig{}, "", nil, func(p *rawPeer) {
+		answer := func(r reply) []byte {
+			p.id = r.id - 1
+			return p.message(r.cmd, 1, append(r.body, 1, 2, 3, 4))
+		}
+		var both []byte
+		for {
+			r, err := p.tryRecv()
+			switch {
+			case err != nil:
+				return
+			case binary.LittleEndian.Uint64(r.body) == first:
+				both = answer(r)
+			default:
+				p.send(append(both, answer(r)...))
+				both = nil
+			}
+		}
+	})
+	must(t, err)
+	read := func(offset uint64, answers chan error) {
+		for !c.TryRead(0, offset, make([]byte, 4), func(err error) { answers <- err }) {
+		}
+	}
+	hold := func() (fd uintptr, release func()) { // a caller that polls brings the goroutine aside
+		for limit := time.Now().Add(patience); time.Now().Before(limit); {
+			if fd, release = c.Hold(); release != nil {
+				return fd, release
+			}
+			answers := make(chan error, 1)
+			for read(alone, answers); len(answers) == 0; {
+				c.Poll()
+			}
+		}
+		t.Fatal("the client's own goroutine does not go aside")
+		return 0, nil
+	}
+	for range 20 {
+		fd, release := hold()
+		answers := make(chan error, 2)
+		read(first, answers)
+		read(second, answers)
+		socket := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		if n, err := unix.Poll(socket, int(patience/time.Millisecond)); n != 1 {
+			t.Fatalf("the answers make nothing readable: %v", err)
+		}
+		if !c.Poll() {
+			t.Fatal("another goroutine took the answer")
+		}
+		release()
+		if _, release := c.Hold(); release != nil {
+			left := len(answers) < 2
+			release()
+			if left {
+				t.Fatal("the program may sleep although a reply is left")
+			}
+		}
+		for range 2 {
+			must(t, <-answers)
+		}
 	}
 }
 

@@ -40,6 +40,13 @@ type Expecter interface {
 	Expects() bool
 }
 
+// ReadAhead is a Source that takes several messages from its socket at once and returns
+// them one by one: the socket is not readable while only those are left.
+type ReadAhead interface {
+	// Buffered reports whether the next Receive needs no socket.
+	Buffered() bool
+}
+
 // ErrNothing is returned by Source.Receive when no message has arrived.
 var ErrNothing = errors.New("reader: no message")
 
@@ -68,6 +75,7 @@ const (
 type Reader struct {
 	source Source
 	expect Expecter  // source, or nil
+	ahead  ReadAhead // source, or nil
 	wake   *fd.FD    // an eventfd that calls the background goroutine back
 	pause  eventWait // of Serve
 
@@ -80,6 +88,7 @@ type Reader struct {
 	holding atomic.Int32         // callers of Hold
 	last    atomic.Pointer[Wait] // of a waiter that found the role taken
 	leads   atomic.Uint64        // times that a waiter has read
+	left    atomic.Bool          // what ahead last said
 	aside   atomic.Bool          // the background goroutine does not read
 }
 
@@ -91,6 +100,7 @@ func New(s Source, p Polling) (*Reader, error) {
 	}
 	r := &Reader{source: s, poller: Poller{Polling: p}, wake: fd.New(event)}
 	r.expect, _ = s.(Expecter)
+	r.ahead, _ = s.(ReadAhead)
 	return r, nil
 }
 
@@ -148,6 +158,7 @@ func (r *Reader) leave() bool {
 
 // receive receives the next message.
 func (r *Reader) receive() error {
+	defer r.lookAhead()
 	if r.expect != nil && r.expect.Expects() {
 		if err := r.poller.Expect(r.source.Receive); !errors.Is(err, ErrNothing) {
 			return err
@@ -155,6 +166,9 @@ func (r *Reader) receive() error {
 	}
 	return r.poller.Wait(r.source.Soon(), r.source.Receive)
 }
+
+// lookAhead notes whether the goroutine that reads leaves messages behind.
+func (r *Reader) lookAhead() { r.left.Store(r.ahead != nil && r.ahead.Buffered()) }
 
 // arrived is the Wait of Poll's caller.
 var arrived = Wait{Ready: func() bool { return true }}
@@ -173,7 +187,9 @@ func (r *Reader) Poll() bool {
 	defer r.role.Unlock()
 	r.leads.Add(1)
 	if r.err == nil {
-		switch err := r.source.Receive(false); {
+		err := r.source.Receive(false)
+		r.lookAhead()
+		switch {
 		case err == nil:
 			r.unasked = 0
 			return true
@@ -190,13 +206,18 @@ func (r *Reader) Poll() bool {
 
 // Hold keeps the background goroutine aside until Release, for a caller of Poll that
 // sleeps until one of several sockets is readable. It returns false, and the caller
-// must not call Release, if the background goroutine reads now.
+// must not call Release, if the background goroutine reads now, or has to, because of
+// messages that make no socket readable.
 func (r *Reader) Hold() bool {
 	r.holding.Add(1)
-	if r.aside.Load() {
+	left := r.left.Load() // read after the addition: lead does the opposite
+	if r.aside.Load() && !left {
 		return true
 	}
 	r.Release()
+	if left {
+		r.Attend()
+	}
 	return false
 }
 
@@ -311,5 +332,5 @@ func (r *Reader) lead(ready func() bool) (attend bool) {
 	}
 	r.leads.Add(1)
 	r.unasked = 0
-	return n > maxUnasked
+	return n > maxUnasked || r.left.Load() && r.holding.Load() > 0
 }
