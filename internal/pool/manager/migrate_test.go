@@ -165,6 +165,7 @@ func TestMigrateFaults(t *testing.T) {
 				w, lease, next := moving(t, at)
 				f.do(w, lease)
 				w.rounds(4)
+				w.checkIndex(t)
 				for _, n := range w.nodes {
 					n.deaf = false
 				}
@@ -224,6 +225,7 @@ func TestCancelMigration(t *testing.T) {
 			} else if err != nil || res.Msg.Binding.Id != next || !strings.Contains(res.Msg.Binding.Detail, "canceled") {
 				t.Errorf("%v, %v", res, err)
 			}
+			w.checkIndex(t)
 			w.goOn()
 			w.wantLease(lease, leaseActive)
 			if w.has(lease) != has || strings.Contains(w.events(), "degraded") {

@@ -24,6 +24,7 @@ type bindingEntry struct {
 	epoch         uint64
 	open          bool      // not released
 	serving       bool      // it serves its lease or is being made for it
+	moving        bool      // it is to follow another and its migration is not over
 	holdsGPU      bool      // it occupies its GPU
 	unreplaced    bool      // its host slot is reserved for its replacement
 	takesHostSlot bool      // its host slot is not free
@@ -130,8 +131,8 @@ func (t *tx) indexNodes(stale map[string]bool) {
 func (t *tx) bindingEntry(b *bindingRecord) bindingEntry {
 	k := bindingEntry{
 		lease: b.LeaseID, gpu: b.ref(), slot: hostSlotRef{b.HostID, b.HostSlot}, epoch: b.Epoch,
-		open: b.State != released, serving: b.serving(), holdsGPU: b.holdsGPU(), unreplaced: t.awaitsReplacement(b),
-		request: b.ReplaceRequest, moveRequest: b.MoveRequest,
+		open: b.State != released, serving: b.serving(), moving: b.moving(), holdsGPU: b.holdsGPU(),
+		unreplaced: t.awaitsReplacement(b), request: b.ReplaceRequest, moveRequest: b.MoveRequest,
 	}
 	k.awaits, k.promise = b.AwaitsGPUOf, b.GPUPromisedTo
 	if b.Part != nil {
