@@ -120,7 +120,6 @@ func (g *GPU) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
 		return
 	}
 	g.req.Expire(now, nil, g.expired)
-	g.req.Free(now) // ends quarantines, or Wake would stay in the past
 	g.endDelays(now)
 	g.checkChannel()
 	// A completion must not pass an earlier posted write (section 2.4.1): the

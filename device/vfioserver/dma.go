@@ -87,7 +87,6 @@ func (d *dmaState) transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
 		}
 		d.held = false
 	}
-	d.requester.Free(now) // ends quarantines, or Wake would stay in the past
 	for len(d.waiting) > 0 {
 		rd := d.waiting[0]
 		if d.reads[rd.cookie] == nil { // answered: the request is the client's again

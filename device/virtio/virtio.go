@@ -208,7 +208,6 @@ func (d *Device) Receive(now time.Duration, p *tlp.Packet) bool {
 func (d *Device) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
 	d.now = now
 	d.reads.req.Expire(now, nil, d.ended)
-	d.reads.req.Free(now) // ends quarantines, or Wake would stay in the past
 	// A completion does not pass an earlier posted write (PCI Express, section 2.4.1).
 	if !d.flushInterrupts(emit) || !d.answers.emit(d, emit) {
 		return

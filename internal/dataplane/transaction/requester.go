@@ -225,11 +225,13 @@ type Overdue struct {
 	Timeout  time.Duration // between Begin and Deadline
 }
 
-// Expire ends the requests whose deadline is not after now. It calls fn with the
-// result of each, in the order of the deadlines. fn may call Begin. slack returns the
+// Expire ends the requests whose deadline is not after now, and frees the tags whose
+// quarantine has ended. It calls fn with the result of each request, in the order of the
+// deadlines. fn may call Begin. slack returns the
 // time by which a request may exceed its deadline at present; nil: none. Expire calls it
 // when a deadline has passed, and again when the time has passed that it returned.
 func (r *Requester) Expire(now time.Duration, slack func(Overdue) time.Duration, fn func(Result)) {
+	r.release(now)
 	for r.first != none && machine.After(r.slots[r.first].deadline, r.slack) <= now {
 		if slack != nil {
 			if s := slack(r.slots[r.first].overdue()); s > r.slack {

@@ -216,6 +216,27 @@ func TestSlack(t *testing.T) {
 	}
 }
 
+// After a timeout of every tag, Wake names the end of the quarantine until Expire frees
+// the tags. An owner that begins nothing then sleeps: with a Wake in the past it would run
+// without end.
+func TestExpireEndsQuarantines(t *testing.T) {
+	r := transaction.NewRequester(transaction.RequesterConfig{Tags: 2, Quarantine: 10})
+	for range 2 {
+		p := read(0x1000, 4)
+		if !r.Begin(0, 5, &p, nil, 0) {
+			t.Fatal("Begin refused")
+		}
+	}
+	r.Expire(5, nil, func(transaction.Result) {})
+	if w := r.Wake(); w != 15 {
+		t.Errorf("Wake is %v, want the end of the quarantine, 15ns", w)
+	}
+	r.Expire(15, nil, func(transaction.Result) { t.Error("a request has ended twice") })
+	if w := r.Wake(); w != machine.Never {
+		t.Errorf("Wake is %v with two free tags", w)
+	}
+}
+
 // The requester reassembles any legal split of several reads, interleaved in any
 // order.
 func TestReassemblyProperty(t *testing.T) {
