@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -17,10 +19,29 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
+// fewerChecks lets a test check a quarter of the random sequences.
+func fewerChecks(t *testing.T) {
+	checks := flag.Lookup("rapid.checks")
+	n, err := strconv.Atoi(checks.Value.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := func(n int) {
+		if err := checks.Value.Set(strconv.Itoa(n)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(max(n/4, 1))
+	t.Cleanup(func() { set(n) })
+}
+
 // In any order of events no GPU serves two bindings, no host slot has two, and no node
 // receives a binding too early. Once the faults are over everything converges and
 // nothing has leaked.
 func TestSafety(t *testing.T) {
+	if raceEnabled {
+		fewerChecks(t)
+	}
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld(t, Config{
 			Quarantine: gpuerr.Backoff{Base: 2 * time.Second, Max: 8 * time.Second}, Probation: gpuerr.Backoff{Base: 2 * time.Second, Max: 8 * time.Second},
