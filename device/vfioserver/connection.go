@@ -173,13 +173,23 @@ func (c *connection) reset(now time.Duration, kind device.ResetKind) {
 		c.irqs.asserted = false // the link was down: the other side forgot
 	}
 	c.restore()
-	c.requests.push(0, c.endTenant)
+	answered := make(chan struct{})
+	c.answers.push(0, func() { close(answered) })
+	c.requests.push(0, func() { c.endTenant(answered) })
 }
 
-// endTenant resets the server. Then its DMA and its interrupts are those of the present
-// tenant: also the one of INTx that it may signal as soon as it can, and not again before
-// that is unmasked. If it does not reset, it gets through no more.
-func (c *connection) endTenant() {
+// endTenant resets the server, behind the answers to its DMA for the former tenant: one
+// that came later could pass for that of a transfer for the next. Then its DMA and its
+// interrupts are those of the present tenant: also the one of INTx that it may signal as
+// soon as it can, and not again before that is unmasked. If it does not reset, it gets
+// through no more.
+func (c *connection) endTenant(answered <-chan struct{}) {
+	wait, stop := c.brief() // a server that takes no answers will not take the reset either
+	select {
+	case <-answered:
+	case <-wait.Done():
+	}
+	stop()
 	if !c.resetServer() {
 		return
 	}

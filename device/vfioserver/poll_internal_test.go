@@ -46,9 +46,9 @@ type echo struct{ vfiouser.NopHandler }
 
 func (echo) Access(_ *vfiouser.Conn, a *vfiouser.Access) { a.Reply() }
 
-// A read that is not polled for is sent by the goroutine that brings it, too.
-func TestUnpolledReadNeedsNoWorker(t *testing.T) {
-	cfg := vfiouser.Config{Handler: echo{}}
+// connectTo serves a device with a page of registers, and connects to it.
+func connectTo(t *testing.T, cfg vfiouser.Config) *vfiouser.Client {
+	t.Helper()
 	cfg.Regions[0] = vfiouser.Region{Size: 4096, Flags: vfiouser.RegionFlagRead}
 	cfg.Regions[vfiouser.RegionConfig] = vfiouser.Region{Size: pcie.ConfigSize, Flags: vfiouser.RegionFlagRead}
 	server, err := vfiouser.NewServer(cfg)
@@ -63,17 +63,23 @@ func TestUnpolledReadNeedsNoWorker(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var served sync.WaitGroup
 	served.Go(func() { _ = server.Serve(ctx, listener) })
-	defer served.Wait()
-	defer cancel()
+	t.Cleanup(served.Wait)
+	t.Cleanup(cancel)
 	client, err := vfiouser.Dial(t.Context(), path, vfiouser.ClientConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
+	t.Cleanup(func() {
 		if err := client.Close(); err != nil {
 			t.Error(err)
 		}
-	}()
+	})
+	return client
+}
+
+// A read that is not polled for is sent by the goroutine that brings it, too.
+func TestUnpolledReadNeedsNoWorker(t *testing.T) {
+	client := connectTo(t, vfiouser.Config{Handler: echo{}})
 	answered := make(chan struct{}, 1)
 	c := &connection{client: client, start: time.Now(), notify: func() { answered <- struct{}{} }}
 	c.polling.left = 1

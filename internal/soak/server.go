@@ -47,7 +47,7 @@ type deviceServer struct {
 	mu     sync.Mutex // guards the fields below
 	config *cfgspace.Space
 	page   [serverBAR]byte
-	buffer [serverBuffer]byte
+	resets uint64 // a copy from before the last one has no effect
 }
 
 func newDeviceServer(path string) (*deviceServer, error) {
@@ -86,6 +86,7 @@ func (d *deviceServer) reset() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.config.Reset(false)
+	d.resets++
 	clear(d.page[:])
 	binary.LittleEndian.PutUint32(d.page[serverID:], serverMagic)
 	d.restart()
@@ -132,9 +133,19 @@ func (d *deviceServer) Access(c *vfiouser.Conn, a *vfiouser.Access) {
 // copyLocked returns the copy that the registers describe.
 func (d *deviceServer) copyLocked(c *vfiouser.Conn) func() {
 	from, to := binary.LittleEndian.Uint64(d.page[serverFrom:]), binary.LittleEndian.Uint64(d.page[serverTo:])
-	part := d.buffer[:min(binary.LittleEndian.Uint32(d.page[serverLength:]), serverBuffer)]
+	part := make([]byte, min(binary.LittleEndian.Uint32(d.page[serverLength:]), serverBuffer))
+	resets := d.resets
+	canceled := func() bool {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return d.resets != resets
+	}
 	end := func(err error) {
 		d.mu.Lock()
+		if d.resets != resets {
+			d.mu.Unlock()
+			return
+		}
 		add := func(at int) { binary.LittleEndian.PutUint32(d.page[at:], binary.LittleEndian.Uint32(d.page[at:])+1) }
 		add(serverDone)
 		if err != nil {
@@ -145,7 +156,7 @@ func (d *deviceServer) copyLocked(c *vfiouser.Conn) func() {
 	}
 	return func() {
 		err := c.DMARead(from, part, func(err error) {
-			if err == nil {
+			if err == nil && !canceled() {
 				if err = c.DMAWrite(to, part, end); err == nil {
 					return
 				}

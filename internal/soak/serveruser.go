@@ -76,7 +76,7 @@ func (u *serverUser) copyLane(r *rand.Rand, over func() bool) {
 				return err
 			}
 			if i := differs(buf.Bytes()[to:to+n], seed); i >= 0 {
-				return wrong("byte %d of %d is wrong (from %#x to %#x)", i, n, from, to)
+				return wrong("copy %d of the session: byte %d of %d is wrong (from %#x to %#x): %#x", u.copies, i, n, from, to, buf.Bytes()[to+i])
 			}
 			return nil
 		})
@@ -116,7 +116,7 @@ func (u *serverUser) copy(ctx context.Context, buf driver.DMA, from, to, n int) 
 		case done != u.copies-1 && done != u.copies:
 			return wrong("the device reports %d copies after %d", done, u.copies)
 		case done == u.copies && overdue:
-			return wrong("the interrupt of a copy that ended is missing")
+			return wrong("the interrupt of copy %d of the session is missing, which ended", u.copies)
 		}
 		overdue = done == u.copies // the interrupt may be under way
 	}
