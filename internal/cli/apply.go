@@ -249,10 +249,13 @@ func (a *apply) resize(ctx context.Context, l *leaseSpec, current *dxpuv1.Lease)
 	return nil
 }
 
-// differences returns the flags in which two specs differ, apart from the count and from
-// the queue, which a lease has left.
+// differences returns the flags in which two specs differ, apart from the count, from
+// the queue, which a lease has left, and from the time that the manager has set.
 func differences(want, has *dxpuv1.LeaseSpec) []string {
 	a, b := proto.CloneOf(want), proto.CloneOf(has)
+	if b.StartAfter != nil {
+		b.StartTime = nil
+	}
 	var out []string
 	fields := a.ProtoReflect().Descriptor().Fields()
 	for i := range fields.Len() {
@@ -268,5 +271,5 @@ func differences(want, has *dxpuv1.LeaseSpec) []string {
 			out = append(out, strings.TrimPrefix(name, "--"))
 		}
 	}
-	return out
+	return slices.Compact(out)
 }

@@ -241,7 +241,7 @@ var fieldFlags = map[string]string{
 	"spec.part_rules": "--affinity", "spec.part_rules.affinity": "--affinity", "spec.part_rules.anti_affinity": "--anti-affinity",
 	"spec.part_rules.exclusion": "--exclusion", "spec.part_rules.workload": "--workload", "part": "", "part.share": "--share",
 	"spec.expires_after": "--expires", "spec.ttl": "--ttl", "spec.wait": "--queue", "spec.gang": "--gang", "spec.gang.name": "--gang", "spec.gang.size": "--gang-size", "spec.preemptible": "--preemptible", "spec.wait_timeout": "--queue-timeout",
-	"spec.start_time": "--start", "maintenance.target": "", "maintenance.start_time": "--start", "maintenance.end_time": "--for", "maintenance.drain_before": "--drain-before",
+	"spec.start_time": "--start", "spec.start_after": "--start", "maintenance.target": "", "maintenance.start_time": "--start", "maintenance.end_time": "--for", "maintenance.drain_before": "--drain-before",
 	"request_id": "--request-id", "count": "--count", "reason": "--reason", "deadline": "--deadline",
 	"role": "--role", "tenant": "--tenant", "description": "--description", "expires_after": "--expires",
 	"tenant.id": "", "tenant.description": "--description", "tenant.quota.max_gpus": "--max-gpus",

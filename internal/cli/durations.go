@@ -10,6 +10,10 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
 const day = 24 * time.Hour
@@ -99,13 +103,38 @@ func timeVar(f *pflag.FlagSet, v *time.Time, name, help string) {
 	}}, name, help)
 }
 
+// startVar adds a flag for the time at which a lease begins. The manager resolves one from now
+// on, so that the same command is the same request.
+func startVar(f *pflag.FlagSet, s *dxpuv1.LeaseSpec, name, help string) {
+	f.Var(flagValue{typ: "time", set: func(text string) error {
+		s.StartTime, s.StartAfter = nil, nil
+		if after, ok := parseAfter(text); ok {
+			s.StartAfter = durationpb.New(after)
+			return nil
+		}
+		at, err := parseTime(text)
+		if err == nil {
+			s.StartTime = timestamppb.New(at)
+		}
+		return err
+	}, text: func() string { return "" }}, name, help)
+}
+
+// parseAfter reads a plus sign with a duration.
+func parseAfter(text string) (time.Duration, bool) {
+	after, ok := strings.CutPrefix(text, "+")
+	if !ok {
+		return 0, false
+	}
+	d, err := parseDuration(after)
+	return d, err == nil && d >= 0
+}
+
 // parseTime reads a time in RFC 3339, a date with a time of day in the local zone, or a plus
 // sign with a duration from now.
 func parseTime(text string) (time.Time, error) {
-	if after, ok := strings.CutPrefix(text, "+"); ok {
-		if d, err := parseDuration(after); err == nil && d >= 0 {
-			return time.Now().Add(d), nil
-		}
+	if after, ok := parseAfter(text); ok {
+		return time.Now().Add(after), nil
 	}
 	if at, err := time.Parse(time.RFC3339, text); err == nil {
 		return at, nil

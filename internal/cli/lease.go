@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/types/known/durationpb"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
@@ -33,7 +32,6 @@ type leaseFlags struct {
 	part              partFlags
 	expires, queueFor time.Duration
 	ttl, lasts        time.Duration
-	start             time.Time
 }
 
 func (o *leaseFlags) register(f *pflag.FlagSet) {
@@ -57,7 +55,7 @@ func (o *leaseFlags) register(f *pflag.FlagSet) {
 	f.Uint32Var(&o.gang.Size, "gang-size", 0, "`number` of leases of the gang, this one included")
 	f.BoolVar(&o.spec.Preemptible, "preemptible", false, "allow a lease with a higher priority to take the GPUs")
 	durationVar(f, &o.expires, "expires", 0, "end the lease after this time")
-	timeVar(f, &o.start, "start", "reserve the GPUs: begin at this `time`, as in 2027-03-01T08:00:00Z or \"2027-03-01 08:00\" in the local zone, or +2h from now")
+	startVar(f, &o.spec, "start", "reserve the GPUs: begin at this `time`, as in 2027-03-01T08:00:00Z or \"2027-03-01 08:00\" in the local zone, or +2h from now")
 	durationVar(f, &o.lasts, "duration", 0, "with --start, end the lease this long after the start")
 	durationVar(f, &o.ttl, "ttl", o.ttl, "end the lease if it is not renewed for this time, 10s to a day (\"dxpu lease renew\")")
 }
@@ -66,9 +64,6 @@ func (o *leaseFlags) register(f *pflag.FlagSet) {
 func (o *leaseFlags) message() *dxpuv1.LeaseSpec {
 	if o.expires != 0 {
 		o.spec.ExpiresAfter = durationpb.New(o.expires)
-	}
-	if !o.start.IsZero() {
-		o.spec.StartTime = timestamppb.New(o.start)
 	}
 	if o.lasts != 0 {
 		o.spec.ExpiresAfter = durationpb.New(o.lasts)

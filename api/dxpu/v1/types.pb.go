@@ -3229,7 +3229,10 @@ type LeaseSpec struct {
 	// a reservation. GPUs and slots of a host are promised to it when it is created, or the
 	// call fails, and leases that would not end before get others. It implies wait, and is not
 	// for gangs and parts. Unset: the lease begins at once.
-	StartTime     *timestamppb.Timestamp `protobuf:"bytes,25,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
+	StartTime *timestamppb.Timestamp `protobuf:"bytes,25,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
+	// In the place of start_time: the lease begins this long after it was created. The manager
+	// sets start_time, so that a request with a request_id can be repeated.
+	StartAfter    *durationpb.Duration `protobuf:"bytes,26,opt,name=start_after,json=startAfter,proto3" json:"start_after,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3428,6 +3431,13 @@ func (x *LeaseSpec) GetTtl() *durationpb.Duration {
 func (x *LeaseSpec) GetStartTime() *timestamppb.Timestamp {
 	if x != nil {
 		return x.StartTime
+	}
+	return nil
+}
+
+func (x *LeaseSpec) GetStartAfter() *durationpb.Duration {
+	if x != nil {
+		return x.StartAfter
 	}
 	return nil
 }
@@ -5533,7 +5543,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\blease_id\x18\x05 \x01(\tR\aleaseId\x12\x16\n" +
 	"\x06tenant\x18\x06 \x01(\tR\x06tenant\x12\x17\n" +
 	"\ahost_id\x18\a \x01(\tR\x06hostId\x12\x18\n" +
-	"\aserving\x18\b \x01(\bR\aserving\"\xb5\t\n" +
+	"\aserving\x18\b \x01(\bR\aserving\"\xf1\t\n" +
 	"\tLeaseSpec\x12\x14\n" +
 	"\x05count\x18\x01 \x01(\rR\x05count\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12(\n" +
@@ -5564,7 +5574,9 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"part_rules\x18\x16 \x01(\v2\x12.dxpu.v1.PartRulesR\tpartRules\x12+\n" +
 	"\x03ttl\x18\x18 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x129\n" +
 	"\n" +
-	"start_time\x18\x19 \x01(\v2\x1a.google.protobuf.TimestampR\tstartTime\x1a=\n" +
+	"start_time\x18\x19 \x01(\v2\x1a.google.protobuf.TimestampR\tstartTime\x12:\n" +
+	"\vstart_after\x18\x1a \x01(\v2\x19.google.protobuf.DurationR\n" +
+	"startAfter\x1a=\n" +
 	"\x0fHostLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
@@ -6081,46 +6093,47 @@ var file_dxpu_v1_types_proto_depIdxs = []int32{
 	36, // 54: dxpu.v1.LeaseSpec.part_rules:type_name -> dxpu.v1.PartRules
 	58, // 55: dxpu.v1.LeaseSpec.ttl:type_name -> google.protobuf.Duration
 	57, // 56: dxpu.v1.LeaseSpec.start_time:type_name -> google.protobuf.Timestamp
-	35, // 57: dxpu.v1.Lease.spec:type_name -> dxpu.v1.LeaseSpec
-	6,  // 58: dxpu.v1.Lease.state:type_name -> dxpu.v1.LeaseState
-	40, // 59: dxpu.v1.Lease.bindings:type_name -> dxpu.v1.Binding
-	57, // 60: dxpu.v1.Lease.create_time:type_name -> google.protobuf.Timestamp
-	57, // 61: dxpu.v1.Lease.active_time:type_name -> google.protobuf.Timestamp
-	57, // 62: dxpu.v1.Lease.expire_time:type_name -> google.protobuf.Timestamp
-	57, // 63: dxpu.v1.Lease.end_time:type_name -> google.protobuf.Timestamp
-	57, // 64: dxpu.v1.Lease.renew_before:type_name -> google.protobuf.Timestamp
-	39, // 65: dxpu.v1.Lease.reservation:type_name -> dxpu.v1.Reservation
-	4,  // 66: dxpu.v1.Binding.state:type_name -> dxpu.v1.BindingState
-	5,  // 67: dxpu.v1.Binding.reason:type_name -> dxpu.v1.Reason
-	25, // 68: dxpu.v1.Binding.timeline:type_name -> dxpu.v1.Step
-	18, // 69: dxpu.v1.Binding.part:type_name -> dxpu.v1.Part
-	41, // 70: dxpu.v1.Binding.migration:type_name -> dxpu.v1.MigrationProgress
-	43, // 71: dxpu.v1.Pool.managers:type_name -> dxpu.v1.ManagerInfo
-	44, // 72: dxpu.v1.Pool.spares:type_name -> dxpu.v1.SpareStatus
-	56, // 73: dxpu.v1.Quota.max_gpus_by_model:type_name -> dxpu.v1.Quota.MaxGpusByModelEntry
-	45, // 74: dxpu.v1.Tenant.quota:type_name -> dxpu.v1.Quota
-	57, // 75: dxpu.v1.Tenant.create_time:type_name -> google.protobuf.Timestamp
-	7,  // 76: dxpu.v1.Token.role:type_name -> dxpu.v1.Role
-	57, // 77: dxpu.v1.Token.create_time:type_name -> google.protobuf.Timestamp
-	57, // 78: dxpu.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
-	57, // 79: dxpu.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	7,  // 80: dxpu.v1.AuditEntry.role:type_name -> dxpu.v1.Role
-	57, // 81: dxpu.v1.Event.time:type_name -> google.protobuf.Timestamp
-	14, // 82: dxpu.v1.Event.type:type_name -> dxpu.v1.EventType
-	4,  // 83: dxpu.v1.Event.binding_state:type_name -> dxpu.v1.BindingState
-	6,  // 84: dxpu.v1.Event.lease_state:type_name -> dxpu.v1.LeaseState
-	5,  // 85: dxpu.v1.Event.reason:type_name -> dxpu.v1.Reason
-	58, // 86: dxpu.v1.Event.duration:type_name -> google.protobuf.Duration
-	8,  // 87: dxpu.v1.Event.error_action:type_name -> dxpu.v1.ErrorAction
-	14, // 88: dxpu.v1.Incident.type:type_name -> dxpu.v1.EventType
-	57, // 89: dxpu.v1.Incident.first_time:type_name -> google.protobuf.Timestamp
-	57, // 90: dxpu.v1.Incident.last_time:type_name -> google.protobuf.Timestamp
-	57, // 91: dxpu.v1.PoolSample.time:type_name -> google.protobuf.Timestamp
-	92, // [92:92] is the sub-list for method output_type
-	92, // [92:92] is the sub-list for method input_type
-	92, // [92:92] is the sub-list for extension type_name
-	92, // [92:92] is the sub-list for extension extendee
-	0,  // [0:92] is the sub-list for field type_name
+	58, // 57: dxpu.v1.LeaseSpec.start_after:type_name -> google.protobuf.Duration
+	35, // 58: dxpu.v1.Lease.spec:type_name -> dxpu.v1.LeaseSpec
+	6,  // 59: dxpu.v1.Lease.state:type_name -> dxpu.v1.LeaseState
+	40, // 60: dxpu.v1.Lease.bindings:type_name -> dxpu.v1.Binding
+	57, // 61: dxpu.v1.Lease.create_time:type_name -> google.protobuf.Timestamp
+	57, // 62: dxpu.v1.Lease.active_time:type_name -> google.protobuf.Timestamp
+	57, // 63: dxpu.v1.Lease.expire_time:type_name -> google.protobuf.Timestamp
+	57, // 64: dxpu.v1.Lease.end_time:type_name -> google.protobuf.Timestamp
+	57, // 65: dxpu.v1.Lease.renew_before:type_name -> google.protobuf.Timestamp
+	39, // 66: dxpu.v1.Lease.reservation:type_name -> dxpu.v1.Reservation
+	4,  // 67: dxpu.v1.Binding.state:type_name -> dxpu.v1.BindingState
+	5,  // 68: dxpu.v1.Binding.reason:type_name -> dxpu.v1.Reason
+	25, // 69: dxpu.v1.Binding.timeline:type_name -> dxpu.v1.Step
+	18, // 70: dxpu.v1.Binding.part:type_name -> dxpu.v1.Part
+	41, // 71: dxpu.v1.Binding.migration:type_name -> dxpu.v1.MigrationProgress
+	43, // 72: dxpu.v1.Pool.managers:type_name -> dxpu.v1.ManagerInfo
+	44, // 73: dxpu.v1.Pool.spares:type_name -> dxpu.v1.SpareStatus
+	56, // 74: dxpu.v1.Quota.max_gpus_by_model:type_name -> dxpu.v1.Quota.MaxGpusByModelEntry
+	45, // 75: dxpu.v1.Tenant.quota:type_name -> dxpu.v1.Quota
+	57, // 76: dxpu.v1.Tenant.create_time:type_name -> google.protobuf.Timestamp
+	7,  // 77: dxpu.v1.Token.role:type_name -> dxpu.v1.Role
+	57, // 78: dxpu.v1.Token.create_time:type_name -> google.protobuf.Timestamp
+	57, // 79: dxpu.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
+	57, // 80: dxpu.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	7,  // 81: dxpu.v1.AuditEntry.role:type_name -> dxpu.v1.Role
+	57, // 82: dxpu.v1.Event.time:type_name -> google.protobuf.Timestamp
+	14, // 83: dxpu.v1.Event.type:type_name -> dxpu.v1.EventType
+	4,  // 84: dxpu.v1.Event.binding_state:type_name -> dxpu.v1.BindingState
+	6,  // 85: dxpu.v1.Event.lease_state:type_name -> dxpu.v1.LeaseState
+	5,  // 86: dxpu.v1.Event.reason:type_name -> dxpu.v1.Reason
+	58, // 87: dxpu.v1.Event.duration:type_name -> google.protobuf.Duration
+	8,  // 88: dxpu.v1.Event.error_action:type_name -> dxpu.v1.ErrorAction
+	14, // 89: dxpu.v1.Incident.type:type_name -> dxpu.v1.EventType
+	57, // 90: dxpu.v1.Incident.first_time:type_name -> google.protobuf.Timestamp
+	57, // 91: dxpu.v1.Incident.last_time:type_name -> google.protobuf.Timestamp
+	57, // 92: dxpu.v1.PoolSample.time:type_name -> google.protobuf.Timestamp
+	93, // [93:93] is the sub-list for method output_type
+	93, // [93:93] is the sub-list for method input_type
+	93, // [93:93] is the sub-list for extension type_name
+	93, // [93:93] is the sub-list for extension extendee
+	0,  // [0:93] is the sub-list for field type_name
 }
 
 func init() { file_dxpu_v1_types_proto_init() }

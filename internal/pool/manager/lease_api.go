@@ -55,6 +55,7 @@ func (t *tx) createLeaseOnce(r *dxpuv1.CreateLeaseRequest, res *dxpuv1.CreateLea
 }
 
 func (t *tx) createLease(request string, spec *dxpuv1.LeaseSpec) (*leaseRecord, error) {
+	t.setStart(spec)
 	raw, err := protojson.Marshal(spec)
 	if err != nil {
 		return nil, invalid("spec: %v", err)
@@ -154,6 +155,7 @@ func (s *poolService) ExplainLease(ctx context.Context, req *connect.Request[dxp
 		if err := t.admit(spec, visible.all); err != nil {
 			return err
 		}
+		t.setStart(spec)
 		return t.explainSpec(spec, res)
 	})
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
@@ -76,11 +77,13 @@ func (l *leaseRecord) sleeps() bool {
 
 // checkStart checks the time at which a lease begins, and sets what it implies.
 func checkStart(s *dxpuv1.LeaseSpec) error {
-	if s.StartTime == nil {
+	if s.StartTime == nil && s.StartAfter == nil {
 		return nil
 	}
 	switch {
-	case s.StartTime.CheckValid() != nil:
+	case s.StartTime != nil && s.StartAfter != nil:
+		return invalid("spec.start_after: start_time is set too; leave one of them out")
+	case s.StartTime != nil && s.StartTime.CheckValid() != nil:
 		return invalid("spec.start_time: %v", s.StartTime.CheckValid())
 	case s.ExpiresAfter == nil:
 		return invalid("spec.expires_after: must be set for a lease that begins at a time")
@@ -92,7 +95,14 @@ func checkStart(s *dxpuv1.LeaseSpec) error {
 		return invalid("spec.wait_timeout: a lease that begins at a time waits until its end")
 	}
 	s.Wait = true
-	return nil
+	return checkDuration("spec.start_after", s.StartAfter)
+}
+
+// setStart sets the time at which a lease begins that begins some time after its creation.
+func (t *tx) setStart(s *dxpuv1.LeaseSpec) {
+	if s.StartAfter != nil {
+		s.StartTime = timestamppb.New(t.now.Add(s.StartAfter.AsDuration()))
+	}
 }
 
 // mayPromise checks whether a new lease may begin at its time.

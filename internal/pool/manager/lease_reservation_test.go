@@ -211,6 +211,9 @@ func TestReservationIsChecked(t *testing.T) {
 		{"no end", func(s *dxpuv1.LeaseSpec) { s.ExpiresAfter = nil }, connect.CodeInvalidArgument, "spec.expires_after: must be set"},
 		{"no time", func(s *dxpuv1.LeaseSpec) { s.StartTime.Nanos = -1 }, connect.CodeInvalidArgument, "spec.start_time"},
 		{"over", func(s *dxpuv1.LeaseSpec) { s.StartTime = timestamppb.New(w.clock.now()) }, connect.CodeInvalidArgument, "is over"},
+		{"twice", func(s *dxpuv1.LeaseSpec) { s.StartAfter = durationpb.New(time.Hour) }, connect.CodeInvalidArgument, "spec.start_after: start_time is set too"},
+		{"after no time", func(s *dxpuv1.LeaseSpec) { s.StartTime, s.StartAfter = nil, &durationpb.Duration{} }, connect.CodeInvalidArgument, "spec.start_after: must be positive"},
+		{"after years", func(s *dxpuv1.LeaseSpec) { s.StartTime, s.StartAfter = nil, durationpb.New(maxPromiseAhead+time.Hour) }, connect.CodeInvalidArgument, "92 days ahead"},
 		{"far ahead", func(s *dxpuv1.LeaseSpec) {
 			s.StartTime = timestamppb.New(w.clock.now().Add(maxPromiseAhead + time.Hour))
 		}, connect.CodeInvalidArgument, "92 days ahead"},
@@ -268,4 +271,40 @@ func TestReservationIsListed(t *testing.T) {
 	if n := len(w.m.state.promises); n != 0 {
 		t.Errorf("%d promises are left", n)
 	}
+}
+
+// TestRepeatedReservation repeats a request for a lease that begins some time from now, also
+// after it was resized: the time is that of the first request.
+func TestRepeatedReservation(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 4), boxNode("b1", 4))
+	create := func(after time.Duration) (*dxpuv1.Lease, error) {
+		s := &dxpuv1.LeaseSpec{Count: 2, StartAfter: durationpb.New(after), ExpiresAfter: durationpb.New(time.Hour)}
+		res, err := w.api().CreateLease(context.Background(), connect.NewRequest(&dxpuv1.CreateLeaseRequest{RequestId: "x", Spec: s}))
+		if err != nil {
+			return nil, err
+		}
+		return res.Msg.Lease, nil
+	}
+	begins := w.clock.now().Add(2 * time.Minute)
+	first, err := create(2 * time.Minute)
+	if err != nil || !first.Spec.StartTime.AsTime().Equal(begins) || !first.ExpireTime.AsTime().Equal(begins.Add(time.Hour)) {
+		t.Fatalf("begins at %v, want %v: %v", first.GetSpec().GetStartTime().AsTime(), begins, err)
+	}
+	repeat := func() {
+		t.Helper()
+		if l, err := create(2 * time.Minute); err != nil || l.Id != first.Id || !l.Spec.StartTime.AsTime().Equal(begins) {
+			t.Errorf("repeated: %v, %v", l, err)
+		}
+	}
+	w.passReporting(time.Minute)
+	repeat()
+	w.passReporting(2 * time.Minute)
+	w.wantLease(first.Id, leaseActive)
+	if err := w.resize(first.Id, 1, 0); err != nil {
+		t.Fatal(err)
+	}
+	w.settle()
+	repeat()
+	_, err = create(time.Minute)
+	wantErr(t, err, connect.CodeAlreadyExists, "used for another spec")
 }

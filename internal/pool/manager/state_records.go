@@ -288,10 +288,13 @@ func (l *leaseRecord) expires() time.Time {
 
 // asked returns the spec with which the lease was created.
 func (l *leaseRecord) asked() *dxpuv1.LeaseSpec {
-	if (l.Asked == 0 || l.Asked == l.spec.Count) && l.AskedPart == nil {
+	if (l.Asked == 0 || l.Asked == l.spec.Count) && l.AskedPart == nil && l.spec.StartAfter == nil {
 		return l.spec
 	}
 	s := proto.CloneOf(l.spec)
+	if s.StartAfter != nil {
+		s.StartTime = nil // setStart has set it
+	}
 	s.Count, s.Part = cmp.Or(l.Asked, s.Count), cmp.Or(l.AskedPart.message(), s.Part)
 	return s
 }
