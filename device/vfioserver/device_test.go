@@ -319,6 +319,30 @@ func TestDeviceServerMSIX(t *testing.T) {
 	}
 }
 
+// A server that takes the descriptors of its interrupts late has interrupts all the same,
+// and one that never does has failed: the driver would wait without end.
+func TestLateInterrupts(t *testing.T) {
+	t.Run("late", func(t *testing.T) {
+		late := time.After(1200 * time.Millisecond) // more than a host's Completion Timeout
+		h := newTLPHost(t, newToy(t, func(d *toy) { d.arm = func() { <-late } }))
+		h.enableMSIX()
+		h.write32(toyTable+12, 0)
+		h.fire(0)
+		h.until("vector 0", func() bool { return len(h.msis) == 1 })
+	})
+	t.Run("never", func(t *testing.T) {
+		over := make(chan struct{})
+		h := newTLPHost(t, newToy(t, func(d *toy) { d.arm = func() { <-over } }))
+		t.Cleanup(func() { close(over) })
+		h.enableMSIX()
+		h.write32(toyTable+12, 0)
+		h.until("the failure", func() bool {
+			ok, why := h.dev.Check()
+			return !ok && strings.Contains(why, "does not take event descriptors: ")
+		})
+	})
+}
+
 func TestDeviceServerMSI(t *testing.T) {
 	h := newTLPHost(t, newToy(t, nil))
 	const msiCap = 0x7c

@@ -2,6 +2,8 @@ package vfioserver
 
 import (
 	"encoding/binary"
+	"errors"
+	"fmt"
 	"math/bits"
 	"os"
 	"slices"
@@ -344,12 +346,23 @@ func (c *connection) endOfInterrupt() {
 	s.raised = false
 	c.updateWire()
 	c.requests.push(0, func() {
-		ctx, cancel := c.brief()
-		defer cancel()
-		if err := c.client.UnmaskINTx(ctx); err != nil && c.ctx.Err() == nil {
-			c.log.Warn("device server does not unmask INTx", "err", err)
+		if err := c.client.UnmaskINTx(c.ctx); err != nil {
+			c.interruptsLost("unmask INTx", err)
 		}
 	})
+}
+
+// interruptsLost follows a request about interrupts that has failed. A server may refuse
+// one. If it has not answered in time, nobody knows whether an interrupt will ever come,
+// and a driver would wait for it without end: the device has failed.
+func (c *connection) interruptsLost(what string, err error) {
+	switch refused := new(vfiouser.RemoteError); {
+	case c.ctx.Err() != nil:
+	case errors.As(err, &refused):
+		c.log.Warn("device server refuses a request, its interrupts are lost", "request", what, "err", err)
+	default:
+		c.fail(fmt.Sprintf("the device server does not %s: %v", what, err))
+	}
 }
 
 // The methods below run in the requests worker.
@@ -357,22 +370,19 @@ func (c *connection) endOfInterrupt() {
 // armWire gives the server an event descriptor for INTx.
 func (c *connection) armWire() { c.arm(vfiouser.IRQINTx, 0, c.about.vectors[vfiouser.IRQINTx]) }
 
-// arm gives the server event descriptors for the n vectors from start.
+// arm gives the server event descriptors for the n vectors from start. It waits longer
+// than for others: the host would never learn that its interrupts are lost.
 func (c *connection) arm(index uint32, start, n int) {
 	if n == 0 {
 		return
 	}
 	files, err := newEvents(n)
 	if err == nil {
-		ctx, cancel := c.brief()
-		defer cancel()
-		err = c.client.ArmIRQs(ctx, index, uint32(start), files)
+		err = c.client.ArmIRQs(c.ctx, index, uint32(start), files)
 	}
 	if err != nil {
 		closeEvents(files)
-		if c.ctx.Err() == nil {
-			c.log.Warn("device server refuses event descriptors: its interrupts are lost", "index", index, "err", err)
-		}
+		c.interruptsLost("take event descriptors", err)
 		return
 	}
 	s := &c.irqs

@@ -62,6 +62,7 @@ type toy struct {
 
 	held chan *vfiouser.Conn // see hold
 	goOn chan struct{}
+	arm  func()        // called before the server takes descriptors of MSI-X; nil: nothing
 	gate chan struct{} // writes to the scratch registers wait until it is closed; nil: they do not
 }
 
@@ -142,6 +143,9 @@ func (d *toy) DMAMap(_ *vfiouser.Conn, m vfiouser.Mapping) error {
 
 // IRQ notes that the client has seen INTx handled.
 func (d *toy) IRQ(conn *vfiouser.Conn, c vfiouser.IRQChange) {
+	if d.arm != nil && c.Index == vfiouser.IRQMSIX && c.Action == vfiouser.IRQArmed {
+		d.arm()
+	}
 	d.mu.Lock()
 	held := d.held
 	if held != nil && c.Action == vfiouser.IRQDisarmed {
