@@ -17,9 +17,6 @@ import (
 // TestRows runs the built-in scenarios. testdata/rows.txt has their figures:
 // go test ./share/scenario -run TestRows -rewrite writes them again.
 func TestRows(t *testing.T) {
-	if raceEnabled {
-		t.Skip("every scenario in full: TestCompareIsDeterministic has the goroutines")
-	}
 	specs, err := Rows()
 	if err != nil {
 		t.Fatal(err)

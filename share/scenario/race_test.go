@@ -1,6 +1,0 @@
-//go:build race
-
-package scenario
-
-// raceEnabled says that the race detector makes everything ten times slower.
-const raceEnabled = true
