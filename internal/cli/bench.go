@@ -278,7 +278,8 @@ func newBenchSoakCommand() *cobra.Command {
 		Long: `Run a host proxy and two box proxies with several bindings over two paths of the
 loopback interface, under random faults: loss, duplication, reordering, corruption,
 delay, a bottleneck, a smaller MTU, a path cut in one or both directions, all paths
-cut, a jumping clock, and a proxy or a device server that is killed and restarted.
+cut, a jumping clock, a proxy or a device server that is killed and restarted, and a
+device server that stands still.
 
 Meanwhile the benchmark attaches, uses and detaches devices, three quarters of them
 software GPUs and one quarter device servers: copies in both directions, copies between

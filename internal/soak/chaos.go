@@ -59,6 +59,7 @@ const (
 	faultBox       = "box restart"
 	faultHost      = "host restart"
 	faultServer    = "device server restart"
+	faultStall     = "device server stall"
 )
 
 func newChaos(of *cluster, l *ledger, grace func() time.Duration, seed uint64) *chaos {
@@ -69,7 +70,7 @@ func newChaos(of *cluster, l *ledger, grace func() time.Duration, seed uint64) *
 			cards: []string{faultMild, faultMild, faultReorder, faultReorder, faultHeavy, faultDelay, faultPartition, faultOneWay, faultMTU, faultRate},
 		}
 	}
-	c.lanes[paths].cards = []string{faultOutage, faultJump, faultBox, faultHost, faultServer}
+	c.lanes[paths].cards = []string{faultOutage, faultJump, faultBox, faultHost, faultServer, faultStall}
 	return c
 }
 
@@ -181,6 +182,8 @@ func (c *chaos) bindingFault(ctx context.Context, r *rand.Rand, kind string) {
 		c.setOutage(false)
 	case faultJump:
 		c.cluster.jump(side, by)
+	case faultStall:
+		c.cluster.stallServer(r.Uint64(), func() { wait(ctx, outage) })
 	case faultServer:
 		if err := c.cluster.restartServer(r.Uint64()); err != nil {
 			c.ledger.violate("%s: %v", kind, err)

@@ -48,6 +48,7 @@ type deviceServer struct {
 	config *cfgspace.Space
 	page   [serverBAR]byte
 	resets uint64 // a copy from before the last one has no effect
+	irqs   uint64 // changes of the descriptors of interrupts
 }
 
 func newDeviceServer(path string) (*deviceServer, error) {
@@ -99,6 +100,13 @@ func (d *deviceServer) DMAMap(*vfiouser.Conn, vfiouser.Mapping) error { return n
 func (d *deviceServer) Reset(_ *vfiouser.Conn, done func(error)) {
 	d.reset()
 	done(nil)
+}
+
+// IRQ counts the changes: not while the server stands still.
+func (d *deviceServer) IRQ(*vfiouser.Conn, vfiouser.IRQChange) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.irqs++
 }
 
 // Access answers at once and then begins a copy that the access asked for.
@@ -172,19 +180,32 @@ func (d *deviceServer) copyLocked(c *vfiouser.Conn) func() {
 // serverReturns bounds the time until the box has found a server that was restarted.
 const serverReturns = 20 * time.Second
 
-// restartServer kills one of the device servers, starts it again, and waits until its
-// box has found it.
-func (c *cluster) restartServer(choice uint64) error {
+// someServer returns one of the device servers.
+func (c *cluster) someServer(choice uint64) (slot int, s *deviceServer) {
 	var slots []int
 	for slot, at := range c.slots {
 		if at.server {
 			slots = append(slots, slot)
 		}
 	}
-	slot := slots[choice%uint64(len(slots))]
+	slot = slots[choice%uint64(len(slots))]
 	c.mu.Lock()
-	s := c.servers[slot]
-	c.mu.Unlock()
+	defer c.mu.Unlock()
+	return slot, c.servers[slot]
+}
+
+// stallServer lets one of the device servers stand still for the duration of during.
+func (c *cluster) stallServer(choice uint64, during func()) {
+	_, s := c.someServer(choice)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	during()
+}
+
+// restartServer kills one of the device servers, starts it again, and waits until its
+// box has found it.
+func (c *cluster) restartServer(choice uint64) error {
+	slot, s := c.someServer(choice)
 	healthy := func() bool {
 		_, box := c.ends(slot)
 		return box.GetHealth() == dxpuv1.Health_HEALTH_OK
