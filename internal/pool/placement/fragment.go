@@ -150,10 +150,16 @@ func steps(to *[Whole + 1]uint8, at []uint32) {
 	}
 }
 
+// missesAt returns the share of the typical requests that do not fit into a room, of
+// million.
+func (l *loss) missesAt(compute, memory uint32) int64 {
+	return l.misses[l.row[compute]][l.column[memory]]
+}
+
 // fragmented returns how much of a room typical requests cannot use, in millionths of
 // the GPU times 2000.
 func (l *loss) fragmented(compute, memory uint32) int64 {
-	return int64(compute+memory) * l.misses[l.row[compute]][l.column[memory]]
+	return int64(compute+memory) * l.missesAt(compute, memory)
 }
 
 // gradient returns by how much a part adds to the fragmentation of a GPU, in the unit of

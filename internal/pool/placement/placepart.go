@@ -3,6 +3,7 @@ package placement
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"slices"
 
 	"k8s.io/utils/third_party/forked/golang/btree"
@@ -15,6 +16,9 @@ type partSearch struct {
 	part *Part
 	best *sharedGPU
 	cost int64
+	// tries and cells are the numbers of GPUs and of cells that the search has looked at.
+	tries, cells int
+	cut          bool // by the bounds of the search
 }
 
 // placePart decides on a request for a part. The costs of a GPU that parts share and of a
@@ -27,10 +31,11 @@ func (p *Pool) placePart(reserve Reserve, req *Request) Decision {
 	}
 	req = p.excludeGPUs(req)
 	s := &partSearch{pool: p, req: req, part: req.Part}
-	if joined := p.shared.affine[s.part.label(s.part.Affinity)]; s.part.Affinity != "" && len(joined) > 0 {
-		for _, g := range joined {
+	if joined := p.shared.affine[s.part.label(s.part.Affinity)]; s.part.Affinity != "" && joined != nil {
+		joined.Ascend(func(g *sharedGPU) bool {
 			s.consider(g)
-		}
+			return true
+		})
 		if s.best == nil {
 			return s.cannotJoin(joined)
 		}
@@ -41,6 +46,9 @@ func (p *Pool) placePart(reserve Reserve, req *Request) Decision {
 	}
 	s.search()
 	fresh := p.placeFresh(reserve, req)
+	if s.best == nil && !fresh.OK() && s.cut {
+		s.scan()
+	}
 	if s.best != nil && (!fresh.OK() || s.cost <= p.freshCost(fresh.Picks[0], s.part)) {
 		return s.take()
 	}
@@ -64,20 +72,43 @@ func (p *Pool) excludeGPUs(req *Request) *Request {
 	return &out
 }
 
-// search finds the GPU of least cost. Only GPUs without exclusion, or with that of the
-// request, come into question.
+// search finds the GPU of least cost.
 func (s *partSearch) search() {
-	of := s.pool.shared.classes[s.part.label(s.part.Exclusion)]
-	admitted := make([]sharedClass, 0, len(of))
-	for c := range of {
-		if s.admitsClass(c) {
-			admitted = append(admitted, c)
+	for c, of := range s.admitted() {
+		s.searchClass(c, of)
+	}
+}
+
+// scan finds the GPU of least cost without bounds, where a search has found none and no GPU
+// is free: the rules of the request keep it from most GPUs that parts share.
+func (s *partSearch) scan() {
+	for _, of := range s.admitted() {
+		of.gpus.Ascend(func(g spare) bool {
+			s.tries++
+			s.consider(g.sharedGPU)
+			return true
+		})
+	}
+}
+
+// admitted returns the classes in which the part may have a place. Only GPUs without
+// exclusion, or with that of the request, come into question.
+func (s *partSearch) admitted() iter.Seq2[sharedClass, *plane] {
+	all := s.pool.shared.classes[s.part.label(s.part.Exclusion)]
+	averse := s.part.label(s.part.AntiAffinity)
+	out := make([]sharedClass, 0, len(all))
+	for c, of := range all {
+		if s.admitsClass(c) && of.averse[averse] < of.gpus.Len() {
+			out = append(out, c)
 		}
 	}
-	// A search looks at a bounded number of states, fewer after a good one, so the order decides.
-	slices.SortFunc(admitted, compareClasses)
-	for _, c := range admitted {
-		s.searchClass(c, of[c])
+	slices.SortFunc(out, compareClasses) // the bounds of a search make the order count
+	return func(yield func(sharedClass, *plane) bool) {
+		for _, c := range out {
+			if !yield(c, all[c]) {
+				return
+			}
+		}
 	}
 }
 
@@ -95,7 +126,7 @@ func (s *partSearch) admitsClass(c sharedClass) bool {
 func (s *partSearch) consider(g *sharedGPU) {
 	if s.obstacle(g) == "" {
 		l := s.pool.lossOf(g.class.model, g.class.memory)
-		s.offer(g, l.gradient(g.state.room, g.class.memory, s.part)+s.pool.interference.slowdown(s.part, g.state.neighbours()))
+		s.offer(g, l.gradient(g.state.room, g.class.memory, s.part)+s.pool.interference.slowdown(s.part, g.beside))
 	}
 }
 
@@ -106,18 +137,17 @@ func (s *partSearch) offer(g *sharedGPU, cost int64) {
 		switch d := s.distance(g) - s.distance(s.best); {
 		case cost > s.cost || cost == s.cost && d > 0:
 			return
-		case cost == s.cost && d == 0 && s.compareTight(g, s.best) >= 0:
+		case cost == s.cost && d == 0 && compareTight(g, s.best) >= 0:
 			return
 		}
 	}
 	s.best, s.cost = g, cost
 }
 
-func (s *partSearch) compareTight(a, b *sharedGPU) int {
-	left := func(g *sharedGPU) int {
-		return int(g.state.compute + permille(g.state.memory, g.class.memory))
-	}
-	if d := left(a) - left(b); d != 0 {
+// compareTight compares what is left of two GPUs, in thousandths and then in bytes, and
+// their names.
+func compareTight(a, b *sharedGPU) int {
+	if d := cmp.Or(cmp.Compare(a.left(), b.left()), cmp.Compare(a.state.memory, b.state.memory)); d != 0 {
 		return d
 	}
 	return compareShared(a, b)
@@ -128,38 +158,6 @@ func (s *partSearch) distance(g *sharedGPU) distance {
 		return 0
 	}
 	return s.req.site.distance(Location{g.box.Rack, g.box.Paths})
-}
-
-// nearestIn returns the nearest GPU of a state that the rules of the request admit.
-func (s *partSearch) nearestIn(gpus *btree.BTree[*sharedGPU], paths Paths) *sharedGPU {
-	if s.req.site == nil {
-		return s.firstFrom(gpus, "")
-	}
-	least, nearer := s.req.site.least(paths)
-	if nearer != "" {
-		if g := s.firstFrom(gpus, nearer); g != nil && g.box.Rack == nearer {
-			return g
-		}
-	}
-	var best *sharedGPU
-	d := unreachable
-	for g := s.firstFrom(gpus, ""); g != nil && d > least; g = s.firstFrom(gpus, g.box.Rack+"\x00") {
-		if to := s.distance(g); to < d {
-			best, d = g, to
-		}
-	}
-	return best
-}
-
-// firstFrom returns the first admitted GPU in a rack, or in a later one.
-func (s *partSearch) firstFrom(gpus *btree.BTree[*sharedGPU], rack string) (first *sharedGPU) {
-	gpus.AscendGreaterOrEqual(&sharedGPU{box: &Box{Location: Location{Rack: rack}}}, func(g *sharedGPU) bool {
-		if s.obstacle(g) == "" {
-			first = g
-		}
-		return first == nil
-	})
-	return first
 }
 
 // Obstacles of a GPU for a part, in words.
@@ -212,29 +210,29 @@ func (s *partSearch) take() (d Decision) {
 	d.Picks, d.Share = []Ref{{g.box.ID, g.slots[0]}}, g.class.share
 	d.say("GPU %s (%s) fits best: %d other parts share it, and %s and %s of the compute stay free.",
 		g.ref(), g.class.model, g.parts, bytesText(left.memory), percent(left.compute))
-	if lost := s.pool.interference.slowdown(s.part, g.state.neighbours()); lost > 0 {
+	if lost := s.pool.interference.slowdown(s.part, g.beside); lost > 0 {
 		d.say("By the measured interference the parts on it lose %s of its compute.", percent(uint32(min(lost/(2*million), Whole))))
 	}
 	return d
 }
 
 // cannotJoin explains why no GPU with the part's affinity takes it.
-func (s *partSearch) cannotJoin(joined map[Ref]*sharedGPU) (d Decision) {
-	d.say("Parts with affinity %q are on %d GPUs, and the part must join them:", s.part.Affinity, len(joined))
-	s.sayObstacles(&d, func(yield func(*sharedGPU)) {
-		for _, g := range joined {
-			yield(g)
-		}
-	})
+func (s *partSearch) cannotJoin(joined *btree.BTree[*sharedGPU]) (d Decision) {
+	d.say("Parts with affinity %q are on %d GPUs, and the part must join them:", s.part.Affinity, joined.Len())
+	s.sayObstacles(&d, joined)
 	return d
 }
 
+// maxExplained bounds the GPUs for which a refusal says what keeps the part from them.
+const maxExplained = 1000
+
 // sayObstacles counts the GPUs of a set by what keeps the part from them.
-func (s *partSearch) sayObstacles(d *Decision, all func(yield func(*sharedGPU))) {
+func (s *partSearch) sayObstacles(d *Decision, all *btree.BTree[*sharedGPU]) {
 	count, n := map[string]int{}, 0
-	all(func(g *sharedGPU) {
+	all.Ascend(func(g *sharedGPU) bool {
 		n++
 		count[s.obstacle(g)]++
+		return n < maxExplained
 	})
 	if n == 0 {
 		return
@@ -245,19 +243,17 @@ func (s *partSearch) sayObstacles(d *Decision, all func(yield func(*sharedGPU)))
 			text += fmt.Sprintf(", %d %s", count[why], why)
 		}
 	}
-	d.say("Of %s: %s.", plural(n, "GPU that parts share", "GPUs that parts share"), text[2:])
+	of := plural(all.Len(), "GPU that parts share", "GPUs that parts share")
+	if n < all.Len() {
+		of = fmt.Sprintf("the first %d of %s", n, of)
+	}
+	d.say("Of %s: %s.", of, text[2:])
 }
 
 // refuse explains why neither a shared GPU nor a free one takes the part.
 func (s *partSearch) refuse(fresh Decision) (d Decision) {
 	d.say("The part needs %s of one GPU.", s.part)
-	s.sayObstacles(&d, func(yield func(*sharedGPU)) {
-		for _, of := range s.pool.shared.boxes {
-			for _, g := range of {
-				yield(g)
-			}
-		}
-	})
+	s.sayObstacles(&d, s.pool.shared.all)
 	d.Why = append(d.Why, fresh.Why...)
 	return d
 }

@@ -17,6 +17,7 @@ type Pool struct {
 	ranked    []model // a buffer of placeGPUs
 	request   Request // of the current decision
 	lookup    lookup  // of the current model
+	spots     spots   // a buffer of the search for parts
 
 	shared       shared // the GPUs that parts share
 	typical      []Typical

@@ -9,17 +9,16 @@ import (
 	"k8s.io/utils/third_party/forked/golang/btree"
 )
 
-// shared is the index of the GPUs that parts share and that have room for more. GPUs of
-// one class and one state are alike for a request without rules, so one of them stands
-// for all. There are as many states as there are different remainders of GPUs.
+// shared is the index of the GPUs that parts share and that have room for more.
 type shared struct {
 	boxes map[string][]*sharedGPU
+	all   *btree.BTree[*sharedGPU] // by name, with those that have no room
 	// classes are those of GPUs without exclusion, and of each exclusion.
-	classes map[partLabel]map[sharedClass]*states
-	affine  map[partLabel]map[Ref]*sharedGPU // the GPUs with parts of an affinity
+	classes map[partLabel]map[sharedClass]*plane
+	affine  map[partLabel]*btree.BTree[*sharedGPU] // the GPUs with parts of an affinity
 }
 
-// sharedClass is what all GPUs of some states have in common.
+// sharedClass is what all GPUs of a plane have in common.
 type sharedClass struct {
 	traits
 	model  string
@@ -40,25 +39,6 @@ type state struct {
 	programs string // those whose interference may be known, encoded
 }
 
-// states has the GPUs of a class by state.
-type states struct {
-	rows []*stateRow // by compute, at most Whole + 1
-	by   map[state]*stateGPUs
-}
-
-// stateRow has the states with some compute left, by the memory that is left.
-type stateRow struct {
-	compute uint32
-	states  *btree.BTree[*stateGPUs]
-}
-
-// stateGPUs is the GPUs of one state, by rack, box and slot.
-type stateGPUs struct {
-	state
-	beside []neighbour
-	gpus   *btree.BTree[*sharedGPU]
-}
-
 // sharedGPU is a GPU with at least one part.
 type sharedGPU struct {
 	box       *Box
@@ -66,6 +46,7 @@ type sharedGPU struct {
 	exclusion partLabel
 	class     sharedClass
 	state     state
+	beside    []neighbour // the programs of the state
 	parts     int
 	slots     []uint32    // free ones
 	usable    bool        // healthy and not cordoned; otherwise it is here for its affinities alone
@@ -76,41 +57,21 @@ type sharedGPU struct {
 func (g *sharedGPU) ref() Ref { return Ref{g.box.ID, g.gpu.Slot} }
 
 func compareShared(a, b *sharedGPU) int {
-	return cmp.Or(cmp.Compare(a.box.Rack, b.box.Rack), cmp.Compare(a.box.ID, b.box.ID), cmp.Compare(a.gpu.Slot, b.gpu.Slot))
-}
-
-func compareStates(a, b *stateGPUs) int {
-	return cmp.Or(cmp.Compare(a.memory, b.memory), cmp.Compare(a.programs, b.programs))
-}
-
-// row returns where the row of some compute is, or belongs.
-func (s *states) row(compute uint32) (int, bool) {
-	return slices.BinarySearchFunc(s.rows, compute, func(r *stateRow, c uint32) int { return cmp.Compare(r.compute, c) })
-}
-
-func (s *states) add(in *stateGPUs) {
-	s.by[in.state] = in
-	at, ok := s.row(in.compute)
-	if !ok {
-		r := &stateRow{in.compute, btree.New(treeDegree, func(a, b *stateGPUs) bool { return compareStates(a, b) < 0 })}
-		s.rows = slices.Insert(s.rows, at, r)
+	if d := cmp.Compare(a.box.Rack, b.box.Rack); d != 0 {
+		return d
 	}
-	s.rows[at].states.ReplaceOrInsert(in)
-}
-
-func (s *states) remove(in *stateGPUs) {
-	delete(s.by, in.state)
-	at, _ := s.row(in.compute)
-	if s.rows[at].states.Delete(in); s.rows[at].states.Len() == 0 {
-		s.rows = slices.Delete(s.rows, at, at+1)
-	}
+	return cmp.Or(cmp.Compare(a.box.ID, b.box.ID), cmp.Compare(a.gpu.Slot, b.gpu.Slot))
 }
 
 func newShared() shared {
 	return shared{
-		boxes: map[string][]*sharedGPU{}, classes: map[partLabel]map[sharedClass]*states{},
-		affine: map[partLabel]map[Ref]*sharedGPU{},
+		boxes: map[string][]*sharedGPU{}, classes: map[partLabel]map[sharedClass]*plane{},
+		all: newSharedTree(), affine: map[partLabel]*btree.BTree[*sharedGPU]{},
 	}
+}
+
+func newSharedTree() *btree.BTree[*sharedGPU] {
+	return btree.New(treeDegree, func(a, b *sharedGPU) bool { return compareShared(a, b) < 0 })
 }
 
 // unsetShared removes a box from the index of shared GPUs.
@@ -158,8 +119,8 @@ func (p *Pool) sharedGPU(b *Box, g *GPU) *sharedGPU {
 		if l := s.Part.Affinity; l != "" {
 			out.affine = append(out.affine, s.Part.label(l))
 		}
-		if l := s.Part.AntiAffinity; l != "" {
-			out.averse = append(out.averse, s.Part.label(l))
+		if l := s.Part.label(s.Part.AntiAffinity); l.label != "" && !slices.Contains(out.averse, l) {
+			out.averse = append(out.averse, l)
 		}
 		if w := s.Part.Workload; w != "" && len(p.interference) > 0 {
 			programs = append(programs, strconv.FormatUint(uint64(s.Part.Compute), 10)+" "+w)
@@ -170,11 +131,15 @@ func (p *Pool) sharedGPU(b *Box, g *GPU) *sharedGPU {
 	}
 	slices.Sort(programs)
 	out.state = state{roomOf(g, b.Parts), strings.Join(programs, "\x00")}
+	out.beside = out.state.neighbours()
 	return out
 }
 
 // neighbours decodes the programs of a state.
 func (s state) neighbours() (out []neighbour) {
+	if s.programs == "" {
+		return nil
+	}
 	for part := range strings.SplitSeq(s.programs, "\x00") {
 		compute, workload, ok := strings.Cut(part, " ")
 		if n, err := strconv.ParseUint(compute, 10, 32); ok && err == nil {
@@ -185,57 +150,49 @@ func (s state) neighbours() (out []neighbour) {
 }
 
 func (x *shared) add(g *sharedGPU) {
+	x.all.ReplaceOrInsert(g)
 	x.label(g)
 	if len(g.slots) == 0 {
 		return
 	}
 	of := x.classes[g.exclusion]
 	if of == nil {
-		of = map[sharedClass]*states{}
+		of = map[sharedClass]*plane{}
 		x.classes[g.exclusion] = of
 	}
-	s := of[g.class]
-	if s == nil {
-		s = &states{by: map[state]*stateGPUs{}}
-		of[g.class] = s
+	p := of[g.class]
+	if p == nil {
+		p = newPlane()
+		p.racks, p.averse = map[string]*plane{}, map[partLabel]int{}
+		of[g.class] = p
 	}
-	in := s.by[g.state]
-	if in == nil {
-		in = &stateGPUs{
-			state: g.state, beside: g.state.neighbours(),
-			gpus: btree.New(treeDegree, func(a, b *sharedGPU) bool { return compareShared(a, b) < 0 }),
-		}
-		s.add(in)
-	}
-	in.gpus.ReplaceOrInsert(g)
+	p.add(g)
 }
 
 // label adds a GPU to those with its affinities.
 func (x *shared) label(g *sharedGPU) {
 	for _, l := range g.affine {
 		if x.affine[l] == nil {
-			x.affine[l] = map[Ref]*sharedGPU{}
+			x.affine[l] = newSharedTree()
 		}
-		x.affine[l][g.ref()] = g
+		x.affine[l].ReplaceOrInsert(g)
 	}
 }
 
 func (x *shared) remove(g *sharedGPU) {
+	x.all.Delete(g)
 	for _, l := range g.affine {
-		if delete(x.affine[l], g.ref()); len(x.affine[l]) == 0 {
-			delete(x.affine, l)
+		if of := x.affine[l]; of != nil {
+			if of.Delete(g); of.Len() == 0 {
+				delete(x.affine, l)
+			}
 		}
 	}
 	if len(g.slots) == 0 {
 		return
 	}
 	of := x.classes[g.exclusion]
-	s := of[g.class]
-	in := s.by[g.state]
-	if in.gpus.Delete(g); in.gpus.Len() == 0 {
-		s.remove(in)
-	}
-	if len(s.by) == 0 {
+	if of[g.class].remove(g); of[g.class].gpus.Len() == 0 {
 		delete(of, g.class)
 	}
 	if len(of) == 0 {
