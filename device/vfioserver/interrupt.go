@@ -353,7 +353,7 @@ func (c *connection) endOfInterrupt() {
 }
 
 // interruptsLost follows a request about interrupts that has failed. A server may refuse
-// one. If it has not answered in time, nobody knows whether an interrupt will ever come,
+// one. If it has not answered in time, an interrupt may never come,
 // and a driver would wait for it without end: the device has failed.
 func (c *connection) interruptsLost(what string, err error) {
 	switch refused := new(vfiouser.RemoteError); {
