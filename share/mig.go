@@ -90,9 +90,11 @@ func (l *MIGLayout) Plan(current []MIGInstance, want []int) (kept, placed []MIGI
 	return kept, placed, true
 }
 
-// migSearch tries all placements: at most seven instances with at most seven starts.
+// migSearch tries all placements: on the published profiles at most seven instances with
+// at most seven starts.
 type migSearch struct {
 	layout *MIGLayout
+	tries  int
 	items  []migItem
 	starts []int
 	found  []int
@@ -104,8 +106,12 @@ type migItem struct {
 	pinned      bool
 }
 
+// maxMIGTries bounds a search among profiles that a driver lists. Seven instances of one of
+// eight memory slices, with eight starts each, take 69,281 tries.
+const maxMIGTries = 1 << 20
+
 func (s *migSearch) place(n int, used uint, moves int) {
-	if moves >= s.best {
+	if s.tries++; moves >= s.best || s.tries > maxMIGTries {
 		return
 	}
 	if n == len(s.items) {

@@ -9,6 +9,7 @@ package mig
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/dxpu-project/dxpu/share"
@@ -25,13 +26,17 @@ type Profile struct {
 	Size   int     `json:"size"`             // memory slices
 }
 
-// slices is the number of compute slices, which the name begins with.
+// maxCompute bounds the compute slices of a GPU, which has seven.
+const maxCompute = 16
+
+// slices is the number of compute slices, which the name begins with; 0 if it does not.
 func (p Profile) slices() int {
-	var n int
-	if _, err := fmt.Sscanf(p.Name, "%dg.", &n); err != nil {
+	digits, _, ok := strings.Cut(p.Name, "g.")
+	n, err := strconv.ParseUint(digits, 10, 8)
+	if !ok || err != nil || n > maxCompute {
 		return 0
 	}
-	return n
+	return int(n)
 }
 
 // Instance is a GPU instance.
@@ -69,7 +74,10 @@ func (g *GPU) layout() (*share.MIGLayout, error) {
 	l := &share.MIGLayout{}
 	for _, p := range g.Profiles {
 		n := p.slices()
-		if n == 0 || p.Size == 0 || len(p.Starts) == 0 {
+		if n == 0 {
+			return nil, fmt.Errorf("profile %.100q (ID %d) of %s: want a name that begins with 1 to %d compute slices, such as 3g.20gb", p.Name, p.ID, g.UUID, maxCompute)
+		}
+		if p.Size == 0 || len(p.Starts) == 0 {
 			return nil, fmt.Errorf("profile %s (ID %d) of %s: nvidia-smi lists no placements for it", p.Name, p.ID, g.UUID)
 		}
 		l.Compute = max(l.Compute, n)

@@ -1,6 +1,7 @@
 package mig
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -133,6 +134,10 @@ func TestParse(t *testing.T) {
 func TestParseWrong(t *testing.T) {
 	for _, tt := range []struct{ name, old, new string }{
 		{"profile", "|   0  MIG 2g.10gb       14     3/3 ", "|   0  MIG 2g.10gb       14     3-3 "},
+		{"memory that is no number", "9.75 ", "NaN  "},
+		{"memory below nothing", "9.75 ", "-9.7 "},
+		{"memory without end", "9.75 ", "1e99 "},
+		{"a placement twice", "{0,2,4}:2", "{0,2,2}:2"},
 		{"placement beyond the memory", "{0}:8", "{0,31}:8"},
 		{"placement of no size", "{0}:8", "{0}:0"},
 		{"instance", "9        1          4:4 ", "9        x          4:4 "},
@@ -150,6 +155,28 @@ func TestParseWrong(t *testing.T) {
 	}
 }
 
+// A process whose ID nvidia-smi does not know keeps its instance.
+func TestProcessWithoutID(t *testing.T) {
+	g, err := parse(lgip, lgipp, lgi, lci, list, strings.Replace(query, "<pid>4559</pid>", "<pid>0</pid>", 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(g.Instances[0].Busy) != 1 {
+		t.Errorf("instance %+v is unused", g.Instances[0])
+	}
+}
+
+// A driver's list of profiles may make no sense: an error says which.
+func TestNamesOfProfiles(t *testing.T) {
+	for _, name := range []string{"1000000g.5gb", "17g.5gb", "-1g.5gb", "0g.5gb", "g.5gb", "1x.5gb", "+1g.5gb"} {
+		g := a100(t)
+		g.Profiles[0].Name = name
+		if _, err := Make(g, []string{"2g.10gb"}); err == nil || !strings.Contains(err.Error(), "such as 3g.20gb") {
+			t.Errorf("profile %q: %v", name, err)
+		}
+	}
+}
+
 // FuzzParse reads any output of nvidia-smi, and plans on what it says.
 func FuzzParse(f *testing.F) {
 	f.Add(lgip, lgipp, lgi, lci, list, query)
@@ -158,6 +185,9 @@ func FuzzParse(f *testing.F) {
 		g, err := parse(lgip, lgipp, lgi, lci, list, query)
 		if err != nil || len(g.Profiles) > 16 || len(g.Instances) > 7 {
 			return
+		}
+		if _, err := json.Marshal(g); err != nil {
+			t.Error(err)
 		}
 		for _, p := range g.Profiles {
 			_, _ = Make(g, []string{p.Name})

@@ -9,9 +9,12 @@ import (
 	"strings"
 )
 
-// maxRows bounds what is read of a table. A GPU has at most seven instances and some
-// tens of profiles.
-const maxRows = 4096
+// Bounds of what is read. A GPU has at most seven instances and some tens of profiles.
+const (
+	maxRows   = 4096    // of a table
+	maxSlices = 32      // of the memory
+	maxGiB    = 1 << 20 // of an instance
+)
 
 // Nothing reports whether nvidia-smi said that there are none of what was to be listed.
 // It ends with status 6 then.
@@ -65,6 +68,9 @@ func ParseProfiles(lgip, lgipp string) ([]Profile, error) {
 		most, err2 := number(total)
 		gib, err3 := strconv.ParseFloat(f[5], 64)
 		sms, err4 := number(f[7])
+		if err3 == nil && !(gib >= 0 && gib <= maxGiB) { // "NaN" is a number too
+			err3 = fmt.Errorf("%q: want GiB", f[5])
+		}
 		if err := first(err1, err2, err3, err4); err != nil {
 			return nil, fmt.Errorf("nvidia-smi mig -lgip: row %q: %w", strings.Join(f, " "), err)
 		}
@@ -105,10 +111,10 @@ func parsePlacements(text string, profiles []Profile) error {
 			if err != nil {
 				return err
 			}
+			if v+size > maxSlices || size == 0 || slices.Contains(starts, v) {
+				return fmt.Errorf("%.100q: want different places in at most %d memory slices", strings.TrimSpace(line), maxSlices)
+			}
 			starts = append(starts, v)
-		}
-		if last := slices.Max(starts) + size; size == 0 || last > 32 {
-			return fmt.Errorf("%q: want at most 32 memory slices", strings.TrimSpace(line))
 		}
 		profiles[n].Size, profiles[n].Starts = size, starts
 	}
@@ -133,8 +139,8 @@ func ParseInstances(text string) ([]Instance, error) {
 		if err := first(err1, err2, err3); err != nil {
 			return nil, fmt.Errorf("nvidia-smi mig -lgi: row %q: %w", strings.Join(f, " "), err)
 		}
-		if at+n > 32 {
-			return nil, fmt.Errorf("nvidia-smi mig -lgi: row %q: want at most 32 memory slices", strings.Join(f, " "))
+		if at+n > maxSlices {
+			return nil, fmt.Errorf("nvidia-smi mig -lgi: row %q: want at most %d memory slices", strings.Join(f, " "), maxSlices)
 		}
 		out = append(out, Instance{ID: id, Profile: f[2], Start: at, Size: n, Compute: []Compute{}})
 	}
@@ -214,9 +220,7 @@ func ParseQuery(text string) (GPU, []Device, []Process, error) {
 		if err != nil {
 			gi = -1
 		}
-		if p.PID > 0 {
-			processes = append(processes, Process{p.PID, gi})
-		}
+		processes = append(processes, Process{p.PID, gi}) // one without an ID holds its instance too
 	}
 	if len(devices)+len(processes) > maxRows {
 		return GPU{}, nil, nil, fmt.Errorf("nvidia-smi -q -x: more than %d devices and processes", maxRows)

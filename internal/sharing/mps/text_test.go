@@ -80,3 +80,25 @@ func TestParse(t *testing.T) {
 		t.Error("NoDaemon")
 	}
 }
+
+// FuzzText reads any output of the control program. An error has no value beside it.
+func FuzzText(f *testing.F) {
+	for _, text := range []string{"", "4711\n4712 4713\n", "ACTIVE\n", "25.5\n", "Cannot find MPS control daemon process\n", "Failed to set\n", "-1", "99999999999", "\xff"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		pids, err := ParsePIDs(text)
+		if err != nil && pids != nil || len(pids) > maxPIDs || !slices.IsSorted(pids) || len(pids) > 0 && pids[0] <= 0 {
+			t.Errorf("%q: %v, %v", text, pids, err)
+		}
+		if s, err := ParseStatus(text); (err != nil) != (s == StatusUnknown) {
+			t.Errorf("%q: %v, %v", text, s, err)
+		}
+		NoDaemon(text)
+		for v := StartDaemon; v <= Quit; v++ {
+			if err := (Action{Verb: v, Limits: Limits{Share: share.Whole}}).Check(text); err != nil && len(err.Error()) > 1000 {
+				t.Errorf("%d bytes of an error", len(err.Error()))
+			}
+		}
+	})
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -32,11 +33,17 @@ func (p Programs) Devices(ctx context.Context) ([]Device, error) {
 	if err != nil {
 		return nil, err
 	}
+	return parseDevices(text)
+}
+
+// deviceName is a UUID, as nvidia-smi writes it: it becomes an argument and a variable.
+var deviceName = regexp.MustCompile(`^GPU-[0-9a-zA-Z-]{1,64}$`)
+
+func parseDevices(text string) (out []Device, err error) {
 	const most = 1024
-	var out []Device
 	for line := range strings.Lines(text) {
 		f := strings.Split(strings.TrimSpace(line), ", ")
-		if len(f) != 4 || len(out) == most {
+		if len(f) != 4 || len(out) == most || !deviceName.MatchString(f[0]) {
 			return nil, fmt.Errorf("nvidia-smi --query-gpu: unknown line %q", clip(line))
 		}
 		mib, err := strconv.ParseUint(f[3], 10, 32)

@@ -191,3 +191,21 @@ func TestDevices(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+func FuzzDevices(f *testing.F) {
+	f.Add(gpu + ", 00000000:36:00.0, NVIDIA A100-SXM4-40GB, 40960\n")
+	f.Add("")
+	f.Add("--help, 0, x, 1\n")
+	f.Add(gpu + ", 0, x, 99999999999\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		devices, err := parseDevices(text)
+		if err != nil && devices != nil {
+			t.Errorf("%v beside %v", devices, err)
+		}
+		for _, d := range devices {
+			if !strings.HasPrefix(d.UUID, "GPU-") || strings.ContainsAny(d.UUID, "/, \n") || d.Memory < 0 {
+				t.Errorf("%+v", d)
+			}
+		}
+	})
+}
