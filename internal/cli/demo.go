@@ -60,7 +60,8 @@ func newDemoCommand() *cobra.Command {
 GPUs each, and a host whose VM is an unmodified Linux guest in an unmodified QEMU. A
 GPU is hot-plugged into the running guest, and a program there uses it and checks
 every result. Then the GPU is killed, the spare takes its place, and the program runs
-again. At last the GPU is detached. Two hosts share a GPU, and a program of another
+again. While it runs once more, the GPU moves to the other box, and the program goes on.
+At last the GPU is detached. Two hosts share a GPU, and a program of another
 project computes in the guest on an OpenCL device of this machine. The command prints a
 timeline and leaves no process running.
 

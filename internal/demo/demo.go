@@ -1,5 +1,6 @@
 // Package demo demonstrates the system on one machine: a manager, two GPU boxes and a
-// host whose VM gets a GPU, loses it, gets the spare, and releases it.
+// host whose VM gets a GPU, loses it, gets the spare, keeps it while it moves to another box,
+// and releases it.
 package demo
 
 import (
@@ -121,6 +122,7 @@ func (d *demo) run(ctx context.Context) error {
 		{"the GPU is killed while the program runs", d.kill},
 		{"the spare has taken its place", d.replaced},
 		{"the program runs again, on the spare", d.driveAgain},
+		{"the GPU moves to another box while the program runs", d.migrate},
 		{"the guest was not rebooted", d.sameBoot},
 		{"the lease is deleted, the GPU detached", d.detach},
 		{"a box with one GPU in slices, and a second host start", d.startShared},
