@@ -93,6 +93,7 @@ func (t *tx) reindex() {
 	}
 	for id := range t.bindings.before {
 		t.indexBinding(id, stale)
+		t.indexSuccessor(id, stale)
 	}
 	for id := range t.nodes.before {
 		if t.nodes.unindexed[id] {
@@ -102,6 +103,7 @@ func (t *tx) reindex() {
 		if n := t.nodes.get(id); n != nil && n.Rack != t.indexedNodes[id].rack {
 			for b := range maps.Clone(t.bindingsByNode[id]) {
 				t.indexBinding(b, stale) // it may cross other uplinks
+				t.indexSuccessor(b, stale)
 			}
 		}
 	}
@@ -112,6 +114,21 @@ func (t *tx) reindex() {
 	if len(t.tenants.unsettled) > 0 {
 		t.capacityGrew = true // a quota may allow more
 		clear(t.tenants.unsettled)
+	}
+}
+
+// indexSuccessor updates the entry of the successor in the migration of a binding: the
+// uplinks that it uses depend on the source.
+func (t *tx) indexSuccessor(source string, stale map[string]bool) {
+	b := t.bindings.get(source)
+	if b == nil {
+		return
+	}
+	for _, id := range t.bindingsByHostSlot[hostSlotRef{b.HostID, b.HostSlot}] {
+		if t.bindings.get(id).Follows == source {
+			t.indexBinding(id, stale)
+			return
+		}
 	}
 }
 
@@ -140,11 +157,23 @@ func (t *tx) bindingEntry(b *bindingRecord) bindingEntry {
 	}
 	k.takesHostSlot = b.holdsHostSlot() || k.unreplaced
 	k.inHostSlot = k.open || k.unreplaced
-	host, box := t.nodes.get(b.HostID), t.nodes.get(b.BoxID)
-	if k.serving && host != nil && box != nil && host.Rack != "" && box.Rack != "" && host.Rack != box.Rack {
-		k.crosses = [2]string{host.Rack, box.Rack}
-	}
+	k.crosses = t.uplinksOf(b)
 	return k
+}
+
+// uplinksOf returns the racks whose uplinks a binding uses: also those that the successor
+// in a migration will use, unless the source is in the same rack and uses them meanwhile.
+func (t *tx) uplinksOf(b *bindingRecord) (racks [2]string) {
+	host, box := t.nodes.get(b.HostID), t.nodes.get(b.BoxID)
+	if !b.occupied() || host == nil || box == nil || host.Rack == "" || box.Rack == "" || host.Rack == box.Rack {
+		return racks
+	}
+	if source := t.bindings.get(b.Follows); source != nil && source.serving() {
+		if n := t.nodes.get(source.BoxID); n != nil && n.Rack == box.Rack {
+			return racks
+		}
+	}
+	return [2]string{host.Rack, box.Rack}
 }
 
 // awaitsReplacement reports whether the host slot of a broken binding is
