@@ -58,7 +58,7 @@ func (n *nodesEnv) startParts() {
 		n.t.Fatal(err)
 	}
 	n.wait("the divisible GPUs", func(ctx context.Context) (bool, error) {
-		d, err := n.device(ctx, partsBox+"-1")
+		d, err := n.device(ctx, partsBox+"-5") // behind the first GPU and its four slots for parts
 		if err != nil {
 			return false, err
 		}
