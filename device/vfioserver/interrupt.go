@@ -357,7 +357,7 @@ func (c *connection) endOfInterrupt() {
 // and a driver would wait for it without end: the device has failed.
 func (c *connection) interruptsLost(what string, err error) {
 	switch refused := new(vfiouser.RemoteError); {
-	case c.ctx.Err() != nil:
+	case c.ctx.Err() != nil, errors.Is(err, vfiouser.ErrClosed): // the end of the connection is reported elsewhere
 	case errors.As(err, &refused):
 		c.log.Warn("device server refuses a request, its interrupts are lost", "request", what, "err", err)
 	default:
