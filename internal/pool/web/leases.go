@@ -11,11 +11,12 @@ import (
 
 // leasesData is the content of the page of leases.
 type leasesData struct {
-	Queue  []*dxpuv1.Lease
-	Leases []leaseRow
-	Next   string
-	Filter leaseFilter
-	States []string
+	Queue    []*dxpuv1.Lease
+	Reserved []*dxpuv1.Lease // that begin later
+	Leases   []leaseRow
+	Next     string
+	Filter   leaseFilter
+	States   []string
 }
 
 type leaseFilter struct {
@@ -74,11 +75,22 @@ func (s *Server) leasesPage(v *view) error {
 	if state != dxpuv1.LeaseState_LEASE_STATE_UNSPECIFIED && state != dxpuv1.LeaseState_LEASE_STATE_PENDING || v.Query.Has("after") {
 		return nil
 	}
+	if d.Reserved, err = reservations(v, d.Filter); err != nil {
+		return err
+	}
 	d.Queue, err = queue(v, rowsPerPage)
 	d.Queue = slices.DeleteFunc(d.Queue, func(l *dxpuv1.Lease) bool {
 		return d.Filter.Tenant != "" && l.GetSpec().GetTenant() != d.Filter.Tenant
 	})
 	return err
+}
+
+// reservations returns the leases that begin later.
+func reservations(v *view, f leaseFilter) ([]*dxpuv1.Lease, error) {
+	res, err := ask(v.ctx(), v.api.ListLeases, &dxpuv1.ListLeasesRequest{Reserved: true, Tenant: f.Tenant})
+	return slices.DeleteFunc(res.GetLeases(), func(l *dxpuv1.Lease) bool {
+		return !sleeps(l) || f.Host != "" && l.GetReservation().GetHostId() != f.Host
+	}), allowedOrUnknown(err)
 }
 
 // leaseData is the content of the page of a lease.
@@ -126,7 +138,7 @@ type bindingView struct {
 	Phases []phase
 }
 
-// phase is a part of a binding's timeline: the attach or the detach.
+// phase is a part of a binding's timeline: the attach, or the migration to this GPU, or the detach.
 type phase struct {
 	Name  string
 	Took  time.Duration
@@ -148,7 +160,7 @@ type stepView struct {
 // detachStates are the states with which a binding's detach starts.
 var detachStates = map[string]bool{"detaching": true, "lost": true, "failed": true, "resetting": true}
 
-// phases divides a timeline into attach and detach. In one chart, days of use in
+// phases divides a timeline into attach, or migration, and detach. In one chart, days of use in
 // between would hide the milliseconds of both.
 func phases(b *dxpuv1.Binding) []phase {
 	steps := slices.Clone(b.Timeline)
@@ -159,7 +171,11 @@ func phases(b *dxpuv1.Binding) []phase {
 	}
 	var out []phase
 	if end > 0 {
-		out = append(out, draw("Attach", steps[:end]))
+		name := "Attach"
+		if slices.ContainsFunc(steps[:end], func(s *dxpuv1.Step) bool { return s.Name == "copying" }) {
+			name = "Migration"
+		}
+		out = append(out, draw(name, steps[:end]))
 	}
 	if end < len(steps) {
 		p := draw("Detach", steps[end:])

@@ -296,3 +296,15 @@ func TestPageOfAFollower(t *testing.T) {
 		}
 	}
 }
+
+// TestMigrationIsNotAnAttach names the timeline of a GPU that a lease moved to.
+func TestMigrationIsNotAnAttach(t *testing.T) {
+	b := &dxpuv1.Binding{Timeline: []*dxpuv1.Step{{Name: "created"}, {Name: "ready"}, {Name: "attached"}}}
+	if p := phases(b); len(p) != 1 || p[0].Name != "Attach" {
+		t.Errorf("an attach: %+v", p)
+	}
+	b.Timeline = []*dxpuv1.Step{{Name: "created"}, {Name: "ready"}, {Name: "copying"}, {Name: "attached"}, {Name: "detaching"}}
+	if p := phases(b); len(p) != 2 || p[0].Name != "Migration" || p[1].Name != "Detach" {
+		t.Errorf("a migration: %+v", p)
+	}
+}

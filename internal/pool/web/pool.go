@@ -84,11 +84,9 @@ func (s *Server) poolPage(v *view) error {
 	if d.Queue, err = queue(v, 8); err != nil {
 		return err
 	}
-	reserved, err := ask(v.ctx(), v.api.ListLeases, &dxpuv1.ListLeasesRequest{Reserved: true})
-	if allowedOrUnknown(err) != nil {
+	if d.Reserved, err = reservations(v, leaseFilter{}); err != nil {
 		return err
 	}
-	d.Reserved = slices.DeleteFunc(reserved.GetLeases(), func(l *dxpuv1.Lease) bool { return !sleeps(l) })
 	plans, err := ask(v.ctx(), v.api.ListMaintenance, &dxpuv1.ListMaintenanceRequest{})
 	if allowedOrUnknown(err) != nil {
 		return err
