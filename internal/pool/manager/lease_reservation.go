@@ -165,28 +165,35 @@ func (t *tx) promisesOverQuota(l *leaseRecord, gpus []placement.Ref) string {
 }
 
 // promised returns the GPUs and slots that are promised to other leases at some time from
-// one moment until another one; zero: for ever. The ID is that of the lease that asks.
-func (t *tx) promised(id string, from, until time.Time) (gpus []placement.Ref, slots []placement.HostSlotRef) {
+// one moment until another one; zero: for ever. The ID and the spec are those of the lease
+// that asks.
+func (t *tx) promised(id string, s *dxpuv1.LeaseSpec, from, until time.Time) (gpus []placement.Ref, slots []placement.HostSlotRef) {
 	t.reindex()
 	for other := range t.promises {
 		l := t.leases.get(other)
 		if other == id || l == nil || l.Promise == nil {
 			continue
 		}
-		if ends := l.expires(); !from.Before(ends) || !until.IsZero() && !until.After(startTime(l.spec).Add(-promiseLead)) {
+		if !l.promisedDuring(from, until) || t.yields(l, id, s) {
 			continue
 		}
 		gpus = append(gpus, l.Promise.GPUs...)
-		for _, s := range l.Promise.Slots {
-			slots = append(slots, placement.HostSlotRef{Host: l.Promise.Host, Slot: s})
+		for _, slot := range l.Promise.Slots {
+			slots = append(slots, placement.HostSlotRef{Host: l.Promise.Host, Slot: slot})
 		}
 	}
 	return gpus, slots
 }
 
+// promisedDuring reports whether others must leave alone what is promised to a lease, at
+// some time from one moment until another one; zero: for ever.
+func (l *leaseRecord) promisedDuring(from, until time.Time) bool {
+	return from.Before(l.expires()) && (until.IsZero() || until.After(startTime(l.spec).Add(-promiseLead)))
+}
+
 // notePromised adds to a decision that found no place that some are promised to others.
 func (t *tx) notePromised(id string, s *dxpuv1.LeaseSpec, d *placement.Decision, h *placement.HostDecision) {
-	gpus, slots := t.promised(id, t.beginsBy(s), t.endsBy(s))
+	gpus, slots := t.promised(id, s, t.beginsBy(s), t.endsBy(s))
 	if d.OK() && h.OK() || len(gpus) == 0 {
 		return
 	}
@@ -311,8 +318,9 @@ func (t *tx) keepPromise(l *leaseRecord) bool {
 }
 
 // obstacleOf returns why a promise could not be kept now, "" if it could. What other leases
-// have until then is none.
+// have until then is none, unless the promise yields to them.
 func (t *tx) obstacleOf(l *leaseRecord) string {
+	t.reindex()
 	usable := func(id string) bool {
 		n := t.nodes.get(id)
 		return n != nil && t.connected(id) && n.takesBindings() && !slices.ContainsFunc(t.plansOf(n), func(p *planRecord) bool {
@@ -327,7 +335,47 @@ func (t *tx) obstacleOf(l *leaseRecord) string {
 			return fmt.Sprintf("GPU %s cannot be used", r)
 		}
 	}
+	return t.takenBack(l)
+}
+
+// takenBack returns which GPU or slot a promise yields to another lease, "" for none: it
+// has it and does not end before, or it begins later too.
+func (t *tx) takenBack(l *leaseRecord) string {
+	to := func(bindings []string) string {
+		for _, id := range bindings {
+			o := t.leases.get(t.bindings.get(id).LeaseID)
+			if o == nil || !o.holds() || !t.yields(l, o.ID, o.spec) {
+				continue
+			}
+			if e := o.expires(); e.IsZero() || e.After(startTime(l.spec)) {
+				return o.spec.Tenant
+			}
+		}
+		return ""
+	}
+	for _, r := range l.Promise.GPUs {
+		if tenant := to(t.bindingsByGPU[r]); tenant != "" {
+			return fmt.Sprintf("GPU %s went to tenant %s within its guarantee", r, tenant)
+		}
+	}
+	for _, s := range l.Promise.Slots {
+		if tenant := to(t.bindingsByHostSlot[hostSlotRef{l.Promise.Host, s}]); tenant != "" {
+			return fmt.Sprintf("slot %d of host %s went to tenant %s within its guarantee", s, l.Promise.Host, tenant)
+		}
+	}
+	for _, id := range slices.SortedFunc(maps.Keys(t.promises), compareLeaseIDs) {
+		o := t.leases.get(id)
+		if id != l.ID && o.Promise != nil && o.Promise.shares(l.Promise) && o.promisedDuring(startTime(l.spec), l.expires()) && t.yields(l, id, o.spec) {
+			return fmt.Sprintf("lease %s of tenant %s has the same promise within its guarantee", id, o.spec.Tenant)
+		}
+	}
 	return ""
+}
+
+// shares reports whether two promises have a GPU or a slot of a host in common.
+func (p *promiseRecord) shares(o *promiseRecord) bool {
+	return slices.ContainsFunc(p.GPUs, func(r placement.Ref) bool { return slices.Contains(o.GPUs, r) }) ||
+		p.Host == o.Host && slices.ContainsFunc(p.Slots, func(s uint32) bool { return slices.Contains(o.Slots, s) })
 }
 
 // clearPromised moves leases away from what is promised to one that begins. If it is late,
@@ -341,9 +389,12 @@ func (t *tx) clearPromised(l *leaseRecord, late bool) bool {
 		if b == nil || b.LeaseID == l.ID {
 			return false
 		}
-		busy = true
 		o := t.leases.get(b.LeaseID)
-		if !b.serving() || o == nil || !o.holds() {
+		holds := b.serving() && o != nil && o.holds()
+		if holds && t.yields(l, o.ID, o.spec) {
+			return false
+		}
+		if busy = true; !holds {
 			return false
 		}
 		e := o.expires()

@@ -133,3 +133,93 @@ func TestFailoverAfterTheBeginning(t *testing.T) {
 	w.passReporting(time.Hour)
 	w.wantLease(id, leaseReleased)
 }
+
+// borrows returns a spec of a tenant that may borrow GPUs.
+func borrows(tenant string, s *dxpuv1.LeaseSpec) *dxpuv1.LeaseSpec {
+	s.Tenant, s.Preemptible = tenant, true
+	return s
+}
+
+// TestPromiseYieldsToAGuarantee has a promise of all GPUs to a tenant that borrows them: the
+// other one gets those of its guarantee, at once, from the queue and by growing, and keeps
+// them when the promised time begins. It borrows nothing that is promised.
+func TestPromiseYieldsToAGuarantee(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 4))
+	w.putTenant("a", guaranteed(3, 0))
+	w.putTenant("b", guaranteed(1, 0))
+	w.putTenant("none", nil)
+	id := w.create(borrows("b", w.later(4, 3*time.Minute, time.Hour)))
+	for _, s := range []*dxpuv1.LeaseSpec{{Count: 1, Tenant: "none"}, borrows("a", &dxpuv1.LeaseSpec{Count: 4}), borrows("b", &dxpuv1.LeaseSpec{Count: 1})} {
+		_, err := w.tryCreate(s)
+		wantErr(t, err, connect.CodeResourceExhausted, "promised to leases that begin later")
+	}
+	first := w.create(of("a", &dxpuv1.LeaseSpec{Count: 1}))
+	waits := w.create(of("a", &dxpuv1.LeaseSpec{Count: 1, Wait: true}))
+	grows := w.create(borrows("a", &dxpuv1.LeaseSpec{Count: 1}))
+	w.settle()
+	wantErr(t, w.resize(grows, 2, 0), connect.CodeResourceExhausted, "cannot grow by 1 GPUs now")
+	w.delete(first, true)
+	w.settle()
+	if err := w.resize(grows, 2, 0); err != nil {
+		t.Error(err)
+	}
+	w.passReporting(promiseCheck + time.Second)
+	if r := w.lease(id).Reservation; !strings.Contains(r.GetObstacle(), "went to tenant a within its guarantee") {
+		t.Errorf("its promise: %v", r)
+	}
+	w.passReporting(4 * time.Minute)
+	w.wantLease(waits, leaseActive)
+	w.wantLease(id, leasePending)
+	if l := w.wantLease(grows, leaseActive); l.Spec.Count != 2 {
+		t.Errorf("it has %d GPUs", l.Spec.Count)
+	}
+	w.delete(waits, true)
+	w.delete(grows, true)
+	w.passReporting(time.Minute)
+	w.wantLease(id, leaseActive)
+	w.checkIndex(t)
+}
+
+// TestPromiseWithinTheGuaranteeIsKept has promises that their tenant's guarantee covers: they
+// yield to no other lease, and the newest is the first that it does not cover.
+func TestPromiseWithinTheGuaranteeIsKept(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 4))
+	w.putTenant("a", guaranteed(3, 0))
+	w.putTenant("b", guaranteed(2, 0))
+	w.create(borrows("b", &dxpuv1.LeaseSpec{Count: 1, ExpiresAfter: durationpb.New(time.Minute)})) // is over by then
+	w.settle()
+	for _, s := range []*dxpuv1.LeaseSpec{of("b", w.later(1, 3*time.Minute, time.Hour)), borrows("b", w.later(1, 3*time.Minute, time.Hour)), borrows("b", w.later(2, 3*time.Minute, time.Hour))} {
+		w.create(s)
+	}
+	_, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 1})
+	wantErr(t, err, connect.CodeResourceExhausted, "promised to leases that begin later")
+	w.passReporting(2 * time.Minute)
+	_, err = w.tryCreate(of("a", &dxpuv1.LeaseSpec{Count: 3}))
+	wantErr(t, err, connect.CodeResourceExhausted, "promised to leases that begin later")
+	w.create(of("a", &dxpuv1.LeaseSpec{Count: 2}))
+}
+
+// TestPromiseMovesFromAGuarantee has a promise that yields to one within a guarantee, and
+// moves to other GPUs when there are some.
+func TestPromiseMovesFromAGuarantee(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 1), boxNode("b2", 1))
+	w.putTenant("a", guaranteed(1, 0))
+	w.putTenant("b", guaranteed(0, 0))
+	busy := w.create(&dxpuv1.LeaseSpec{Count: 1, GpuIds: []string{"b2/0"}})
+	borrowed := w.create(borrows("b", w.later(1, 3*time.Minute, time.Hour)))
+	own := w.create(of("a", w.later(1, 3*time.Minute, time.Hour)))
+	if w.promised(borrowed) != "b1/0" || w.promised(own) != "b1/0" {
+		t.Fatalf("%s and %s are promised", w.promised(borrowed), w.promised(own))
+	}
+	w.passReporting(promiseCheck + time.Second)
+	if r := w.lease(borrowed).Reservation; !strings.Contains(r.GetObstacle(), "of tenant a has the same promise within its guarantee") {
+		t.Errorf("its promise: %v", r)
+	}
+	_, err := w.tryCreate(borrows("b", w.later(1, 3*time.Minute, time.Hour)))
+	wantErr(t, err, connect.CodeResourceExhausted, "no capacity")
+	w.delete(busy, true)
+	w.passReporting(promiseCheck + time.Second)
+	if r := w.lease(borrowed).Reservation; w.promised(borrowed) != "b2/0" || w.promised(own) != "b1/0" || r.GetObstacle() != "" {
+		t.Errorf("%v and %s are promised", r, w.promised(own))
+	}
+}

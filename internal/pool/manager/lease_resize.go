@@ -88,7 +88,10 @@ func (t *tx) grow(l *leaseRecord, count uint32) error {
 	req := t.replacement(l, nil)
 	req.Count, req.UseSpares = int(more), false
 	host := placement.HostRequest{Count: int(more), Host: l.HostID, Domain: t.domainOf(l), Tolerations: req.Tolerations}
-	_, host.Exclude = t.promised(l.ID, t.now, t.until(l))
+	grown := proto.CloneOf(l.spec)
+	grown.Count = count
+	promised, slots := t.promised(l.ID, grown, t.now, t.until(l))
+	req.Exclude, host.Exclude = append(req.Exclude, promised...), slots
 	if r := t.reservedFrom(l.ID, l.spec, wholeGPUs(more)); r != nil {
 		req.Exclude, host.Exclude = append(req.Exclude, r.gpus...), append(host.Exclude, r.slots...)
 	}

@@ -183,7 +183,7 @@ func (t *tx) findReplacements(l *leaseRecord, broken []string) placement.Decisio
 	d := t.chooseGPUs(req)
 	if !d.OK() && !l.ActiveTime.IsZero() {
 		// A GPU that could not be attached before is better than none.
-		req.Exclude, _ = t.promised(l.ID, t.now, t.until(l))
+		req.Exclude, _ = t.promised(l.ID, l.spec, t.now, t.until(l))
 		d = t.chooseGPUs(req)
 	}
 	for !d.OK() && !mustBeTogether(l.spec) && req.Count > 1 {

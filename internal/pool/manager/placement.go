@@ -196,7 +196,7 @@ var (
 // requestOf returns the placement request for GPUs of a lease that ends at a time; zero: never.
 // The ID is empty if the lease does not exist yet.
 func (t *tx) requestOf(id string, s *dxpuv1.LeaseSpec, until time.Time) placement.Request {
-	promised, _ := t.promised(id, t.beginsBy(s), until)
+	promised, _ := t.promised(id, s, t.beginsBy(s), until)
 	return placement.Request{
 		Count: int(s.Count), Model: s.Model, MinMemory: s.MinMemoryBytes,
 		Kind: placementKinds[s.BoxKind], NVLink: placementPreferences[s.Nvlink], SameBox: placementPreferences[s.SameBox],
@@ -218,7 +218,7 @@ func gpuRefs(ids []string) []placement.Ref {
 
 // hostRequestOf returns the placement request for the host of a lease that ends at a time; zero: never.
 func (t *tx) hostRequestOf(id string, s *dxpuv1.LeaseSpec, until time.Time) placement.HostRequest {
-	_, promised := t.promised(id, t.beginsBy(s), until)
+	_, promised := t.promised(id, s, t.beginsBy(s), until)
 	return placement.HostRequest{
 		Count: int(s.Count), Host: s.HostId, Domain: s.HostDomain, Labels: s.HostLabels, Tolerations: t.tolerationsUntil(s, until), Exclude: promised,
 	}

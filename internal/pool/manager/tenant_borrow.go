@@ -16,6 +16,8 @@ import (
 //   - The leases of a tenant below its guarantee go first within their priority.
 //   - If they do not fit, they preempt leases of tenants above their own guarantees, of any
 //     priority, as long as those tenants are above it.
+//   - A promise to a preemptible lease that begins later is borrowed too, as far as the
+//     guarantee does not cover it then: leases within their guarantees get its GPUs.
 //   - No tenant preempts leases of another one that is not above its guarantee, or its own
 //     leases to borrow more. So two tenants never take the same GPUs from each other in turns.
 //
@@ -96,6 +98,62 @@ func (t *tx) borrowing(tenant string) map[string]bool {
 		excess -= min(excess, t.sizeOfGang(l))
 	}
 	return out
+}
+
+// yields reports whether what is promised to a lease that begins later goes to another one,
+// whose ID is empty if it does not exist yet: the promise is to borrow, and the guarantee of
+// the other one's tenant covers it.
+func (t *tx) yields(l *leaseRecord, id string, s *dxpuv1.LeaseSpec) bool {
+	if _, ok := t.guaranteeOf(s.Tenant); !ok || !l.spec.Preemptible || l.spec.Tenant == s.Tenant {
+		return false
+	}
+	return t.covered(id, s) && t.borrowsLater(l.ID, l.spec)
+}
+
+// covered reports whether the guarantee of its tenant covers what a lease has or requests.
+func (t *tx) covered(id string, s *dxpuv1.LeaseSpec) bool {
+	o := t.leases.get(id)
+	switch {
+	case startTime(s).After(t.now):
+		return !t.borrowsLater(id, s)
+	case o == nil:
+		return t.withinGuarantee(s.Tenant, sizeOf(s))
+	case !o.holds():
+		return t.withinGuarantee(s.Tenant, t.sizeOfGang(o))
+	case sizeOf(s) > o.size(): // it grows
+		return t.withinGuarantee(s.Tenant, sizeOf(s)-o.size())
+	}
+	return !t.borrowing(s.Tenant)[t.firstOfGang(id)]
+}
+
+// borrowsLater reports whether its tenant has a guarantee that does not cover a lease that
+// begins later, beside those that the tenant has then and that are taken back after it.
+func (t *tx) borrowsLater(id string, s *dxpuv1.LeaseSpec) bool {
+	g, ok := t.guaranteeOf(s.Tenant)
+	if !ok {
+		return false
+	}
+	has, from, until := sizeOf(s), startTime(s), expireTime(s)
+	for other := range t.openLeasesOf(s.Tenant) {
+		o := t.leases.get(other)
+		ends := o.expires()
+		switch {
+		case other == id, !ends.IsZero() && !ends.After(from):
+		case !o.holds() && (o.Promise == nil || !startTime(o.spec).Before(until)):
+		case !o.spec.Preemptible, s.Preemptible && takenBackAfter(o, id, s.Priority):
+			has += o.size()
+		}
+		if has > g {
+			return true
+		}
+	}
+	return has > g
+}
+
+// takenBackAfter reports whether a lease is taken back after another one of its tenant,
+// which is preemptible too and has no ID if it does not exist yet; see borrowing.
+func takenBackAfter(o *leaseRecord, id string, priority int32) bool {
+	return cmp.Or(cmp.Compare(o.spec.Priority, priority), compareLeaseIDs(id, o.ID)) > 0 || id == "" && o.spec.Priority == priority
 }
 
 // preemptible is what some leases may preempt.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
@@ -158,6 +159,14 @@ func TestGuaranteesHold(t *testing.T) {
 					leases = append(leases, id)
 				}
 			},
+			"reserve": func(t *rapid.T) {
+				s := w.later(rapid.Uint32Range(1, 4).Draw(t, "count"), time.Duration(rapid.IntRange(2, 60).Draw(t, "min"))*time.Minute, time.Hour)
+				s.Tenant, s.Preemptible = rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "tenant"), rapid.Bool().Draw(t, "preemptible")
+				if id, err := w.tryCreate(s); err == nil {
+					leases = append(leases, id)
+				}
+			},
+			"pass": func(t *rapid.T) { w.passReporting(time.Duration(rapid.IntRange(1, 120).Draw(t, "s")) * time.Second) },
 			"delete": func(t *rapid.T) {
 				if len(leases) > 0 {
 					w.delete(rapid.SampledFrom(leases).Draw(t, "lease"), true)
@@ -185,7 +194,7 @@ func TestGuaranteesHold(t *testing.T) {
 			}
 			for _, id := range leases {
 				l := tx.leases.get(id)
-				if l != nil && l.State == leasePending && tx.withinGuarantee(l.spec.Tenant, l.size()) && borrowed > 0 {
+				if l != nil && l.State == leasePending && !l.sleeps() && tx.withinGuarantee(l.spec.Tenant, l.size()) && borrowed > 0 {
 					t.Fatalf("lease %s of %d GPUs waits within the guarantee of tenant %s, and %v GPUs are borrowed\n%s",
 						id, l.spec.Count, l.spec.Tenant, borrowed, w.events())
 				}
