@@ -229,8 +229,8 @@ func (t *tx) hostRequestOf(id string, s *dxpuv1.LeaseSpec, until time.Time) plac
 func (t *tx) decide(id string, s *dxpuv1.LeaseSpec) (placement.Decision, placement.HostDecision) {
 	gpus, host := t.requestOf(id, s, t.endsBy(s)), t.hostRequestOf(id, s, t.endsBy(s))
 	r := t.reservedFrom(id, s, sizeOf(s))
-	if startTime(s).After(t.now) {
-		r = nil // the first lease of the queue has what it waits for by then
+	if r != nil && startTime(s).After(t.now) {
+		r = t.neededAt(r, startTime(s))
 	}
 	if r != nil {
 		gpus.Exclude, host.Exclude = append(gpus.Exclude, r.gpus...), append(host.Exclude, r.slots...)

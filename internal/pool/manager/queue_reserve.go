@@ -2,6 +2,7 @@ package manager
 
 import (
 	"fmt"
+	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
@@ -14,8 +15,9 @@ import (
 //
 // What a lease holds is kept from leases of lower priority, and once it has aged from
 // those of its own priority; but not from a tenant that is below its guarantee, if its own
-// is not. Replacements of broken GPUs are not bound by it. It is not
-// stored, because each pass of the queue makes it again.
+// is not. Promises to leases that begin later leave it alone by the same rules, and leave
+// enough of what will be free by then. Replacements of broken GPUs are not bound by it. It is
+// not stored, because each pass of the queue makes it again.
 
 // reservation is what the first lease of the queue holds.
 type reservation struct {
@@ -77,6 +79,37 @@ func (t *tx) reservedFrom(id string, s *dxpuv1.LeaseSpec, gpus milliGPU) *reserv
 		return r
 	}
 	return nil
+}
+
+// neededAt returns what the lease of a reservation needs when another one begins later: where
+// it fits, or else what it has gathered; nil if it would be over by then. The caller has
+// taken the leases that end before out of the index, so a promise leaves enough of them.
+func (t *tx) neededAt(r *reservation, start time.Time) *reservation {
+	leases := t.membersOf(t.gangOf(r.lease))
+	if ends := t.endsBy(leases[0].spec); !ends.IsZero() && !ends.After(start.Add(-promiseLead)) {
+		return nil
+	}
+	var d placement.GangDecision
+	if len(leases) > 1 {
+		d = t.decideGang(leases, anyModel)
+	} else {
+		d.Members = make([]placement.Assignment, 1)
+		d.Members[0].Decision, d.Members[0].Host = t.decide(r.lease, leases[0].spec)
+	}
+	needs := &reservation{lease: r.lease}
+	for _, a := range d.Members {
+		if !a.OK() {
+			return r
+		}
+		needs.gpus = append(needs.gpus, a.Picks...)
+		for _, slot := range a.Host.Slots {
+			needs.slots = append(needs.slots, placement.HostSlotRef{Host: a.Host.Host, Slot: slot})
+		}
+	}
+	if len(d.Members) == 0 {
+		return r
+	}
+	return needs
 }
 
 // why returns the sentence for a lease that did not fit because of the reservation.

@@ -158,3 +158,39 @@ func TestHostSlotsAreHeld(t *testing.T) {
 	w.settle()
 	w.wantLease(large, leaseActive)
 }
+
+// TestPromiseLeavesTheFirstOfTheQueueAlone has a lease that is first in the queue: a promise
+// for later neither takes what it has gathered nor makes it wait for longer.
+func TestPromiseLeavesTheFirstOfTheQueueAlone(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 4))
+	w.create(&dxpuv1.LeaseSpec{Count: 1})
+	ends := w.create(&dxpuv1.LeaseSpec{Count: 2, ExpiresAfter: durationpb.New(10 * time.Minute)})
+	first := w.create(&dxpuv1.LeaseSpec{Count: 3, Priority: 1, Wait: true})
+	w.settle()
+	_, err := w.tryCreate(w.later(1, time.Hour, time.Hour))
+	wantErr(t, err, connect.CodeResourceExhausted, "is first in the queue and needs 3")
+	higher := w.later(1, time.Hour, time.Hour)
+	higher.Priority = 2
+	w.delete(w.create(higher), true)
+	w.passReporting(11 * time.Minute)
+	w.wantLease(ends, leaseReleased)
+	w.wantLease(first, leaseActive)
+	w.delete(first, true)
+	// It needs two of three, or is over by then.
+	for _, lasts := range []time.Duration{0, 30 * time.Minute} {
+		w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 3))
+		w.create(&dxpuv1.LeaseSpec{Count: 2, ExpiresAfter: durationpb.New(10 * time.Minute)})
+		s := &dxpuv1.LeaseSpec{Count: 2, Priority: 1, Wait: true}
+		count := uint32(1)
+		if lasts != 0 {
+			s.ExpiresAfter, count = durationpb.New(lasts), 3
+		}
+		first := w.create(s)
+		w.settle()
+		id := w.create(w.later(count, time.Hour, time.Hour))
+		w.passReporting(11 * time.Minute)
+		w.wantLease(first, leaseActive)
+		w.passReporting(50 * time.Minute)
+		w.wantLease(id, leaseActive)
+	}
+}
