@@ -75,6 +75,12 @@ func (l *leaseRecord) sleeps() bool {
 	return l.State == leasePending && l.Promise != nil && !l.Promise.Begun
 }
 
+// hasBegun reports whether the time of a lease has begun, and what is promised waits for it.
+func (t *tx) hasBegun(id string) bool {
+	l := t.leases.get(id)
+	return l != nil && l.Promise != nil && l.Promise.Begun
+}
+
 // checkStart checks the time at which a lease begins, and sets what it implies.
 func checkStart(s *dxpuv1.LeaseSpec) error {
 	if s.StartTime == nil && s.StartAfter == nil {

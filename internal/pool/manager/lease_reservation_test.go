@@ -173,6 +173,18 @@ func TestPromiseIsKept(t *testing.T) {
 	}
 }
 
+// TestPromiseIsKeptDespiteSpares has leases that leave nothing but what is promised, which
+// then is as many GPUs as the pool holds back as spares: the lease that begins gets it.
+func TestPromiseIsKeptDespiteSpares(t *testing.T) {
+	w := newWorld(t, Config{Reserve: placement.Reserve{Count: 1}}, hostNode("h1", 4), boxNode("b1", 3))
+	id := w.create(w.later(1, 2*time.Minute, time.Minute))
+	for range 2 {
+		w.create(&dxpuv1.LeaseSpec{Count: 1})
+	}
+	w.passReporting(2*time.Minute + 10*time.Second)
+	w.wantLease(id, leaseActive)
+}
+
 // TestReservationAndMaintenance has maintenance of one of two boxes in the time of a
 // reservation, and maintenance that is planned later.
 func TestReservationAndMaintenance(t *testing.T) {
@@ -268,8 +280,8 @@ func TestReservationIsListed(t *testing.T) {
 	}
 	w.delete(id, true)
 	w.settle()
-	if n := len(w.m.state.promises); n != 0 {
-		t.Errorf("%d promises are left", n)
+	if n, r := len(w.m.state.promises), w.lease(id).Reservation; n != 0 || r != nil {
+		t.Errorf("%d promises are left, and of the deleted lease: %v", n, r)
 	}
 }
 

@@ -274,6 +274,9 @@ func (t *tx) endOne(id string, reason dxpuv1.Reason, why string, grace bool) {
 	e := leaseEvent(l, dxpuv1.EventType_EVENT_TYPE_LEASE_DELETED)
 	e.Reason = reason
 	t.event(e, "lease %s ends: %s", id, why)
+	if l.Promise != nil {
+		t.editLease(id).Promise = nil
+	}
 	t.setLeaseState(id, leaseReleasing, why)
 }
 

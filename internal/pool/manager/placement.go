@@ -201,7 +201,7 @@ func (t *tx) requestOf(id string, s *dxpuv1.LeaseSpec, until time.Time) placemen
 		Count: int(s.Count), Model: s.Model, MinMemory: s.MinMemoryBytes,
 		Kind: placementKinds[s.BoxKind], NVLink: placementPreferences[s.Nvlink], SameBox: placementPreferences[s.SameBox],
 		Labels: s.BoxLabels, Only: gpuRefs(s.GpuIds), Tolerations: t.tolerationsUntil(s, until), Part: placementPart(s),
-		Exclude: promised,
+		Exclude: promised, UseSpares: t.hasBegun(id), // others may have left just what is promised
 	}
 }
 
