@@ -34,6 +34,7 @@ func TestKubelet(t *testing.T) {
 	n := newNodesEnv(t, versions[0])
 	t.Run("a program computes", func(t *testing.T) { n.on(t).computes() })
 	t.Run("the plugin restarts", func(t *testing.T) { n.on(t).pluginRestarts() })
+	t.Run("a claim of another node", func(t *testing.T) { n.on(t).anotherNode() })
 	t.Run("a third of a GPU", func(t *testing.T) { n.on(t).partOfGPU() })
 	t.Run("an error of the GPU", func(t *testing.T) { n.on(t).gpuError() })
 	t.Run("the GPU fails", func(t *testing.T) { n.on(t).gpuFails() })

@@ -100,7 +100,7 @@ func (o *pluginOptions) run(ctx context.Context) error {
 		return err
 	}
 	defer stop()
-	helper, err := kubeletplugin.Start(ctx, &plugin.Plugin{Access: access, CDI: cdi.Dir(o.cdiDir), Fatal: cancel},
+	helper, err := kubeletplugin.Start(ctx, &plugin.Plugin{Access: access, CDI: cdi.Dir(o.cdiDir), Host: plugin.HostOf(kube, o.node), Fatal: cancel},
 		kubeletplugin.DriverName(inventory.Driver), kubeletplugin.NodeName(o.node), kubeletplugin.KubeClient(kube),
 		kubeletplugin.PluginDataDirectoryPath(data), kubeletplugin.RegistrarDirectoryPath(o.registryDir),
 		kubeletplugin.EnableDeviceMetadata(o.metadata), kubeletplugin.CDIDirectory(o.cdiDir))

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -92,6 +93,45 @@ func (d Dir) Remove(claim string) error {
 		return fmt.Errorf("CDI specification: %w", err)
 	}
 	return nil
+}
+
+// User returns a claim, other than a given one, with a device file or a mount of a path of the
+// node; empty: there is none.
+func (d Dir) User(path, except string) (string, error) {
+	claims, err := d.Claims()
+	if err != nil {
+		return "", err
+	}
+	for _, claim := range claims {
+		if claim == except {
+			continue
+		}
+		raw, err := os.ReadFile(d.path(claim))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // removed since
+		}
+		var s spec
+		if err == nil {
+			err = json.Unmarshal(raw, &s)
+		}
+		if err != nil {
+			return "", fmt.Errorf("CDI specification of claim %s: %w", claim, err)
+		}
+		if s.has(path) {
+			return claim, nil
+		}
+	}
+	return "", nil
+}
+
+func (s *spec) has(path string) bool {
+	for _, d := range s.Devices {
+		if slices.ContainsFunc(d.Edits.DeviceNodes, func(n DeviceNode) bool { return n.Path == path }) ||
+			slices.ContainsFunc(d.Edits.Mounts, func(m Mount) bool { return m.HostPath == path }) {
+			return true
+		}
+	}
+	return false
 }
 
 // Claims returns the claims that have devices.

@@ -22,8 +22,9 @@ import (
 // Access is how containers of the node reach a device.
 type Access interface {
 	// Open prepares the devices of a request and returns what they add to a container,
-	// and their attributes, one entry for each device.
-	Open(ctx context.Context, devices []devicedata.Data) (cdi.Edits, []Attributes, error)
+	// and their attributes, one entry for each device. free returns an error for a path of
+	// the node by which another claim may reach the device.
+	Open(ctx context.Context, devices []devicedata.Data, free func(path string) error) (cdi.Edits, []Attributes, error)
 }
 
 // Attributes are those of a device that only the node knows.
@@ -34,6 +35,8 @@ type Attributes map[string]resourceapi.DeviceAttribute
 type Plugin struct {
 	Access Access
 	CDI    cdi.Dir
+	// Host returns the host of the pool whose slots belong to this node, by ID.
+	Host func(context.Context) (string, error)
 	// Fatal is called for an error that only a restart can mend.
 	Fatal func(error)
 }
@@ -62,18 +65,22 @@ func (p *Plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 		}
 		byRequest[r.Request] = append(byRequest[r.Request], r)
 	}
+	if len(requests) == 0 {
+		return nil, nil // access for monitoring adds nothing to a container
+	}
+	host, err := p.Host(ctx)
+	if err != nil {
+		return nil, err
+	}
 	var specs []cdi.Device
 	var out []kubeletplugin.Device
 	for _, request := range requests {
 		results := byRequest[request]
-		data := make([]devicedata.Data, len(results))
-		for i, r := range results {
-			var err error
-			if data[i], err = attached(claim, &r); err != nil {
-				return nil, err
-			}
+		data, err := attachedTo(host, claim, results)
+		if err != nil {
+			return nil, err
 		}
-		edits, attributes, err := p.Access.Open(ctx, data)
+		edits, attributes, err := p.Access.Open(ctx, data, func(path string) error { return p.free(path, string(claim.UID)) })
 		if err != nil {
 			return nil, err
 		}
@@ -91,10 +98,38 @@ func (p *Plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 			out = append(out, d)
 		}
 	}
-	if len(specs) == 0 {
-		return out, nil // access for monitoring adds nothing to a container
-	}
 	return out, p.CDI.Write(string(claim.UID), specs)
+}
+
+// attachedTo returns the data of the devices of a request. It refuses one that is attached to
+// another host. Kubernetes does not: a pod that names its node itself may use a claim that is
+// allocated for another node, and the same slot of this host has the device of another pod.
+func attachedTo(host string, claim *resourceapi.ResourceClaim, results []resourceapi.DeviceRequestAllocationResult) ([]devicedata.Data, error) {
+	data := make([]devicedata.Data, len(results))
+	for i := range results {
+		var err error
+		if data[i], err = attached(claim, &results[i]); err != nil {
+			return nil, err
+		}
+		if on := data[i].Host; on != host {
+			return nil, fmt.Errorf("GPU %s is attached to host %q, and the host of this node is %q: the claim is for another node", data[i].GPU, on, host)
+		}
+	}
+	return data, nil
+}
+
+// free refuses a path that another claim still has on this node: its device has been lost, and
+// the slot has another one since. The runtime opens the path again when a container of the other
+// claim's pod restarts.
+func (p *Plugin) free(path, claim string) error {
+	other, err := p.CDI.User(path, claim)
+	if err != nil {
+		return err
+	}
+	if other != "" {
+		return fmt.Errorf("%s is still that of claim %s, whose pod has not ended on this node", path, other)
+	}
+	return nil
 }
 
 // attached returns the data that the controller has left for a device that is attached.

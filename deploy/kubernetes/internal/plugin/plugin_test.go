@@ -1,7 +1,9 @@
 package plugin
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -40,6 +42,13 @@ func condition(name string, is metav1.ConditionStatus) metav1.Condition {
 	return metav1.Condition{Type: name, Status: is, Reason: "R", Message: "because"}
 }
 
+func onHost(id string) func(context.Context) (string, error) {
+	return func(context.Context) (string, error) { return id, nil }
+}
+
+// free says that no other claim has a path.
+func free(string) error { return nil }
+
 // socketPlugin returns a plugin for a directory with the sockets of two slots.
 func socketPlugin(t *testing.T) (*Plugin, string) {
 	dir, err := os.MkdirTemp("", "s") // a short path, for sockets
@@ -54,7 +63,7 @@ func socketPlugin(t *testing.T) (*Plugin, string) {
 		}
 		t.Cleanup(func() { l.Close() })
 	}
-	return &Plugin{Access: &Sockets{Dir: dir}, CDI: cdi.Dir(filepath.Join(dir, "cdi"))}, dir
+	return &Plugin{Access: &Sockets{Dir: dir}, CDI: cdi.Dir(filepath.Join(dir, "cdi")), Host: onHost("h1")}, dir
 }
 
 func prepare(t *testing.T, p *Plugin, c *resourceapi.ResourceClaim) kubeletplugin.PrepareResult {
@@ -118,7 +127,9 @@ func TestPrepareRefuses(t *testing.T) {
 	noStatus := claim()
 	noStatus.Status.Devices = nil
 	gone := claim(condition(inventory.Attached, "True"))
-	gone.Status.Devices[1].Data.Raw = []byte(`{"gpu":"b1/1","slot":7}`)
+	gone.Status.Devices[1].Data.Raw = []byte(`{"gpu":"b1/1","host":"h1","slot":7}`)
+	elsewhere := claim(condition(inventory.Attached, "True"))
+	elsewhere.Status.Devices[1].Data.Raw = []byte(`{"gpu":"b1/1","host":"h2","slot":1}`)
 	broken := claim(condition(inventory.Attached, "True"))
 	broken.Status.Devices[0].Data.Raw = []byte(`{"slot":-1}`)
 	for name, tc := range map[string]struct {
@@ -129,6 +140,7 @@ func TestPrepareRefuses(t *testing.T) {
 		"attaching":       {claim(condition(inventory.Attached, "False")), "not attached yet: because"},
 		"lost":            {claim(condition(inventory.Attached, "True"), condition(inventory.Failed, "True")), "b1-0 is lost: because"},
 		"no socket":       {gone, "does dxpu host run on this node with --socket-dir " + dir},
+		"another node":    {elsewhere, `GPU b1/1 is attached to host "h2", and the host of this node is "h1"`},
 		"not of this use": {broken, "the data in the claim's status"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -139,6 +151,26 @@ func TestPrepareRefuses(t *testing.T) {
 	}
 	if found, _ := p.CDI.Claims(); len(found) > 0 {
 		t.Errorf("a refused claim has devices: %v", found)
+	}
+}
+
+// TestSlotOfAnotherClaim: the pod of a claim that has lost its GPU may still run when its slot
+// has the GPU of another claim, whose pod starts when the first one has ended.
+func TestSlotOfAnotherClaim(t *testing.T) {
+	p, _ := socketPlugin(t)
+	if r := prepare(t, p, claim(condition(inventory.Attached, "True"))); r.Err != nil {
+		t.Fatal(r.Err)
+	}
+	next := claim(condition(inventory.Attached, "True"))
+	next.UID = "u2"
+	if r := prepare(t, p, next); r.Err == nil || !strings.Contains(r.Err.Error(), "slot0.sock is still that of claim u1") {
+		t.Errorf("beside the pod that had the slot: %v", r.Err)
+	}
+	if out, err := p.UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{UID: "u1"}}); err != nil || out["u1"] != nil {
+		t.Fatalf("unprepare: %v, %v", out, err)
+	}
+	if r := prepare(t, p, next); r.Err != nil {
+		t.Errorf("after it: %v", r.Err)
 	}
 }
 
@@ -160,7 +192,7 @@ func TestDriver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, _, err := (&VFIO{Driver: driver}).Open(t.Context(), nil)
+	e, _, err := (&VFIO{Driver: driver}).Open(t.Context(), nil, free)
 	if err != nil || len(e.Mounts) != 2 {
 		t.Errorf("mounts %+v, %v", e.Mounts, err)
 	}
@@ -187,8 +219,14 @@ func TestVFIO(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	taken := "" // by another claim
 	device := func() (string, error) {
-		e, attributes, err := v.Open(t.Context(), []devicedata.Data{{GPU: "b1/1", Slot: 1}})
+		e, attributes, err := v.Open(t.Context(), []devicedata.Data{{GPU: "b1/1", Slot: 1}}, func(path string) error {
+			if path == taken {
+				return errors.New("taken")
+			}
+			return nil
+		})
 		if err != nil {
 			return "", err
 		}
@@ -217,6 +255,11 @@ func TestVFIO(t *testing.T) {
 		}
 	}
 	write("bus/pci/drivers_probe", "")
+	taken = "/dev/vfio/17"
+	if _, err := device(); err == nil || !strings.Contains(err.Error(), "taken") {
+		t.Errorf("with another claim that has the group: %v", err)
+	}
+	taken = ""
 	var said []string
 	loaded := false // the module vfio-pci
 	v.write = func(path, text string) error {

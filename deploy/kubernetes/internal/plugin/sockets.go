@@ -24,7 +24,7 @@ type Sockets struct {
 const containerSockets = "/run/dxpu"
 
 // Open implements Access.
-func (s *Sockets) Open(_ context.Context, devices []devicedata.Data) (cdi.Edits, []Attributes, error) {
+func (s *Sockets) Open(_ context.Context, devices []devicedata.Data, free func(string) error) (cdi.Edits, []Attributes, error) {
 	var e cdi.Edits
 	for _, d := range devices {
 		name := fmt.Sprintf("slot%d.sock", d.Slot)
@@ -33,6 +33,9 @@ func (s *Sockets) Open(_ context.Context, devices []devicedata.Data) (cdi.Edits,
 			return e, nil, fmt.Errorf("GPU %s: the socket of slot %d: %w; does dxpu host run on this node with --socket-dir %s?", d.GPU, d.Slot, err, s.Dir)
 		} else if info.Mode().Type() != os.ModeSocket {
 			return e, nil, fmt.Errorf("GPU %s: %s is not a socket", d.GPU, socket)
+		}
+		if err := free(socket); err != nil {
+			return e, nil, fmt.Errorf("GPU %s: %w", d.GPU, err)
 		}
 		in := containerSockets + "/" + name
 		// The socket alone: the directory has those of other pods.

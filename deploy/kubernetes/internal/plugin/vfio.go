@@ -40,7 +40,7 @@ func (v *VFIO) set(path, text string) error {
 const pciBusID = "resource.kubernetes.io/pciBusID"
 
 // Open implements Access.
-func (v *VFIO) Open(_ context.Context, devices []devicedata.Data) (cdi.Edits, []Attributes, error) {
+func (v *VFIO) Open(_ context.Context, devices []devicedata.Data, free func(string) error) (cdi.Edits, []Attributes, error) {
 	e := cdi.Edits{DeviceNodes: []cdi.DeviceNode{{Path: filepath.Join(v.Dev, "vfio/vfio")}}}
 	var attributes []Attributes
 	for _, d := range devices {
@@ -48,14 +48,14 @@ func (v *VFIO) Open(_ context.Context, devices []devicedata.Data) (cdi.Edits, []
 		if err != nil {
 			return e, nil, fmt.Errorf("GPU %s: %w", d.GPU, err)
 		}
-		group, err := v.bind(address)
+		node, err := v.bind(address, free)
 		if err != nil {
 			return e, nil, fmt.Errorf("GPU %s: function %s: %w", d.GPU, address, err)
 		}
 		// A variable for each slot: a container may have the devices of several requests and
 		// claims, and the runtime keeps the last of the variables with one name.
 		e.Env = append(e.Env, fmt.Sprintf("DXPU_PCI_ADDRESS_%d=%s", d.Slot, address))
-		e.DeviceNodes = append(e.DeviceNodes, cdi.DeviceNode{Path: filepath.Join(v.Dev, "vfio", group)})
+		e.DeviceNodes = append(e.DeviceNodes, cdi.DeviceNode{Path: node})
 		attributes = append(attributes, Attributes{pciBusID: resourceapi.DeviceAttribute{StringValue: &address}})
 	}
 	mounts, err := v.Driver.mounts()
@@ -90,16 +90,19 @@ func (v *VFIO) device(address, file string) string {
 	return filepath.Join(v.Sysfs, "bus/pci/devices", address, file)
 }
 
-// bind gives a function to vfio-pci and returns its IOMMU group.
-func (v *VFIO) bind(address string) (group string, err error) {
+// bind gives a function to vfio-pci and returns the device file of its IOMMU group.
+func (v *VFIO) bind(address string, free func(string) error) (node string, err error) {
 	link, err := os.Readlink(v.device(address, "iommu_group"))
 	if err != nil {
 		return "", fmt.Errorf("it is in no IOMMU group: %w; the VM needs a virtual IOMMU", err)
 	}
-	group = filepath.Base(link)
+	node = filepath.Join(v.Dev, "vfio", filepath.Base(link))
+	if err := free(node); err != nil {
+		return "", err
+	}
 	driver, err := v.driver(address)
 	if err != nil || driver == vfioDriver {
-		return group, err
+		return node, err
 	}
 	if err := v.set(v.device(address, "driver_override"), vfioDriver); err != nil {
 		return "", err
@@ -119,7 +122,7 @@ func (v *VFIO) bind(address string) (group string, err error) {
 	case driver != vfioDriver:
 		return "", fmt.Errorf("vfio-pci does not take it (its driver: %q): load the module vfio-pci on the node", driver)
 	}
-	return group, nil
+	return node, nil
 }
 
 const vfioDriver = "vfio-pci"
