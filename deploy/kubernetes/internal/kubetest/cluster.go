@@ -174,12 +174,31 @@ podInitialBackoffSeconds: 1
 podMaxBackoffSeconds: 2
 `
 
+// bindingTimeout is added to schedulerConfig by SetBindingTimeout.
+const bindingTimeout = `profiles:
+- pluginConfig:
+  - {name: DynamicResources, args: {bindingTimeout: %s}}
+`
+
+// SetBindingTimeout starts the scheduler again, with a time for which a pod waits for the
+// binding conditions of its devices. The default is ten minutes.
+func (c *Cluster) SetBindingTimeout(ctx context.Context, d time.Duration) error {
+	if err := c.configureScheduler(c.path("kubeconfig-system-kube-scheduler"), fmt.Sprintf(bindingTimeout, d)); err != nil {
+		return err
+	}
+	return c.Restart(ctx, "kube-scheduler")
+}
+
+func (c *Cluster) configureScheduler(kubeconfig, more string) error {
+	return os.WriteFile(c.path("scheduler.yaml"), fmt.Appendf(nil, schedulerConfig+"%s", kubeconfig, more), 0o600)
+}
+
 func (c *Cluster) startScheduler(port int) error {
 	file, err := c.Kubeconfig("system:kube-scheduler")
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(c.path("scheduler.yaml"), fmt.Appendf(nil, schedulerConfig, file), 0o600); err != nil {
+	if err := c.configureScheduler(file, ""); err != nil {
 		return err
 	}
 	return c.startPart("kube-scheduler", "--config", c.path("scheduler.yaml"), "--authentication-kubeconfig", file, "--authorization-kubeconfig", file,
