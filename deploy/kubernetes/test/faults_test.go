@@ -7,37 +7,38 @@ import (
 	"testing"
 
 	"connectrpc.com/connect"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/claims"
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/inventory"
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/kubetest"
 )
 
 // TestFaults makes the faults that a platform sees, one after the other.
 func TestFaults(t *testing.T) {
 	e := newEnv(t, versions[0], kubetest.PoolSpec{Boxes: 4, GPUs: 4, Hosts: 3, Slots: 4, Simulate: true})
-	t.Run("lease ended by an operator", func(t *testing.T) { e.on(t).leaseEnded() })
+	t.Run("lease ended by an operator", func(t *testing.T) { e.on(t).leaseEnded(podSpec{name: "lost"}) })
+	t.Run("lease ended, a pod that tolerates it", func(t *testing.T) {
+		e.on(t).leaseEnded(podSpec{name: "stays", tolerations: tolerate(inventory.TaintLost, resourceapi.DeviceTaintEffectNoExecute, nil)})
+	})
 	t.Run("controller restarts", func(t *testing.T) { e.on(t).controllerRestarts() })
 	t.Run("no host", func(t *testing.T) { e.on(t).noHost() })
 	t.Run("quota", func(t *testing.T) { e.on(t).quota() })
 }
 
 // leaseEnded: the pod that lost its device is evicted, and the taint goes by itself.
-func (e *env) leaseEnded() {
+func (e *env) leaseEnded(s podSpec) {
 	ctx := e.t.Context()
-	e.createPod(podSpec{name: "lost"})
-	e.waitRunning("lost")
+	e.createPod(s)
+	e.waitRunning(s.name)
 	l := e.onlyLease()
 	if _, err := e.pool.API.Pool.DeleteLease(ctx, connect.NewRequest(&dxpuv1.DeleteLeaseRequest{LeaseId: l.Id})); err != nil {
 		e.t.Fatal(err)
 	}
-	e.wait("the eviction of the pod", func(ctx context.Context) (bool, error) {
-		_, err := e.pod(ctx, "lost")
-		return apierrors.IsNotFound(err), err
-	})
+	e.waitGone(s.name)
 	e.waitNoLease()
 	e.wait("the taint to go", func(ctx context.Context) (bool, error) {
 		d, err := e.device(ctx, l.Spec.Labels[claims.LabelDevice])

@@ -89,11 +89,12 @@ func (c *Controller) leasesOf(ctx context.Context, uid string, claim *resourceap
 	return c.watch.Leases(uid), nil
 }
 
-// evict evicts the pods of a claim that has lost a share of a device. A taint of the
-// device, as for whole devices, would evict the pods of all its shares. A pod that is not bound
-// stays: the scheduler gives the device back and tries again.
+// evict evicts the pods of a claim that has lost a device. The taint of a whole device does not
+// suffice: a pod may tolerate it, and would keep the device file of the slot, into which the pool
+// puts the next GPU. A share has no taint, which would evict the pods of the other shares, too.
+// A pod that is not bound stays: the scheduler gives the device back and tries again.
 func (c *Controller) evict(ctx context.Context, claim *resourceapi.ResourceClaim) error {
-	if !slices.ContainsFunc(claim.Status.Devices, func(d resourceapi.AllocatedDeviceStatus) bool { return d.ShareID != nil && isLost(d) }) {
+	if !slices.ContainsFunc(claim.Status.Devices, isLost) {
 		return nil
 	}
 	for _, r := range claim.Status.ReservedFor {
@@ -105,16 +106,16 @@ func (c *Controller) evict(ctx context.Context, claim *resourceapi.ResourceClaim
 		case apierrors.IsNotFound(err) || err == nil && pod.UID != r.UID:
 			continue
 		case err != nil:
-			return fmt.Errorf("read pod %s, which has lost its part of a GPU: %w", r.Name, err)
+			return fmt.Errorf("read pod %s, which has lost its GPU: %w", r.Name, err)
 		case pod.Spec.NodeName == "":
-			return fmt.Errorf("pod %s has lost its part of a GPU and is not bound", r.Name) // the queue tries again
+			return fmt.Errorf("pod %s has lost its GPU and is not bound", r.Name) // the queue tries again
 		}
 		err = c.cfg.Kube.PolicyV1().Evictions(claim.Namespace).Evict(ctx, &policyv1.Eviction{
 			ObjectMeta:    metav1.ObjectMeta{Name: r.Name, Namespace: claim.Namespace},
 			DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &r.UID}},
 		})
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-			return fmt.Errorf("evict pod %s, which has lost its part of a GPU: %w", r.Name, err)
+			return fmt.Errorf("evict pod %s, which has lost its GPU: %w", r.Name, err)
 		}
 	}
 	return nil

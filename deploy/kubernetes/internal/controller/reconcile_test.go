@@ -54,21 +54,25 @@ func TestLeaseOfNoClaim(t *testing.T) {
 	}
 }
 
-// TestEvict: the pod that has lost its part of a GPU is evicted when it is bound. Its name
-// may be that of another pod by then.
+// TestEvict: the pod that has lost its GPU, or its part of one, is evicted when it is bound. Its
+// name may be that of another pod by then.
 func TestEvict(t *testing.T) {
 	for _, test := range []struct {
 		name, uid, node string
-		evicted         bool
+		whole, evicted  bool
 		err             string
 	}{
 		{name: "bound", uid: "p", node: "n1", evicted: true},
+		{name: "a whole GPU", uid: "p", node: "n1", whole: true, evicted: true},
 		{name: "not bound", uid: "p", err: "is not bound"},
 		{name: "a successor", uid: "p2", node: "n1"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			claim, share := attachedClaim(t, inventory.Attached, inventory.Failed), "s"
-			claim.Namespace, claim.Status.Devices[0].ShareID = "lab", &share
+			claim.Namespace = "lab"
+			if !test.whole {
+				claim.Status.Devices[0].ShareID = &share
+			}
 			claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "train", UID: "p"}}
 			kube := fake.NewClientset(&corev1.Pod{
 				ObjectMeta: metav1.ObjectMeta{Namespace: "lab", Name: "train", UID: types.UID(test.uid)}, Spec: corev1.PodSpec{NodeName: test.node},
