@@ -206,8 +206,6 @@ func TestSparesAreHeldBackFromParts(t *testing.T) {
 	}
 }
 
-// TestPromisedRoom counts room that a leaving part still holds, and that an awaited part
-// will have, once each.
 // TestPromisesAreKeptInAnyOrder has a small part that leaves for a large one, and a large
 // one that leaves for a small one. The first promise may be kept before the second: room
 // that only both together leave is not free.
@@ -224,6 +222,36 @@ func TestPromisesAreKeptInAnyOrder(t *testing.T) {
 	}
 }
 
+// TestNothingJoinsAChangeOfMode has a GPU whose parts leave for one that shares it in another
+// way. Until they have left, a third one would share it with either.
+func TestNothingJoinsAChangeOfMode(t *testing.T) {
+	for name, awaited := range map[string]Part{
+		"the same": {Memory: 10, Compute: 100, Share: Space}, "another mode": {Memory: 10, Compute: 100, Share: Time},
+		"an exclusion": {Memory: 10, Compute: 100, Share: Space, PartRules: PartRules{Tenant: "a", Exclusion: "x"}},
+	} {
+		leaving := Part{Memory: 10, Compute: 100, Share: Space}
+		p := NewPool()
+		p.SetBox(Box{
+			ID: "b", GPUs: []GPU{{Slot: 0, Model: "m", Memory: 100, Usable: true, Modes: NewShareModes(Space, Time)}},
+			Parts: []PartSlot{
+				{Slot: 1, GPU: 0, Usable: true},
+				{Slot: 2, GPU: 0, Usable: true},
+				{Slot: 1, GPU: 0, Taken: true, Leaving: true, Promise: "x", Part: leaving},
+				{Slot: 1, GPU: 0, Taken: true, Awaited: true, Promise: "x", Part: awaited},
+			},
+		})
+		for _, share := range []ShareMode{Space, Time, AnyShare} {
+			part := Part{Memory: 10, Compute: 100, Share: share, PartRules: PartRules{Tenant: awaited.Tenant, Exclusion: awaited.Exclusion}}
+			d := p.Place(Reserve{}, Request{Count: 1, Part: &part})
+			if want := name == "the same" && share != Time; d.OK() != want {
+				t.Errorf("%s, %v: placed: %v, want %v: %v", name, share, d.OK(), want, d.Why)
+			}
+		}
+	}
+}
+
+// TestPromisedRoom counts room that a leaving part still holds, and that an awaited part
+// will have, once each.
 func TestPromisedRoom(t *testing.T) {
 	g := GPU{Memory: 100}
 	parts := []PartSlot{

@@ -111,11 +111,14 @@ func (p *Pool) sharedGPU(b *Box, g *GPU) *sharedGPU {
 		if !s.Taken || s.GPU != g.Slot {
 			continue
 		}
-		out.parts++
-		out.class.share = s.Part.Share
-		if s.Part.Exclusion != "" {
-			out.exclusion = s.Part.label(s.Part.Exclusion)
+		exclusion := s.Part.label(s.Part.Exclusion)
+		if out.parts > 0 && (out.class.share != s.Part.Share || out.exclusion != exclusion) {
+			// A part is awaited that suits only what follows those that leave. Until they have
+			// left, another one would suit one kind and not the other.
+			out.slots = nil
 		}
+		out.parts++
+		out.class.share, out.exclusion = s.Part.Share, exclusion
 		if l := s.Part.Affinity; l != "" {
 			out.affine = append(out.affine, s.Part.label(l))
 		}
