@@ -4,16 +4,28 @@ package test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/kubetest"
 )
 
-// versions are those of Kubernetes that the tests use; the first is used by all.
+// versions are those of Kubernetes that the tests use; the first is used by all. A flag
+// chooses others:
+//
+//	go test ./test -run 'TestFaults|TestTaints|TestBinding' -versions 1.35.4
 var versions = []string{"1.36.3", "1.35.4"}
+
+func init() { //nolint:gochecknoinits // run parses the flags
+	flag.Func("versions", "comma-separated `list` of the versions of Kubernetes (default 1.36.3,1.35.4)", func(list string) error {
+		versions = strings.Split(list, ",")
+		return nil
+	})
+}
 
 // programs are the program of the pool and the driver, built once.
 var programs struct{ dxpu, driver string }
@@ -21,6 +33,7 @@ var programs struct{ dxpu, driver string }
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
+	flag.Parse()
 	if _, err := kubetest.FindPrograms(versions[0]); err != nil {
 		return m.Run() // the tests skip themselves
 	}
