@@ -51,7 +51,8 @@ on host threads and operations on streams, and replays it with the added cost of
 each operation: idle gaps absorb latency, synchronisations expose it. It prints
 the paper's additive estimate for comparison. Where the verdict rests on what a
 trace cannot tell (how much of the idle time is the profiler's own, what a node of
-a CUDA graph costs), it prints a range and the reason.
+a CUDA graph costs), it prints a range and the reason. So it does for --what-if and
+--ranks.
 
 --costs selects the added costs: "hardware" is fitted to the paper's
 measurements; "paper" is its model, one added round trip per kernel, as the
@@ -205,9 +206,6 @@ func (o *predictOptions) analyse(errOut io.Writer, file string, rtts []time.Dura
 	if a.sweep, err = a.plan.Sweep(a.setting, rtts); err != nil {
 		return nil, err
 	}
-	if a.whatIf, err = a.changes(o.whatIf); err != nil {
-		return nil, err
-	}
 	path, err := a.plan.Critical(a.setting)
 	if err != nil {
 		return nil, err
@@ -226,6 +224,9 @@ func (o *predictOptions) analyse(errOut io.Writer, file string, rtts []time.Dura
 	}
 	a.stats = a.plan.Stats(window)
 	if a.span, err = a.plan.Range(a.setting, &a.result, &a.stats); err != nil {
+		return nil, err
+	}
+	if a.whatIf, err = a.changes(o.whatIf); err != nil {
 		return nil, err
 	}
 	if err := a.ranges(o); err != nil {
@@ -251,13 +252,10 @@ func (a *analysis) ranges(o *predictOptions) (err error) {
 		r, err := a.plan.Run(s)
 		return s, r, err
 	}
-	if a.limit, err = o.limit(func(s predict.Setting) (float64, error) {
+	a.limit, err = o.limit(func(s predict.Setting) (float64, error) {
 		_, r, err := predicted(s)
 		return r.Relative, err
-	}); err != nil || a.limit == nil {
-		return err
-	}
-	low, err := o.longest(func(s predict.Setting) (float64, error) {
+	}, func(s predict.Setting) (float64, error) {
 		s, r, err := predicted(s)
 		if err != nil {
 			return 0, err
@@ -265,9 +263,6 @@ func (a *analysis) ranges(o *predictOptions) (err error) {
 		span, err := a.plan.Range(s, &r, &a.stats)
 		return span.Low, err
 	})
-	if low < a.limit.RTT {
-		a.limit.Low = &low
-	}
 	return err
 }
 

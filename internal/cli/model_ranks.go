@@ -48,13 +48,22 @@ type limitJSON struct {
 	Low *int64 `json:"longest_rtt_low_ns,omitempty"`
 }
 
-// limit finds the longest round trip for --at-least.
-func (o *predictOptions) limit(relative func(predict.Setting) (float64, error)) (*limitJSON, error) {
+// limit finds the longest round trip for --at-least, by the replay and by the lower end of
+// its range.
+func (o *predictOptions) limit(relative, lowest func(predict.Setting) (float64, error)) (*limitJSON, error) {
 	if o.least == 0 {
 		return nil, nil //nolint:nilnil // not asked for
 	}
 	rtt, err := o.longest(relative)
-	return &limitJSON{AtLeast: float64(o.least), RTT: rtt}, err
+	if err != nil {
+		return nil, err
+	}
+	out := &limitJSON{AtLeast: float64(o.least), RTT: rtt}
+	low, err := o.longest(lowest)
+	if low < rtt {
+		out.Low = &low
+	}
+	return out, err
 }
 
 // longest returns the longest round trip in nanoseconds with the performance of --at-least.
@@ -119,6 +128,7 @@ type rankJSON struct {
 	Remote      bool       `json:"remote"`
 	Prediction  resultJSON `json:"prediction"` // in the job
 	Alone       float64    `json:"alone"`      // relative performance from its trace alone
+	AloneLow    float64    `json:"alone_low"`
 	Collectives int        `json:"collectives"`
 	Work        int64      `json:"collective_work_ns"`
 	WorkLater   int64      `json:"collective_work_replayed_ns"`
@@ -128,24 +138,31 @@ type rankJSON struct {
 
 // jobJSON is the prediction of a distributed run.
 type jobJSON struct {
-	RTT       int64      `json:"rtt_ns"`
-	NativeRTT int64      `json:"native_rtt_ns"`
-	Costs     string     `json:"costs"`
-	PeerRate  float64    `json:"peer_rate"`
-	Relative  float64    `json:"relative"`
-	Recorded  int64      `json:"recorded_ns"`
-	Replayed  int64      `json:"replayed_ns"`
-	Matched   int        `json:"matched_operations"`
-	Unmatched int        `json:"unmatched_operations"`
-	Spread    int64      `json:"spread_of_ends_ns"`
-	Guessed   bool       `json:"guessed_groups,omitempty"`
-	Doubt     string     `json:"doubt,omitempty"` // why the prediction may not hold
-	Ranks     []rankJSON `json:"ranks"`
-	Sweep     []struct {
-		RTT      int64   `json:"rtt_ns"`
-		Relative float64 `json:"relative"`
-	} `json:"sweep"`
-	Limit *limitJSON `json:"limit,omitempty"`
+	RTT       int64   `json:"rtt_ns"`
+	NativeRTT int64   `json:"native_rtt_ns"`
+	Costs     string  `json:"costs"`
+	PeerRate  float64 `json:"peer_rate"`
+	Relative  float64 `json:"relative"`
+	Recorded  int64   `json:"recorded_ns"`
+	Replayed  int64   `json:"replayed_ns"`
+	Matched   int     `json:"matched_operations"`
+	Unmatched int     `json:"unmatched_operations"`
+	Spread    int64   `json:"spread_of_ends_ns"`
+	Guessed   bool    `json:"guessed_groups,omitempty"`
+	Doubt     string  `json:"doubt,omitempty"` // why the prediction may not hold
+	// Range is that of Relative. Its high end is the replay.
+	Range   predict.Range  `json:"range"`
+	Verdict string         `json:"verdict"`
+	Ranks   []rankJSON     `json:"ranks"`
+	Sweep   []jobPointJSON `json:"sweep"`
+	Limit   *limitJSON     `json:"limit,omitempty"`
+}
+
+// jobPointJSON is a prediction of a job over one round trip.
+type jobPointJSON struct {
+	RTT      int64   `json:"rtt_ns"`
+	Relative float64 `json:"relative"`
+	Low      float64 `json:"low"` // the lower end of the range
 }
 
 // rankTrace is the trace of one rank.
@@ -246,43 +263,80 @@ func (o *predictOptions) reportJob(job *predict.Job, all []rankTrace, s predict.
 	if err != nil {
 		return nil, err
 	}
+	span, err := job.Range(s, &r)
+	if err != nil {
+		return nil, err
+	}
 	out := &jobJSON{
 		RTT: s.RTT.Nanoseconds(), NativeRTT: s.NativeRTT.Nanoseconds(), Costs: s.Costs.Name, PeerRate: s.PeerRate,
-		Relative: r.Relative, Recorded: r.Covered.Recorded.Nanoseconds(), Replayed: r.Covered.Replayed.Nanoseconds(),
+		Relative: r.Relative, Recorded: r.Covered.Recorded.Nanoseconds(), Replayed: r.Covered.Replayed.Nanoseconds(), Range: span.Range,
 		Matched: job.Matched, Unmatched: job.Unmatched, Spread: job.Spread.Nanoseconds(), Guessed: job.Guessed, Doubt: strings.Join(job.Doubts, "; "),
 	}
-	for i, rank := range r.Ranks {
-		own := s.Setting
-		if !rank.Remote {
-			own.RTT = own.NativeRTT
-		}
-		alone, err := all[i].plan.Run(own)
+	if out.Verdict = "no verdict, because " + out.Doubt; out.Doubt == "" {
+		out.Verdict, out.Doubt = span.Suitability()
+	}
+	for i := range r.Ranks {
+		rank, err := reportRank(&all[i], s.Setting, &r.Ranks[i])
 		if err != nil {
 			return nil, err
 		}
-		out.Ranks = append(out.Ranks, rankJSON{
-			Name: all[i].name, File: all[i].file, Remote: rank.Remote, Prediction: resultOf(&rank.Result), Alone: alone.Relative, Collectives: rank.Collectives,
-			Work: rank.Work.Recorded.Nanoseconds(), WorkLater: rank.Work.Replayed.Nanoseconds(), Waiting: rank.Waiting.Recorded.Nanoseconds(), WaitLater: rank.Waiting.Replayed.Nanoseconds(),
-		})
+		rank.Prediction.Low = span.Ranks[i].Low
+		out.Ranks = append(out.Ranks, rank)
 	}
-	at := func(rtt time.Duration) (float64, error) {
+	return out, o.sweepJob(out, job, s, rtts)
+}
+
+// reportRank reports a rank of a job, beside the prediction from its trace alone.
+func reportRank(of *rankTrace, s predict.Setting, r *predict.RankResult) (rankJSON, error) {
+	if !r.Remote {
+		s.RTT = s.NativeRTT
+	}
+	alone, err := of.plan.Run(s)
+	if err != nil {
+		return rankJSON{}, err
+	}
+	stats := of.plan.Stats(of.plan.InFlight(s))
+	span, err := of.plan.Range(s, &alone, &stats)
+	return rankJSON{
+		Name: of.name, File: of.file, Remote: r.Remote, Prediction: resultOf(&r.Result), Alone: alone.Relative, AloneLow: span.Low, Collectives: r.Collectives,
+		Work: r.Work.Recorded.Nanoseconds(), WorkLater: r.Work.Replayed.Nanoseconds(), Waiting: r.Waiting.Recorded.Nanoseconds(), WaitLater: r.Waiting.Replayed.Nanoseconds(),
+	}, err
+}
+
+// sweepJob predicts a job over other round trips, and finds the longest for --at-least.
+func (o *predictOptions) sweepJob(out *jobJSON, job *predict.Job, s predict.JobSetting, rtts []time.Duration) error {
+	for _, rtt := range rtts {
 		s := s
 		s.RTT = rtt
 		r, err := job.Run(s)
-		return r.Relative, err
-	}
-	for _, rtt := range rtts {
-		relative, err := at(rtt)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		out.Sweep = append(out.Sweep, struct {
-			RTT      int64   `json:"rtt_ns"`
-			Relative float64 `json:"relative"`
-		}{rtt.Nanoseconds(), relative})
+		span, err := job.Range(s, &r)
+		if err != nil {
+			return err
+		}
+		out.Sweep = append(out.Sweep, jobPointJSON{rtt.Nanoseconds(), r.Relative, span.Low})
 	}
-	out.Limit, err = o.limit(func(s predict.Setting) (float64, error) { return at(s.RTT) })
-	return out, err
+	at := func(own predict.Setting) (predict.JobSetting, predict.JobResult, error) {
+		s := s
+		s.RTT = own.RTT
+		r, err := job.Run(s)
+		return s, r, err
+	}
+	var err error
+	out.Limit, err = o.limit(func(own predict.Setting) (float64, error) {
+		_, r, err := at(own)
+		return r.Relative, err
+	}, func(own predict.Setting) (float64, error) {
+		s, r, err := at(own)
+		if err != nil {
+			return 0, err
+		}
+		span, err := job.Range(s, &r)
+		return span.Low, err
+	})
+	return err
 }
 
 func (j *jobJSON) print(out io.Writer) {
@@ -293,12 +347,11 @@ func (j *jobJSON) print(out io.Writer) {
 	if j.Guessed {
 		fmt.Fprintln(out, "note: the traces do not name the groups of processes: the n-th stream with collectives of each rank is taken for one group of all ranks")
 	}
-	suited := predict.Suitability(j.Relative)
-	if j.Doubt != "" {
-		suited = "no verdict, because " + j.Doubt
+	fmt.Fprintf(out, "\n%s of native at a round trip of %v: %s; as fast as its slowest rank, %v -> %v by the replay.\n",
+		figure(j.Range.Low, j.Relative, 1), time.Duration(j.RTT), j.Verdict, ms(time.Duration(j.Recorded)), ms(time.Duration(j.Replayed)))
+	for _, why := range j.Range.Why {
+		fmt.Fprintf(out, "range: %s.\n", why)
 	}
-	fmt.Fprintf(out, "\n%.1f %% of native at a round trip of %v: %s; as fast as its slowest rank, %v -> %v.\n",
-		100*j.Relative, time.Duration(j.RTT), suited, ms(time.Duration(j.Recorded)), ms(time.Duration(j.Replayed)))
 	j.Limit.print(out)
 	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 	fmt.Fprintf(t, "\nRANK\tTRACE\tGPU\tIN THE JOB\tITS TRACE ALONE\tCOLLECTIVES\tWORK\tWAITING FOR OTHERS\n")
@@ -307,14 +360,15 @@ func (j *jobJSON) print(out io.Writer) {
 		if r.Remote {
 			where = "remote"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%.2f %%\t%.2f %%\t%d\t%v -> %v\t%v -> %v\n", r.Name, short(filepath.Base(r.File)), where, 100*r.Prediction.Relative, 100*r.Alone, r.Collectives,
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%v -> %v\t%v -> %v\n", r.Name, short(filepath.Base(r.File)), where,
+			figure(r.Prediction.Low, r.Prediction.Relative, 2), figure(r.AloneLow, r.Alone, 2), r.Collectives,
 			ms(time.Duration(r.Work)), ms(time.Duration(r.WorkLater)), ms(time.Duration(r.Waiting)), ms(time.Duration(r.WaitLater)))
 	}
 	t.Flush()
 	t = tabwriter.NewWriter(out, 0, 4, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintf(t, "\nround trip\tjob\t\n")
+	fmt.Fprintf(t, "\nround trip\tjob\tlower end\t\n")
 	for _, p := range j.Sweep {
-		fmt.Fprintf(t, "%v\t%.2f %%\t\n", time.Duration(p.RTT), 100*p.Relative)
+		fmt.Fprintf(t, "%v\t%.2f %%\t%.2f %%\t\n", time.Duration(p.RTT), 100*p.Relative, 100*p.Low)
 	}
 	t.Flush()
 }

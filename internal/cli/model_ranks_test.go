@@ -12,7 +12,13 @@ import (
 
 // rankTraces writes the traces of two ranks of a run. Rank 1 has longer kernels, so rank 0
 // waits for it in each collective, for 30 us.
-func rankTraces(t *testing.T, info bool) (files []string) {
+func rankTraces(t *testing.T, info bool) []string {
+	t.Helper()
+	return pausingRanks(t, info, 0)
+}
+
+// pausingRanks is rankTraces with a pause of the hosts in each step, in microseconds.
+func pausingRanks(t *testing.T, info bool, pause int) (files []string) {
 	t.Helper()
 	for rank := range 2 {
 		var events []string
@@ -25,7 +31,7 @@ func rankTraces(t *testing.T, info bool) (files []string) {
 			events = append(events, fmt.Sprintf(`{"ph":"X","cat":"kernel","name":%q,"pid":0,"tid":7,"ts":%d,"dur":%d,"args":{"stream":7,"device":0,"correlation":%d%s}}`, name, at, dur, corr, more))
 		}
 		for step := range 5 {
-			events = append(events, fmt.Sprintf(`{"ph":"X","cat":"user_annotation","name":"ProfilerStep#%d","pid":5,"tid":6,"ts":%d,"dur":300}`, step, host))
+			events = append(events, fmt.Sprintf(`{"ph":"X","cat":"user_annotation","name":"ProfilerStep#%d","pid":5,"tid":6,"ts":%d,"dur":%d}`, step, host, 300+pause))
 			length := 100 + 30*rank
 			call("cudaLaunchKernel", host, 5)
 			kernel("k", host+10, length, "")
@@ -33,7 +39,7 @@ func rankTraces(t *testing.T, info bool) (files []string) {
 			kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", host+11+length, 231-length,
 				`,"Collective name":"allreduce","Process Group Name":"0","Process Group Ranks":"[0, 1]"`)
 			call("cudaDeviceSynchronize", host+12, 233)
-			host += 300
+			host += 300 + pause
 		}
 		head := ""
 		if info {
@@ -63,8 +69,11 @@ func TestPredictRanks(t *testing.T) {
 	if zero.Name != "0" || one.Name != "1" || got.Matched != 10 || got.Unmatched != 0 || zero.Waiting != 5*30_000 || one.Waiting != 0 || zero.Work != 5*101_000 {
 		t.Errorf("%+v", got)
 	}
-	if got.Relative >= 1 || got.Relative < 0.8 || got.Limit.RTT <= 1200 {
+	if got.Relative >= 1 || got.Relative < 0.8 || got.Limit.RTT <= 1200 || got.Limit.Low != nil {
 		t.Errorf("%v, limit %+v", got.Relative, got.Limit)
+	}
+	if got.Range.Low != got.Relative || got.Range.High != got.Relative || got.Sweep[9].Low != got.Sweep[9].Relative || !strings.HasPrefix(got.Verdict, "well suited") {
+		t.Errorf("%+v, %s", got.Range, got.Verdict)
 	}
 	// With only rank 0 remote, its added time falls into its waiting for rank 1.
 	out, _, err = runModel("predict", "--ranks", files[0], files[1], "--rtt", "11.2us", "--costs", "paper", "--remote", "0")
@@ -75,6 +84,34 @@ func TestPredictRanks(t *testing.T) {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
+	}
+}
+
+// A job of ranks whose GPUs idle has a range, and so has everything that follows from it.
+func TestPredictIdleRanks(t *testing.T) {
+	files := pausingRanks(t, true, 300)
+	out, _, err := runModel(append([]string{"predict", "--ranks", "--at-least", "95%", "--rtt", "25us", "--json"}, files...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got jobJSON
+	if err := json.Unmarshal([]byte(out), &got); err != nil {
+		t.Fatal(err)
+	}
+	if got.Range.Low >= got.Range.High-0.05 || got.Range.High != got.Relative || len(got.Range.Why) != 1 || got.Doubt != got.Range.Why[0] || !strings.HasPrefix(got.Verdict, "between") {
+		t.Errorf("%v, %+v, %s", got.Relative, got.Range, got.Verdict)
+	}
+	if r := got.Ranks[0]; r.Prediction.Low >= r.Prediction.Relative || r.AloneLow >= r.Alone || got.Limit.Low == nil || *got.Limit.Low >= got.Limit.RTT || got.Sweep[10].Low != got.Range.Low {
+		t.Errorf("%+v, limit %+v, sweep %+v", r, got.Limit, got.Sweep)
+	}
+	text, _, err := runModel(append([]string{"predict", "--ranks", "--rtt", "25us"}, files...)...)
+	if want := fmt.Sprintf("%.1f to %.1f %% of native", 100*got.Range.Low, 100*got.Range.High); err != nil || !strings.Contains(text, want) || !strings.Contains(text, "range: the GPU of a rank is busy") {
+		t.Errorf("%v: no %q in\n%s", err, want, text)
+	}
+	// The same for a change of one rank's program.
+	text, _, err = runModel("predict", files[0], "--what-if", "graphs,batch=2")
+	if err != nil || !strings.Contains(text, "range of graphs: ") || strings.Count(text, " a part or none of the host's time") != 1 {
+		t.Errorf("%v\n%s", err, text)
 	}
 }
 

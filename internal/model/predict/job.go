@@ -125,13 +125,14 @@ type RankResult struct {
 	Work, Waiting Span
 }
 
-// Run replays the job.
+// Run replays the job. If s.HostScale is less than 1, the recorded times of the result are
+// those of a replay with that scale and no added latency.
 func (j *Job) Run(s JobSetting) (JobResult, error) {
 	if err := s.Validate(); err != nil {
 		return JobResult{}, err
 	}
-	if s.Change != (Change{}) || s.HostScale != 0 || s.WithoutOverhead {
-		return JobResult{}, errors.New("predict: a job is replayed as it was recorded: no change, no scale of the host's time")
+	if s.Change != (Change{}) || s.WithoutOverhead {
+		return JobResult{}, errors.New("predict: a job is replayed as it was recorded: no change")
 	}
 	if s.PeerRate < 0 || s.PeerRate > 1 {
 		return JobResult{}, fmt.Errorf("predict: rate between GPUs %v: want above 0 and at most 1", s.PeerRate)
@@ -139,9 +140,44 @@ func (j *Job) Run(s JobSetting) (JobResult, error) {
 	if s.Remote != nil && len(s.Remote) != len(j.plans) {
 		return JobResult{}, fmt.Errorf("predict: %d ranks are remote or not, of %d", len(s.Remote), len(j.plans))
 	}
+	out := j.measure(s)
+	if s.HostScale != 0 && s.HostScale != 1 {
+		native := s
+		native.RTT, native.PeerRate = s.NativeRTT, 0
+		out.replaceRecorded(j.measure(native))
+	}
+	out.conclude()
+	return out, nil
+}
+
+// measure replays the job and measures all durations.
+func (j *Job) measure(s JobSetting) JobResult {
 	run := j.start(s)
 	run.replay()
-	return run.result(), nil
+	for r, p := range j.plans {
+		run.ranks[r].Result = p.measureTimes(run.each[r], &run.costs[r], &run.times[r])
+	}
+	return JobResult{Ranks: run.ranks}
+}
+
+// replaceRecorded replaces the recorded times by those of the replay of native.
+func (r *JobResult) replaceRecorded(native JobResult) {
+	for i := range r.Ranks {
+		own, by := &r.Ranks[i], &native.Ranks[i]
+		own.replaceRecorded(by.Result)
+		own.Work.Recorded, own.Waiting.Recorded = by.Work.Replayed, by.Waiting.Replayed
+	}
+}
+
+// conclude computes the performance of the ranks and of the job.
+func (r *JobResult) conclude() {
+	for i := range r.Ranks {
+		own := &r.Ranks[i]
+		own.conclude()
+		r.Covered.Recorded = max(r.Covered.Recorded, own.Covered.Recorded)
+		r.Covered.Replayed = max(r.Covered.Replayed, own.Covered.Replayed)
+	}
+	r.Relative = r.Covered.Relative()
 }
 
 // jobRun is one replay.
@@ -269,32 +305,4 @@ func (run *jobRun) finish(p place) {
 	r.Work.Replayed += work
 	r.Waiting.Recorded += max(run.j.plans[m.rank].w.Ops[m.op].Dur-m.work, 0)
 	r.Waiting.Replayed += last - came[p.member]
-}
-
-// result measures the ranks and the job.
-func (run *jobRun) result() JobResult {
-	var out JobResult
-	for r, p := range run.j.plans {
-		own := &run.ranks[r]
-		own.Result = p.measureTimes(run.each[r], &run.costs[r], &run.times[r])
-		own.conclude()
-		out.Covered.Recorded = max(out.Covered.Recorded, own.Covered.Recorded)
-		out.Covered.Replayed = max(out.Covered.Replayed, own.Covered.Replayed)
-	}
-	out.Ranks, out.Relative = run.ranks, out.Covered.Relative()
-	return out
-}
-
-// Sweep runs the job at each round trip in turn.
-func (j *Job) Sweep(s JobSetting, rtts []time.Duration) ([]JobResult, error) {
-	out := make([]JobResult, 0, len(rtts))
-	for _, rtt := range rtts {
-		s.RTT = rtt
-		r, err := j.Run(s)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, r)
-	}
-	return out, nil
 }

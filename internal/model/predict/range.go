@@ -1,8 +1,12 @@
 package predict
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
 
-// Range is a prediction with what is uncertain about it. High is the replay.
+// Range is a prediction with what is uncertain about it.
 type Range struct {
 	Low  float64 `json:"low"`
 	High float64 `json:"high"`
@@ -13,25 +17,79 @@ type Range struct {
 // negligible is the part of a range that is not worth a word.
 const negligible = 0.005
 
-// Range returns the range of a prediction r with setting s. Two things that a trace
-// cannot tell widen it: how much of the idle time that absorbs latency is the
-// profiler's own (unless HostScale removes it), and what a node of a CUDA graph costs.
+// widen makes the range include a value. The reason counts if the value is not negligibly
+// far from replay, the prediction itself.
+func (g *Range) widen(replay, to float64, why string) {
+	g.Low, g.High = min(g.Low, to), max(g.High, to)
+	if (to < replay-negligible || to > replay+negligible) && !slices.Contains(g.Why, why) {
+		g.Why = append(g.Why, why)
+	}
+}
+
+// Wide reports whether the ends differ by more than is negligible.
+func (g Range) Wide() bool { return g.High-g.Low > negligible }
+
+// Suitability says in words what the range means, and with which reasons its ends mean
+// different things.
+func (g Range) Suitability() (text, doubt string) {
+	text = Suitability(g.High)
+	if low := Suitability(g.Low); low != text {
+		return fmt.Sprintf("between %q and %q", low, text), strings.Join(g.Why, "; ")
+	}
+	return text, ""
+}
+
+// leastHost scales the host's time to next to nothing. Zero would stand for no scale.
+const leastHost = 0.01
+
+// withoutHost takes all of the time that the host computes for the profiler's.
+func (s Setting) withoutHost() Setting {
+	s.HostScale = leastHost
+	return s
+}
+
+// costlyNodes has the nodes of CUDA graphs cost as much as other kernels.
+func (s Setting) costlyNodes() Setting {
+	s.Costs.GraphNode = s.Costs.Kernel
+	return s
+}
+
+// Reasons of ranges.
+func idleReason(busy float64) string {
+	return fmt.Sprintf("the GPU is busy %.0f %% of the time, and idle time absorbs latency, but a part of it is the profiler's own; the lower end is the additive estimate, for a GPU that never idles, or a replay in which the host takes no time of its own. Measure a step without the profiler and give --native-step", 100*busy)
+}
+
+func hostReason(busy float64) string {
+	return fmt.Sprintf("the GPU is busy %.0f %% of the time, and a part of the host's time is the profiler's own; the ends are those of replays with all, a part or none of the host's time. Measure a step without the profiler and give --native-step", 100*busy)
+}
+
+func rankIdleReason(busy float64) string {
+	return fmt.Sprintf("the GPU of a rank is busy %.0f %% of the time, without its waiting for other ranks, and idle time absorbs latency, but a part of it is the profilers' own; the lower end is a replay in which the hosts take no time of their own", 100*busy)
+}
+
+func nodesReason(kernels int, low float64) string {
+	return fmt.Sprintf("%d kernels run in CUDA graphs: %.1f %% if each of them costs as much as other kernels; no measurement says that they do not", kernels, 100*low)
+}
+
+// Range returns the range of a prediction r with setting s; High is the replay. Two
+// things that a trace cannot tell widen it: how much of the idle time that absorbs latency
+// is the profiler's own (unless HostScale removes it), and what a node of a CUDA graph
+// costs.
 func (p *Plan) Range(s Setting, r *Result, st *Stats) (Range, error) {
 	g := Range{Low: r.Relative, High: r.Relative}
-	if busy := st.Utilisation(); s.HostScale == 0 && busy < idleGPU && r.Additive.Relative < r.Relative-negligible {
-		g.Low = r.Additive.Relative
-		g.Why = append(g.Why, fmt.Sprintf("the GPU is busy %.0f %% of the time, and idle time absorbs latency, but a part of it is the profiler's own; the lower end is the additive estimate, for a GPU that never idles. Measure a step without the profiler and give --native-step", 100*busy))
-	}
-	if st.GraphKernels > 0 && s.Costs.GraphNode != s.Costs.Kernel {
-		s.Costs.GraphNode = s.Costs.Kernel
-		nodes, err := p.Run(s)
+	if busy := st.Utilisation(); s.HostScale == 0 && busy < idleGPU {
+		without, err := p.Run(s.withoutHost())
 		if err != nil {
 			return g, err
 		}
-		if nodes.Relative < r.Relative-negligible {
-			g.Low = min(g.Low, nodes.Relative)
-			g.Why = append(g.Why, fmt.Sprintf("%d kernels run in CUDA graphs: %.1f %% if each of them costs as much as other kernels; no measurement says that they do not", st.GraphKernels, 100*nodes.Relative))
+		g.widen(r.Relative, min(r.Relative, r.Additive.Relative, without.Relative), idleReason(busy))
+	}
+	if st.GraphKernels > 0 && s.Costs.GraphNode != s.Costs.Kernel {
+		nodes, err := p.Run(s.costlyNodes())
+		if err != nil {
+			return g, err
 		}
+		g.widen(r.Relative, min(r.Relative, nodes.Relative), nodesReason(st.GraphKernels, nodes.Relative))
 	}
 	return g, nil
 }

@@ -147,11 +147,11 @@ func (p *Plan) CalibrateHost(s Setting, want time.Duration) (float64, error) {
 	if longest := length(1); want >= longest {
 		return 1, nil
 	}
-	const least, rounds = 0.01, 20
-	if shortest := length(least); want < shortest {
+	const rounds = 20
+	if shortest := length(leastHost); want < shortest {
 		return 0, fmt.Errorf("predict: a native step of %v is impossible: the GPU's work alone takes %v in this trace", want, shortest)
 	}
-	low, high := least, 1.0
+	low, high := leastHost, 1.0
 	for range rounds {
 		if mid := (low + high) / 2; length(mid) > want {
 			high = mid

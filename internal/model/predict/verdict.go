@@ -2,7 +2,6 @@ package predict
 
 import (
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/dxpu-project/dxpu/internal/model/perf"
@@ -69,11 +68,7 @@ func summary(r *Result, g Range, trace *workload.Report) (text, doubt string) {
 	if r.Delta == 0 {
 		return "No round trip is added: the replay shows the recorded run.", ""
 	}
-	suited := Suitability(g.High)
-	if low := Suitability(g.Low); low != suited {
-		doubt = strings.Join(g.Why, "; ")
-		suited = fmt.Sprintf("between %q and %q", low, suited)
-	}
+	suited, doubt := g.Suitability()
 	switch {
 	case r.idleShare() > idleSteps:
 		doubt = fmt.Sprintf("%d of %d training steps contain no GPU work, so the trace is incomplete", r.Idle, len(r.Steps))
@@ -91,7 +86,7 @@ func summary(r *Result, g Range, trace *workload.Report) (text, doubt string) {
 		absorbed = fmt.Sprintf("; idle time and parallel streams absorb %.0f %% of the added %v", 100*share, round(r.Charged))
 	}
 	figure := fmt.Sprintf("%.1f %%", 100*g.High)
-	if g.High-g.Low > negligible {
+	if g.Wide() {
 		figure = fmt.Sprintf("%.1f to %.1f %%", 100*g.Low, 100*g.High)
 	}
 	return fmt.Sprintf("%s of native at a round trip of %v: %s%s.", figure, r.RTT, suited, absorbed), doubt

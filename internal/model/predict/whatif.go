@@ -44,21 +44,66 @@ type WhatIf struct {
 	// Native is the performance of the changed program at the native round trip, and
 	// Disaggregated at the longer one, both relative to the recorded run.
 	Native, Disaggregated float64
+	// The ranges of both. A change can gain more than by the replay if the host takes no
+	// time, so High can be above it.
+	NativeRange, DisaggregatedRange Range
 }
 
-// WhatIf replays the workload with a change of the program.
-func (p *Plan) WhatIf(s Setting, c Change) (WhatIf, error) {
+// WhatIf replays the workload with a change of the program. The ranges come from what
+// widens those of predictions. With Change.Graphs all kernels are nodes of graphs.
+func (p *Plan) WhatIf(s Setting, c Change, st *Stats) (WhatIf, error) {
 	s.Change = c
-	longer, err := p.Run(s)
+	native, longer, err := p.changed(s)
 	if err != nil {
 		return WhatIf{}, err
+	}
+	out := WhatIf{c, native, longer, Range{Low: native, High: native}, Range{Low: longer, High: longer}}
+	if busy := st.Utilisation(); s.HostScale == 0 && busy < idleGPU {
+		if err := p.widenByHost(s, &out, hostReason(busy)); err != nil {
+			return WhatIf{}, err
+		}
+	}
+	nodes := st.GraphKernels
+	if c.Graphs {
+		nodes = st.Kernels
+	}
+	if nodes > 0 && s.Costs.GraphNode != s.Costs.Kernel {
+		_, longer, err := p.changed(s.costlyNodes())
+		if err != nil {
+			return WhatIf{}, err
+		}
+		out.DisaggregatedRange.widen(out.Disaggregated, longer, nodesReason(nodes, longer))
+	}
+	return out, nil
+}
+
+// widenByHost widens the ranges of a change by replays with parts of the host's time. The
+// most that a change gives can lie between all of it and none: it can move the limit of a
+// run from the host to the GPU.
+func (p *Plan) widenByHost(s Setting, out *WhatIf, why string) error {
+	for _, scale := range [...]float64{0.75, 0.5, 0.25, leastHost} {
+		s.HostScale = scale
+		native, longer, err := p.changed(s)
+		if err != nil {
+			return err
+		}
+		out.NativeRange.widen(out.Native, native, why)
+		out.DisaggregatedRange.widen(out.Disaggregated, longer, why)
+	}
+	return nil
+}
+
+// changed returns the performance of a changed program at the native and at the longer
+// round trip, relative to the recorded program's at the native one.
+func (p *Plan) changed(s Setting) (native, longer float64, err error) {
+	over, err := p.Run(s)
+	if err != nil {
+		return 0, 0, err
 	}
 	s.RTT = s.NativeRTT
-	native, err := p.Run(s)
-	if err != nil {
-		return WhatIf{}, err
-	}
-	return WhatIf{c, c.scale() * native.Relative, c.scale() * longer.Relative}, nil
+	at, err := p.Run(s)
+	scale := s.Change.scale()
+	return scale * at.Relative, scale * over.Relative, err
 }
 
 // planSegments finds the calls that one CUDA graph could replace: for each call that

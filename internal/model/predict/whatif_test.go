@@ -55,6 +55,11 @@ func (sh shape) simulate(t *testing.T, delta time.Duration) (*program, time.Dura
 	return p, p.host
 }
 
+func whatIf(p *Plan, s Setting, c Change) (WhatIf, error) {
+	st := p.Stats(p.InFlight(s))
+	return p.WhatIf(s, c, &st)
+}
+
 // The effect of a change is that of a simulation of the changed program.
 func TestWhatIf(t *testing.T) {
 	base := shape{steps: 5, kernels: 100, length: 6 * us, copies: 200 * us, think: 8 * us, batch: 1}
@@ -69,7 +74,7 @@ func TestWhatIf(t *testing.T) {
 			c := change(&changed)
 			_, native := changed.simulate(t, 0)
 			_, longer := changed.simulate(t, delta)
-			got, err := recorded.out.plan().WhatIf(at(perf.NativeRTT+delta), c)
+			got, err := whatIf(recorded.out.plan(), at(perf.NativeRTT+delta), c)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -103,7 +108,7 @@ func TestWhatIfIsMonotone(t *testing.T) {
 		c := Change{Graphs: rapid.Bool().Draw(rt, "graphs"), Pinned: rapid.Bool().Draw(rt, "pinned"), Batch: rapid.Float64Range(0, 8).Draw(rt, "batch")}
 		last := math.Inf(1)
 		for _, d := range []time.Duration{0, us, 5 * us, 30 * us} {
-			got, err := p.WhatIf(at(perf.NativeRTT+d), c)
+			got, err := whatIf(p, at(perf.NativeRTT+d), c)
 			if err != nil {
 				rt.Fatal(err)
 			}
@@ -112,15 +117,57 @@ func TestWhatIfIsMonotone(t *testing.T) {
 			}
 			last = got.Disaggregated
 		}
-		if same, err := p.WhatIf(at(perf.NativeRTT), Change{}); err != nil || same.Native != 1 || same.Disaggregated != 1 {
+		if same, err := whatIf(p, at(perf.NativeRTT), Change{}); err != nil || same.Native != 1 || same.Disaggregated != 1 {
 			rt.Fatalf("no change: %+v, %v", same, err)
 		}
 	})
 }
 
+// The range of a change holds its effect on the program without the profiler, whatever part
+// of the host's time was the profiler's. Graphs have a lower end of their own: their nodes
+// may cost as much as other kernels.
+func TestRangeOfWhatIf(t *testing.T) {
+	base := shape{steps: 5, kernels: 100, length: 6 * us, copies: 200 * us, think: 24 * us, batch: 1}
+	for name, change := range map[string]func(*shape) Change{
+		"graphs": func(s *shape) Change { s.graph = true; return Change{Graphs: true} },
+		"pinned": func(s *shape) Change { s.pinned = true; return Change{Pinned: true} },
+		"batch":  func(s *shape) Change { s.batch = 4; return Change{Batch: 4} },
+	} {
+		const delta = 10 * us
+		recorded, _ := base.simulate(t, 0)
+		changed := base
+		c := change(&changed)
+		got, err := whatIf(recorded.out.plan(), at(delta10), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, own := range []time.Duration{0, base.think / 2, base.think} {
+			plain := base
+			plain.think, changed.think = base.think-own, base.think-own
+			_, before := plain.simulate(t, 0)
+			_, native := changed.simulate(t, 0)
+			_, longer := changed.simulate(t, delta)
+			for _, v := range []struct {
+				what string
+				got  Range
+				took time.Duration
+			}{{"native", got.NativeRange, native}, {"disaggregated", got.DisaggregatedRange, longer}} {
+				truth := float64(changed.batch) * float64(before) / float64(v.took)
+				t.Logf("%s, a profiler of %v, %s: %.4f, the range %.4f to %.4f", name, own, v.what, truth, v.got.Low, v.got.High)
+				if truth < 0.98*v.got.Low || truth > 1.02*v.got.High {
+					t.Errorf("%s, a profiler of %v, %s: %.4f, the range %.4f to %.4f", name, own, v.what, truth, v.got.Low, v.got.High)
+				}
+			}
+		}
+		if want := map[bool]int{true: 2, false: 1}[c.Graphs]; len(got.DisaggregatedRange.Why) != want || len(got.NativeRange.Why) > 1 {
+			t.Errorf("%s: %d reasons %q, want %d", name, len(got.DisaggregatedRange.Why), got.DisaggregatedRange.Why, want)
+		}
+	}
+}
+
 func TestChangesAreChecked(t *testing.T) {
 	for _, batch := range []float64{-1, 1e9} {
-		if _, err := hostBound(t).WhatIf(at(delta10), Change{Batch: batch}); err == nil {
+		if _, err := whatIf(hostBound(t), at(delta10), Change{Batch: batch}); err == nil {
 			t.Errorf("a batch of %v is accepted", batch)
 		}
 	}

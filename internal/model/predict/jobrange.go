@@ -1,0 +1,74 @@
+package predict
+
+import "github.com/dxpu-project/dxpu/internal/model/workload"
+
+// JobRange is the range of a job's prediction, and those of its ranks in the job.
+type JobRange struct {
+	Range
+	Ranks []Range
+}
+
+// Range returns the range of a prediction r with setting s; the High ends are the replay.
+// It is as wide as that which the traces cannot tell makes it, see Plan.Range. A job has no
+// additive estimate: if its GPUs idle, the lower end is the replay in which the hosts take
+// no time of their own.
+func (j *Job) Range(s JobSetting, r *JobResult) (JobRange, error) {
+	g := JobRange{Range: Range{Low: r.Relative, High: r.Relative}, Ranks: make([]Range, len(r.Ranks))}
+	for i := range r.Ranks {
+		own := r.Ranks[i].Relative
+		g.Ranks[i] = Range{Low: own, High: own}
+	}
+	if busy := j.leastBusy(r); s.HostScale == 0 && busy < idleGPU {
+		without := s
+		without.Setting = s.withoutHost()
+		low, err := j.Run(without)
+		if err != nil {
+			return g, err
+		}
+		g.lower(r, &low, rankIdleReason(busy))
+	}
+	if nodes := j.graphKernels(); nodes > 0 && s.Costs.GraphNode != s.Costs.Kernel {
+		costly := s
+		costly.Setting = s.costlyNodes()
+		low, err := j.Run(costly)
+		if err != nil {
+			return g, err
+		}
+		g.lower(r, &low, nodesReason(nodes, low.Relative))
+	}
+	return g, nil
+}
+
+// lower takes the lower ends from another replay.
+func (g *JobRange) lower(r, low *JobResult, why string) {
+	g.widen(r.Relative, min(r.Relative, low.Relative), why)
+	for i := range g.Ranks {
+		own := r.Ranks[i].Relative
+		g.Ranks[i].widen(own, min(own, low.Ranks[i].Relative), why)
+	}
+}
+
+// leastBusy returns the share of the time in which the most idle GPU of a rank was busy.
+// The waiting in collectives does not count.
+func (j *Job) leastBusy(r *JobResult) float64 {
+	least := 1.0
+	for i, p := range j.plans {
+		var st Stats
+		st.busy(p.w)
+		st.Busy = max(st.Busy-r.Ranks[i].Waiting.Recorded, 0)
+		least = min(least, st.Utilisation())
+	}
+	return least
+}
+
+// graphKernels counts the kernels in CUDA graphs of all ranks.
+func (j *Job) graphKernels() (n int) {
+	for _, p := range j.plans {
+		for i := range p.w.Ops {
+			if k := p.w.Ops[i].Kind; k.IsKernel() && k != workload.Kernel {
+				n++
+			}
+		}
+	}
+	return n
+}
