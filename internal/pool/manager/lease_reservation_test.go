@@ -185,6 +185,18 @@ func TestPromiseIsKeptDespiteSpares(t *testing.T) {
 	w.wantLease(id, leaseActive)
 }
 
+// TestPromiseIsKeptFromTheQueue has a lease of higher priority that waits for two slots of a
+// host: it holds none of those that are promised, and the lease that begins gets them.
+func TestPromiseIsKeptFromTheQueue(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 2), hostNode("h2", 3), boxNode("b1", 2), boxNode("b2", 3))
+	id := w.create(w.later(3, 2*time.Minute, time.Minute))
+	w.create(&dxpuv1.LeaseSpec{Count: 1, HostId: "h1"})
+	first := w.create(&dxpuv1.LeaseSpec{Count: 2, Priority: 1, Wait: true})
+	w.passReporting(2*time.Minute + 10*time.Second)
+	w.wantLease(first, leasePending)
+	w.wantLease(id, leaseActive)
+}
+
 // TestReservationAndMaintenance has maintenance of one of two boxes in the time of a
 // reservation, and maintenance that is planned later.
 func TestReservationAndMaintenance(t *testing.T) {

@@ -32,7 +32,7 @@ func (p *Pool) gather(reserve Reserve, req Request) (hold []Ref, ok bool) {
 		}
 		v := p.models[m.name].view(&req, p.decisions)
 		if req.SameBox == Required || req.NVLink == Required {
-			hold, ok = p.gatherInBox(v, &req)
+			hold, ok = p.gatherInBox(v, &req, named)
 		} else {
 			hold, ok = p.gatherAnywhere(v, &req, named)
 		}
@@ -44,15 +44,19 @@ func (p *Pool) gather(reserve Reserve, req Request) (hold []Ref, ok bool) {
 }
 
 // gatherInBox returns the free GPUs of the box that has the most, of those that have
-// enough usable ones.
-func (p *Pool) gatherInBox(v *view, req *Request) (hold []Ref, ok bool) {
-	best := ""
+// enough usable ones. Excluded GPUs do not count as free.
+func (p *Pool) gatherInBox(v *view, req *Request, named []*Box) (hold []Ref, ok bool) {
+	excluded := map[string]int{}
+	for _, b := range named {
+		excluded[b.ID] = v.excludedFree(b, req)
+	}
+	best, most := "", 0
 	for id, b := range v.boxes {
 		if !admits(b.traits, req) || !hasLabels(b.labels, req.Labels) || b.usable < req.Count {
 			continue
 		}
-		if best == "" || cmp.Or(cmp.Compare(v.boxes[best].free, b.free), cmp.Compare(id, best)) < 0 {
-			best = id
+		if free := b.free - excluded[id]; best == "" || cmp.Or(cmp.Compare(most, free), cmp.Compare(id, best)) < 0 {
+			best, most = id, free
 		}
 	}
 	if best == "" {
@@ -89,29 +93,34 @@ func (p *Pool) gatherAnywhere(v *view, req *Request, named []*Box) (hold []Ref, 
 
 // gather chooses the slots to hold for a request that does not fit now: the free slots
 // of the domain that has the most, of those of hosts on certain networks that have enough
-// slots, free or not. It returns none if each such domain is full. ok is false if there
-// is no such domain.
+// slots, free or not. Excluded slots do not count as free. It returns none if each such
+// domain is full. ok is false if there is no such domain.
 func (h *Hosts) gather(req HostRequest, paths Paths) (hold []HostSlotRef, ok bool) {
 	if req.Host != "" {
 		row := h.hosts[req.Host]
 		if row == nil || !row.mayFit(&req) {
 			return nil, false
 		}
-		for _, o := range slices.SortedFunc(slices.Values(row.options), func(a, b *hostOption) int { return compareFree(&a.freeSlots, &b.freeSlots) }) {
-			if o.gathers(&req) {
-				return o.hold(&req), true
-			}
-		}
-		return nil, true
+		return row.gathered(&req).hold(&req), true
 	}
+	var best *freeSlots
+	excluded := req.excludedHosts()
 	o := h.firstTolerated(property{of: ofPaths, paths: paths}, &req, func(o *hostOption) found {
-		if o.gathers(&req) {
+		if o.gathers(&req) && !slices.Contains(excluded, o.host) {
 			return thisOne
 		}
 		return goOn
 	})
 	if o != nil {
-		return o.hold(&req), true
+		best = &o.freeSlots
+	}
+	for _, id := range excluded {
+		if row := h.hosts[id]; row != nil && row.Paths == paths {
+			best = betterOf(best, row.gathered(&req))
+		}
+	}
+	if best != nil {
+		return best.hold(&req), true
 	}
 	for _, row := range h.hosts {
 		if row.Paths == paths && row.mayFit(&req) {
@@ -121,16 +130,33 @@ func (h *Hosts) gather(req HostRequest, paths Paths) (hold []HostSlotRef, ok boo
 	return nil, false
 }
 
+// gathered returns the domain of a host with the most slots that a request may hold, nil
+// if there are none.
+func (h *indexedHost) gathered(req *HostRequest) (best *freeSlots) {
+	for _, o := range h.options {
+		left := o.freeSlots
+		left.slots = slices.DeleteFunc(slices.Clone(o.slots), func(s uint32) bool { return slices.Contains(req.Exclude, HostSlotRef{h.ID, s}) })
+		if len(left.slots) > 0 && o.gathers(req) {
+			best = betterOf(best, &left)
+		}
+	}
+	return best
+}
+
 // gathers reports whether a request could have its slots in the domain of an option
 // that has some free ones.
 func (o *hostOption) gathers(req *HostRequest) bool {
 	return len(o.slots) > 0 && eligible(&o.in.Host, req) && (req.Domain == "" || req.Domain == o.domain) && o.in.slotsIn(o.domain) >= req.Count
 }
 
-func (o *hostOption) hold(req *HostRequest) []HostSlotRef {
-	out := make([]HostSlotRef, 0, len(o.slots))
-	for _, s := range o.slots[:min(len(o.slots), req.Count)] {
-		out = append(out, HostSlotRef{o.host, s})
+// hold returns the first slots, up to the number of a request.
+func (f *freeSlots) hold(req *HostRequest) []HostSlotRef {
+	if f == nil {
+		return nil
+	}
+	out := make([]HostSlotRef, 0, len(f.slots))
+	for _, s := range f.slots[:min(len(f.slots), req.Count)] {
+		out = append(out, HostSlotRef{f.host, s})
 	}
 	return out
 }

@@ -112,10 +112,33 @@ func TestGatherHostSlots(t *testing.T) {
 		{HostRequest{Count: 5, Host: "h3"}, "[] true"},
 		{HostRequest{Count: 1, Host: "h4"}, "[] false"},
 		{HostRequest{Count: 1, Domain: "other"}, "[] false"},
+		{HostRequest{Count: 4, Exclude: []HostSlotRef{{"h1", 1}, {"h3", 4}}}, "[{h1 0} {h1 2}] true"},
+		{HostRequest{Count: 4, Exclude: []HostSlotRef{{"h1", 0}, {"h1", 2}}}, "[{h2 0} {h2 1}] true"},
+		{HostRequest{Count: 4, Exclude: []HostSlotRef{{"h1", 0}, {"h1", 1}, {"h1", 2}, {"h2", 0}, {"h2", 1}}}, "[] true"},
+		{HostRequest{Count: 2, Host: "h1", Exclude: []HostSlotRef{{"h1", 0}, {"h2", 1}}}, "[{h1 1} {h1 2}] true"},
 	} {
 		hold, ok := hosts.gather(tt.req, 0)
 		if got := fmt.Sprint(hold, ok); got != tt.want {
 			t.Errorf("%+v: %s, want %s", tt.req, got, tt.want)
+		}
+	}
+}
+
+// TestGatherPassesExcluded has two boxes: of the one with more free GPUs some are excluded.
+func TestGatherPassesExcluded(t *testing.T) {
+	pool := NewPool()
+	for _, b := range []Box{{ID: "b1", Kind: PCIeSwitch}, {ID: "b2", Kind: PCIeSwitch}} {
+		for s := range uint32(4) {
+			b.GPUs = append(b.GPUs, GPU{Slot: s, Model: "A", Memory: 1, Usable: true, Free: s < 3 && b.ID == "b1" || s < 2})
+		}
+		pool.SetBox(b)
+	}
+	for _, together := range []Preference{Indifferent, Required} {
+		req := Request{Count: 4, SameBox: together, Exclude: []Ref{{"b1", 0}, {"b1", 2}}}
+		want := map[Preference]string{Indifferent: "[b2/0 b2/1 b1/1] true", Required: "[b2/0 b2/1] true"}[together]
+		hold, ok := pool.gather(Reserve{}, req)
+		if got := fmt.Sprint(hold, ok); got != want {
+			t.Errorf("together %v: %s, want %s", together, got, want)
 		}
 	}
 }

@@ -71,17 +71,21 @@ func (p *Pool) appendModel(to []model, m *modelIndex, req *Request, named []*Box
 		return to
 	}
 	for _, b := range named {
-		if !admitsBox(b, req) {
-			continue
-		}
-		for i := range b.GPUs {
-			g := &b.GPUs[i]
-			if g.Free && v.has(g) && slices.Contains(req.Exclude, Ref{b.ID, g.Slot}) {
-				out.available--
-			}
+		if admitsBox(b, req) {
+			out.available -= v.excludedFree(b, req)
 		}
 	}
 	return append(to, out)
+}
+
+// excludedFree counts the free GPUs of a box that a request excludes.
+func (v *view) excludedFree(b *Box, req *Request) (n int) {
+	for i := range b.GPUs {
+		if g := &b.GPUs[i]; g.Free && v.has(g) && slices.Contains(req.Exclude, Ref{b.ID, g.Slot}) {
+			n++
+		}
+	}
+	return n
 }
 
 // lookup is the stock of a Pool: the groups of its index, except for those of the
