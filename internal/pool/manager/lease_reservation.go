@@ -192,9 +192,10 @@ func (t *tx) promised(id string, s *dxpuv1.LeaseSpec, from, until time.Time) (gp
 }
 
 // promisedDuring reports whether others must leave alone what is promised to a lease, at
-// some time from one moment until another one; zero: for ever.
+// some time from one moment until another one; zero: for ever. The time between two promises
+// of the same is promiseLead, whichever was made first.
 func (l *leaseRecord) promisedDuring(from, until time.Time) bool {
-	return from.Before(l.expires()) && (until.IsZero() || until.After(startTime(l.spec).Add(-promiseLead)))
+	return from.Before(l.expires().Add(promiseLead)) && (until.IsZero() || until.After(startTime(l.spec).Add(-promiseLead)))
 }
 
 // notePromised adds to a decision that found no place that some are promised to others.

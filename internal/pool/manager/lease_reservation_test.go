@@ -84,6 +84,12 @@ func TestReservationsShareAGPU(t *testing.T) {
 		wantErr(t, err, connect.CodeResourceExhausted, "no capacity for this lease from")
 	}
 	w.create(w.later(1, 2*time.Minute, 30*time.Minute))
+	// A minute is between two reservations, whichever was made first.
+	for _, s := range []*dxpuv1.LeaseSpec{w.later(1, 2*time.Hour+promiseLead-time.Second, time.Minute), w.later(1, 3*time.Hour-time.Minute, promiseLead-time.Second)} {
+		_, err := w.tryCreate(s)
+		wantErr(t, err, connect.CodeResourceExhausted, "no capacity for this lease from")
+	}
+	w.create(w.later(1, 2*time.Hour+promiseLead, 58*time.Minute))
 	// A GPU whose lease ends in time counts, though it is not free now.
 	w = newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 1))
 	w.create(&dxpuv1.LeaseSpec{Count: 1, ExpiresAfter: durationpb.New(time.Minute)})
