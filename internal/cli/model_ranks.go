@@ -181,6 +181,9 @@ func (o *predictOptions) openRanks(errOut io.Writer, files []string) ([]rankTrac
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", file, err)
 		}
+		if plan.Workload().Scheduled {
+			return nil, usagef("%s has no times of the run, by which the ranks' collectives are matched: give the traces of the profiler", file)
+		}
 		all = append(all, rankTrace{file: file, number: plan.Workload().Rank, plan: plan})
 	}
 	unknown := slices.ContainsFunc(all, func(r rankTrace) bool { return r.number == workload.None })

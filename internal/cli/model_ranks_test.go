@@ -155,6 +155,44 @@ func TestPredictSeveralTraces(t *testing.T) {
 	}
 }
 
+// chakraTrace is a Chakra execution trace: an operator of the host and the kernel that it
+// launched, of 5 and of 50 us, ten times.
+func chakraTrace(t *testing.T) string {
+	t.Helper()
+	out := []byte("\x07\x0a\x051.0.0")
+	for i := range 10 {
+		host, gpu := byte(2*i+1), byte(2*i+2)
+		for _, node := range [][]byte{
+			append([]byte{0x08, host, 0x12, 2, 'o', 'p', 0x18, 4, 0x38, 5, 0x2a, 1, byte(max(2*i-1, 0))}, "\x52\x0e\x0a\x09is_cpu_op\xd8\x01\x01"...),
+			append([]byte{0x08, gpu, 0x12, 1, 'k', 0x18, 4, 0x38, 50, 0x2a, 1, host}, "\x52\x0a\x0a\x06stream\x48\x07"...),
+		} {
+			out = append(append(out, byte(len(node))), node...)
+		}
+	}
+	file := filepath.Join(t.TempDir(), "chakra.et")
+	if err := os.WriteFile(file, out, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// A trace without times is predicted with a range, and its ranks are not joined.
+func TestPredictChakra(t *testing.T) {
+	file := chakraTrace(t)
+	out, errOut, err := runModel("predict", file, "--rtt", "11.2us", "--costs", "paper")
+	if err != nil || errOut != "" {
+		t.Fatal(err, errOut)
+	}
+	for _, want := range []string{"chakra, unnamed GPU, 10 operations on 1 streams, 10 calls on 1 threads", "note: a Chakra trace has no times of the run", "83."} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+	if _, _, err := runModel("predict", "--ranks", file, chakraTrace(t)); err == nil || !strings.Contains(err.Error(), "has no times of the run") {
+		t.Error(err)
+	}
+}
+
 // Some of the ranks of a run, and ranks that not all traces tell.
 func TestPredictSomeRanks(t *testing.T) {
 	files := rankTraces(t, true)

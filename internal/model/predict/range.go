@@ -59,6 +59,9 @@ func idleReason(busy float64) string {
 	return fmt.Sprintf("the GPU is busy %.0f %% of the time, and idle time absorbs latency, but a part of it is the profiler's own; the lower end is the additive estimate, for a GPU that never idles, or a replay in which the host takes no time of its own. Measure a step without the profiler and give --native-step", 100*busy)
 }
 
+// scheduleReason is idleReason for a workload whose times are those of a schedule.
+const scheduleReason = "the trace has no times of the run, and the idle time that absorbs latency is that of a schedule of its nodes; the lower end is the additive estimate, for a GPU that never idles, or a replay in which the host takes no time of its own"
+
 func hostReason(busy float64) string {
 	return fmt.Sprintf("the GPU is busy %.0f %% of the time, and a part of the host's time is the profiler's own; the ends are those of replays with all, a part or none of the host's time. Measure a step without the profiler and give --native-step", 100*busy)
 }
@@ -71,18 +74,27 @@ func nodesReason(kernels int, low float64) string {
 	return fmt.Sprintf("%d kernels run in CUDA graphs: %.1f %% if each of them costs as much as other kernels; no measurement says that they do not", kernels, 100*low)
 }
 
+// idles reports whether idle time of the GPU may not be the run's own.
+func (p *Plan) idles(s Setting, busy float64) bool {
+	return s.HostScale == 0 && (busy < idleGPU || p.w.Scheduled)
+}
+
 // Range returns the range of a prediction r with setting s; High is the replay. Two
 // things that a trace cannot tell widen it: how much of the idle time that absorbs latency
-// is the profiler's own (unless HostScale removes it), and what a node of a CUDA graph
-// costs.
+// is the profiler's own (unless HostScale removes it), or that of a schedule, and what a
+// node of a CUDA graph costs.
 func (p *Plan) Range(s Setting, r *Result, st *Stats) (Range, error) {
 	g := Range{Low: r.Relative, High: r.Relative}
-	if busy := st.Utilisation(); s.HostScale == 0 && busy < idleGPU {
+	if busy := st.Utilisation(); p.idles(s, busy) {
 		without, err := p.Run(s.withoutHost())
 		if err != nil {
 			return g, err
 		}
-		g.widen(r.Relative, min(r.Relative, r.Additive.Relative, without.Relative), idleReason(busy))
+		why := idleReason(busy)
+		if p.w.Scheduled {
+			why = scheduleReason
+		}
+		g.widen(r.Relative, min(r.Relative, r.Additive.Relative, without.Relative), why)
 	}
 	if st.GraphKernels > 0 && s.Costs.GraphNode != s.Costs.Kernel {
 		nodes, err := p.Run(s.costlyNodes())

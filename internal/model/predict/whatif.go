@@ -58,7 +58,7 @@ func (p *Plan) WhatIf(s Setting, c Change, st *Stats) (WhatIf, error) {
 		return WhatIf{}, err
 	}
 	out := WhatIf{c, native, longer, Range{Low: native, High: native}, Range{Low: longer, High: longer}}
-	if busy := st.Utilisation(); s.HostScale == 0 && busy < idleGPU {
+	if busy := st.Utilisation(); p.idles(s, busy) {
 		if err := p.widenByHost(s, &out, hostReason(busy)); err != nil {
 			return WhatIf{}, err
 		}

@@ -1,6 +1,7 @@
 // Package trace reads traces of GPU programs, recorded by the PyTorch profiler
-// (Kineto) or by Nsight Systems, into a workload. It reads files as streams in
-// bounded memory, and counts and reports damaged events instead of using them.
+// (Kineto) or by Nsight Systems, and Chakra execution traces into a workload. It reads
+// files as streams in bounded memory, and counts and reports damaged events instead of
+// using them.
 package trace
 
 import (
@@ -36,7 +37,7 @@ func (o Options) stepPrefix() []byte {
 }
 
 // ErrFormat is returned for a file that is not a trace in a known format.
-var ErrFormat = errors.New("not a trace: want Chrome JSON of the PyTorch profiler (.json or .json.gz) or a .sqlite export of Nsight Systems (nsys export --type sqlite)")
+var ErrFormat = errors.New("not a trace: want Chrome JSON of the PyTorch profiler (.json or .json.gz), a .sqlite export of Nsight Systems (nsys export --type sqlite) or a Chakra execution trace in protocol buffers (.et)")
 
 const sniffLen = 512
 
@@ -62,7 +63,7 @@ func Open(path string, o Options) (*workload.Workload, error) {
 			w, err = ReadNsys(f, st.Size(), o)
 		}
 	} else if _, err = f.Seek(0, io.SeekStart); err == nil {
-		w, err = ReadKineto(&progressReader{r: f, size: st.Size(), report: o.Progress}, o)
+		w, err = readStream(&progressReader{r: f, size: st.Size(), report: o.Progress}, o)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("trace: %s: %w", path, err)
@@ -95,6 +96,36 @@ func checkLogs(path string) error {
 
 // ReadKineto reads Chrome JSON of the PyTorch profiler, plain or gzipped.
 func ReadKineto(r io.Reader, o Options) (*workload.Workload, error) {
+	br, err := unzipped(r)
+	if err != nil {
+		return nil, err
+	}
+	return readKineto(br, o)
+}
+
+// ReadChakra reads a Chakra execution trace in protocol buffers, plain or gzipped.
+func ReadChakra(r io.Reader) (*workload.Workload, error) {
+	br, err := unzipped(r)
+	if err != nil {
+		return nil, err
+	}
+	return readChakra(br)
+}
+
+// readStream reads a trace in one of the formats that are read from front to back.
+func readStream(r io.Reader, o Options) (*workload.Workload, error) {
+	br, err := unzipped(r)
+	if err != nil {
+		return nil, err
+	}
+	if head, _ := br.Peek(sniffLen); isChakra(head) {
+		return readChakra(br)
+	}
+	return readKineto(br, o)
+}
+
+// unzipped returns a reader of the contents of a file that may be gzipped.
+func unzipped(r io.Reader) (*bufio.Reader, error) {
 	br := bufio.NewReaderSize(r, 1<<16)
 	head, _ := br.Peek(2)
 	if len(head) == 2 && head[0] == 0x1f && head[1] == 0x8b {
@@ -102,9 +133,9 @@ func ReadKineto(r io.Reader, o Options) (*workload.Workload, error) {
 		if err != nil {
 			return nil, fmt.Errorf("gzip: %w", err)
 		}
-		return readKineto(z, o)
+		return bufio.NewReaderSize(z, 1<<16), nil
 	}
-	return readKineto(br, o)
+	return br, nil
 }
 
 // progressReader calls report about every 8 MiB.

@@ -59,6 +59,9 @@ func (b *Builder) AddDevice(name string) {
 // SetRank tells the rank of the process in its distributed job.
 func (b *Builder) SetRank(rank int32) { b.w.Rank = rank }
 
+// SetScheduled tells that the times are not recorded.
+func (b *Builder) SetScheduled() { b.w.Scheduled = true }
+
 // SetWorld tells the number of ranks of the distributed job.
 func (b *Builder) SetWorld(ranks int32) { b.w.World = ranks }
 

@@ -155,7 +155,7 @@ func (r *Range) End() time.Duration { return r.Start + r.Dur }
 
 // Workload is a recorded run. Ops and Calls are stably sorted by Start.
 type Workload struct {
-	Format  string   // "kineto" or "nsys"
+	Format  string   // "kineto", "nsys" or "chakra"
 	Devices []string // names of the GPUs in the trace
 	Names   []string // of kernels and calls; Names[0] is ""
 	Streams []Stream
@@ -168,8 +168,11 @@ type Workload struct {
 	// start, without overlaps.
 	Overheads []Overhead
 	Ranges    []Range // sorted by thread and start, the longer one first
-	Rank      int32   // of the process in its distributed job, or None
-	World     int32   // number of ranks of that job; 0: unknown
+	// Scheduled is set if the times are those of a schedule of the operations, because the
+	// trace has none.
+	Scheduled bool
+	Rank      int32 // of the process in its distributed job, or None
+	World     int32 // number of ranks of that job; 0: unknown
 	Report    Report
 }
 
