@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"pgregory.net/rapid"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -53,6 +54,7 @@ func TestSafety(t *testing.T) {
 		w.putTenant("a", &dxpuv1.Quota{MaxGpus: 3})
 		w.putTenant("b", nil)
 		var leases []string
+		promises := &promiseWatch{}
 		node := rapid.SampledFrom(w.order)
 		box := rapid.SampledFrom([]string{"b1", "b2"})
 		host := rapid.SampledFrom([]string{"h1", "h2"})
@@ -71,7 +73,7 @@ func TestSafety(t *testing.T) {
 					Count: rapid.Uint32Range(1, 3).Draw(t, "count"), Wait: rapid.Bool().Draw(t, "wait"),
 					SameBox: dxpuv1.Preference(rapid.IntRange(0, 3).Draw(t, "same")),
 					Tenant:  rapid.SampledFrom([]string{"a", "b"}).Draw(t, "tenant"), Priority: rapid.Int32Range(0, 2).Draw(t, "priority"),
-					Preemptible: rapid.Bool().Draw(t, "preemptible"),
+					Preemptible: rapid.Bool().Draw(t, "preemptible"), ExpiresAfter: rapid.SampledFrom([]*durationpb.Duration{nil, nil, durationpb.New(10 * time.Second)}).Draw(t, "expires"),
 				})
 				if err == nil {
 					leases = append(leases, id)
@@ -115,6 +117,17 @@ func TestSafety(t *testing.T) {
 				l := w.lease(someLease(t))
 				if len(l.Bindings) > 0 {
 					_, _ = w.migrate(&dxpuv1.MigrateLeaseRequest{LeaseId: l.Id, GpuId: l.Bindings[len(l.Bindings)-1].GpuId})
+				}
+			},
+			"cancel migration": func(t *rapid.T) {
+				_, _ = w.api().CancelMigration(context.Background(), connect.NewRequest(&dxpuv1.CancelMigrationRequest{LeaseId: someLease(t)}))
+			},
+			"reserve": func(t *rapid.T) {
+				s := w.later(rapid.Uint32Range(1, 3).Draw(t, "count"),
+					time.Duration(rapid.IntRange(1, 90).Draw(t, "in"))*time.Second, time.Duration(rapid.IntRange(1, 120).Draw(t, "lasts"))*time.Second)
+				s.Tenant, s.Preemptible = rapid.SampledFrom([]string{"a", "b"}).Draw(t, "tenant"), rapid.Bool().Draw(t, "preemptible")
+				if id, err := w.tryCreate(s); err == nil {
+					leases = append(leases, id)
 				}
 			},
 			"hinder": func(t *rapid.T) {
@@ -181,16 +194,16 @@ func TestSafety(t *testing.T) {
 				n.forces = n.holds
 			},
 			"cut": func(t *rapid.T) { n := w.nodes[host.Draw(t, "host")]; n.linkDown = !n.linkDown },
-			"":    func(t *rapid.T) { w.check(t) },
+			"":    func(t *rapid.T) { w.check(t, promises) },
 		})
 		w.heal()
-		w.check(t)
+		w.check(t, promises)
 		w.checkConverged(t, leases)
 	})
 }
 
 // check compares the nodes with each other and with the records.
-func (w *world) check(t *rapid.T) {
+func (w *world) check(t *rapid.T, promises *promiseWatch) {
 	w.checkIndex(t)
 	type side struct {
 		node string
@@ -221,6 +234,7 @@ func (w *world) check(t *rapid.T) {
 		checkParts(t, w, tx)
 		w.checkUse(t, tx)
 		checkGangs(t, tx)
+		promises.check(t, w, tx)
 		// The records call no binding gone that a node has.
 		for _, n := range w.nodes {
 			for slot, has := range n.has {
@@ -272,8 +286,9 @@ func (w *world) heal() {
 		}
 		w.uncordon(target)
 	}
-	// The pool is at rest when nothing has happened for longer than any deadline.
-	for quiet, n := 0, 0; quiet < 25 && n < 200; n++ {
+	// The pool is at rest when nothing has happened for longer than any deadline, and no time
+	// of a lease comes.
+	for quiet, n := 0, 0; (quiet < 25 || w.timeComes()) && n < 300; n++ {
 		before := w.m.totals().Revision
 		w.rounds(1)
 		w.pass(900 * time.Millisecond) // less than the time after which a node is lost
@@ -294,7 +309,9 @@ func (w *world) checkConverged(t *rapid.T, leases []string) {
 			if n := len(strings.Fields(w.has(id))); n != int(l.Spec.Count) {
 				t.Fatalf("lease %s has %d GPUs and should have %d\n%s", id, n, l.Spec.Count, w.events())
 			}
-		case leasePending, leaseReleased, leaseFailed:
+		case leasePending:
+			w.checkBegun(t, id)
+		case leaseReleased, leaseFailed:
 		case leaseDegraded: // other leases took the GPUs close to its own
 			if l.Spec.SameBox != dxpuv1.Preference_PREFERENCE_REQUIRED {
 				t.Fatalf("lease %s came to rest as degraded (%s)\n%s", id, l.StateReason, w.events())
