@@ -103,6 +103,10 @@ func (a *action) carryOut(ctx context.Context, api dxpuv1connect.PoolServiceClie
 		}
 		_, err = api.ResizeLease(ctx, connect.NewRequest(&dxpuv1.ResizeLeaseRequest{LeaseId: a.id, Count: uint32(count)}))
 		return fmt.Sprintf("Lease %s gets %s.", a.id, plural(count, "GPU")), err
+	case "migrate":
+		return a.migrate(ctx, api)
+	case "stay":
+		return a.stay(ctx, api)
 	case "delete":
 		_, err := api.DeleteLease(ctx, connect.NewRequest(&dxpuv1.DeleteLeaseRequest{LeaseId: a.id, Force: a.force}))
 		return fmt.Sprintf("Lease %s is being released.", a.id), err

@@ -102,6 +102,8 @@ type leaseData struct {
 	Events   []*dxpuv1.Event
 	Over     bool
 	Silent   []string // the nodes of its bindings that do not report, such as "host h1"
+	Moves    []move
+	Movable  []string // GPUs that the viewer can move
 }
 
 // silentNodes returns the nodes of a lease's GPUs that do not report: the state of the
@@ -214,8 +216,11 @@ func (s *Server) leasePage(v *view) error {
 		return err
 	}
 	l := res.GetLease()
-	d := &leaseData{Lease: l, GPUs: gpusOf(l), Over: l.State >= dxpuv1.LeaseState_LEASE_STATE_RELEASED}
+	d := &leaseData{Lease: l, GPUs: gpusOf(l), Over: l.State >= dxpuv1.LeaseState_LEASE_STATE_RELEASED, Moves: movesOf(l)}
 	v.Data = d
+	if d.Movable, err = movableGPUs(v, l); err != nil {
+		return err
+	}
 	if !d.Over {
 		d.Silent = silentNodes(v, l)
 	}

@@ -47,6 +47,7 @@ type simNode struct {
 	boxKind         dxpuv1.BoxKind
 	slots, empty    int
 	silent, deaf    bool
+	movable         bool // its devices can move to another box
 	health          map[uint32]dxpuv1.Health
 	detail          map[uint32]string
 	errors          map[uint32][]*dxpuv1.DeviceError
@@ -209,7 +210,7 @@ func (w *world) observe(n *simNode) *dxpuv1.ObservedState {
 		o.Addresses = append(o.Addresses, &dxpuv1.PathAddress{Path: p, Address: fmt.Sprintf("10.%d.0.7:7471", p), Network: fmt.Sprintf("fabric-%c", 'a'+p)})
 	}
 	for i := range uint32(n.slots + n.empty) {
-		s := &dxpuv1.ObservedSlot{Slot: i, Health: max(n.health[i], dxpuv1.Health_HEALTH_OK), HealthDetail: n.detail[i], Errors: n.errors[i]}
+		s := &dxpuv1.ObservedSlot{Slot: i, Health: max(n.health[i], dxpuv1.Health_HEALTH_OK), HealthDetail: n.detail[i], Errors: n.errors[i], Movable: n.movable}
 		if n.kind == dxpuv1.NodeKind_NODE_KIND_BOX && int(i) < n.slots {
 			s.Device = &dxpuv1.Device{
 				Model: n.model, MemoryBytes: 80 << 30, Serial: fmt.Sprintf("SN-%s-%02d", n.id, i), VendorId: 0x1d1d, DeviceId: 0x100,
