@@ -87,6 +87,7 @@ type tenant struct {
 	bars   [pcie.MaxBARs]uint64
 	notice chan struct{}
 	tail   uint32
+	held   bool // the tail is written later
 	seen   uint32
 	cookie uint64
 }
@@ -206,7 +207,9 @@ func (r *tenant) post(op reg.PacketOp, queue uint32, flags uint16, body []byte) 
 	r.vram(ringAt+uint64(from), packet[:n])
 	r.vram(ringAt, packet[n:])
 	r.tail += h.Size
-	r.write32(reg.ComputeTail, r.tail)
+	if !r.held {
+		r.write32(reg.ComputeTail, r.tail)
+	}
 	return r.cookie
 }
 

@@ -9,12 +9,17 @@ import (
 // that the command waits for, and the place of its own.
 func (l *Library) enqueue(f function, wait []Event, args ...uintptr) (Event, error) {
 	event := new(Event)
-	err := l.call(f, append(args, uintptr(len(wait)), data(wait), pointer(event))...)
-	runtime.KeepAlive(wait)
-	if err != nil {
+	if err := l.post(f, wait, pointer(event), args...); err != nil {
 		return 0, err
 	}
 	return *event, nil
+}
+
+// post is enqueue with a place of the event, or 0 for none.
+func (l *Library) post(f function, wait []Event, event uintptr, args ...uintptr) error {
+	err := l.call(f, append(args, uintptr(len(wait)), data(wait), event)...)
+	runtime.KeepAlive(wait)
+	return err
 }
 
 // Read copies from a buffer to host memory, which stays valid until the command ends.
@@ -79,6 +84,15 @@ func (l *Library) NDRange(q Queue, k Kernel, offset, global, local []uintptr, wa
 	runtime.KeepAlive(global)
 	runtime.KeepAlive(local)
 	return e, err
+}
+
+// NDRangeQuiet is NDRange without an event.
+func (l *Library) NDRangeQuiet(q Queue, k Kernel, offset, global, local []uintptr, wait []Event) error {
+	err := l.post(enqueueNDRangeKernel, wait, 0, uintptr(q), uintptr(k), uintptr(len(global)), data(offset), data(global), data(local))
+	runtime.KeepAlive(offset)
+	runtime.KeepAlive(global)
+	runtime.KeepAlive(local)
+	return err
 }
 
 // Marker ends after the events, or after everything before it in its queue.

@@ -21,6 +21,7 @@ type queue struct {
 
 	// Guarded by the session's mutex:
 	commands []command // of an ordered queue
+	quiet    int       // the last ones, which have no event
 	loose    int       // commands of an out-of-order queue
 	waiting  bool      // the queue's goroutine waits for the first command
 	released bool      // no further command comes
@@ -30,8 +31,8 @@ type queue struct {
 // command is an enqueued packet.
 type command struct {
 	cookie uint64
-	event  cl.Event
-	out    uint64 // of the result
+	event  cl.Event // 0: quiet
+	out    uint64   // of the result
 	length uint32
 }
 
@@ -85,15 +86,14 @@ func (s *Session) complete(q *queue) {
 		if len(q.commands) == 0 {
 			break
 		}
-		first := q.commands[0]
+		first := q.covered()
+		event := q.commands[first].event
 		q.waiting = true
 		s.mu.Unlock()
-		err := s.Library.Wait(first.event)
+		err := s.Library.Wait(event)
 		s.mu.Lock()
 		q.waiting = false
-		events := []reg.Event{s.end(q, first, err)}
-		q.remove()
-		if s.sendEnded(q, events) != nil {
+		if s.sendEnded(q, s.endFirst(q, first+1, err)) != nil {
 			return // without the connection, Run ends as well
 		}
 	}
@@ -125,20 +125,18 @@ func (s *Session) collect() (any bool, err error) {
 
 // sendEnded sends some events and those of the queue's commands that have ended.
 func (s *Session) sendEnded(q *queue, events []reg.Event) error {
-	for len(q.commands) > 0 {
-		c := q.commands[0]
-		ended, err := s.Library.Ended(c.event)
+	for i := q.covered(); i >= 0; i = q.covered() {
+		ended, err := s.Library.Ended(q.commands[i].event)
 		if !ended {
 			break
 		}
-		events = append(events, s.end(q, c, err))
-		q.remove()
-		if len(events) == maxBatch {
+		if len(events)+i >= maxBatch {
 			if err := s.send(events...); err != nil {
 				return err
 			}
 			events = events[:0]
 		}
+		events = append(events, s.endFirst(q, i+1, err)...)
 	}
 	if len(events) == 0 {
 		return nil
@@ -146,8 +144,15 @@ func (s *Session) sendEnded(q *queue, events []reg.Event) error {
 	return s.send(events...)
 }
 
-// remove forgets the first command, of thousands.
-func (q *queue) remove() { q.commands = q.commands[1:] }
+// endFirst ends the first n commands, the last of which has ended.
+func (s *Session) endFirst(q *queue, n int, err error) []reg.Event {
+	events := make([]reg.Event, n)
+	for i := range events {
+		events[i] = s.end(q, q.commands[i], err)
+	}
+	q.commands = q.commands[n:] // of thousands
+	return events
+}
 
 // end returns the event of a command that has ended, and forgets the command.
 func (s *Session) end(q *queue, c command, err error) reg.Event {
@@ -160,7 +165,9 @@ func (s *Session) end(q *queue, c command, err error) reg.Event {
 		e.Queued, e.Submitted, e.Started, e.Ended = t[0], t[1], t[2], t[3]
 	}
 	delete(s.pending, c.cookie)
-	_ = s.Library.Release(c.event)
+	if c.event != 0 {
+		_ = s.Library.Release(c.event)
+	}
 	return e
 }
 
@@ -177,11 +184,16 @@ func (s *Session) enqueue(h reg.PacketHeader, c *cursor) error {
 	if out.event, err = s.start(q, h, c, &out); err != nil {
 		return err
 	}
-	s.pending[h.Cookie] = out.event
+	s.pending[h.Cookie] = enqueued{out.event, q}
 	if q.ordered {
 		q.commands = append(q.commands, out)
 	} else if err := s.addLoose(q, out); err != nil {
 		return err
 	}
+	if out.event == 0 {
+		q.quiet++
+		return nil
+	}
+	q.quiet = 0
 	return s.Library.Flush(q.queue)
 }

@@ -221,7 +221,7 @@ func (s *Session) transferImage(q *queue, h reg.PacketHeader, c *cursor, out *co
 	handle := c.u32()
 	c.u32()
 	origin, region, at := c.three(), c.three(), c.u64()
-	wait, err := s.waits(c)
+	wait, err := s.waits(q, c)
 	if err != nil {
 		return 0, err
 	}
@@ -247,7 +247,7 @@ func (s *Session) transferImage(q *queue, h reg.PacketHeader, c *cursor, out *co
 func (s *Session) copyImage(q *queue, c *cursor) (cl.Event, error) {
 	from, to := c.u32(), c.u32()
 	a, b, region := c.three(), c.three(), c.three()
-	wait, err := s.waits(c)
+	wait, err := s.waits(q, c)
 	if err != nil {
 		return 0, err
 	}
@@ -272,7 +272,7 @@ func (s *Session) fillImage(q *queue, c *cursor) (cl.Event, error) {
 	handle := c.u32()
 	c.u32()
 	origin, region, color := c.three(), c.three(), c.take(colorSize)
-	wait, err := s.waits(c)
+	wait, err := s.waits(q, c)
 	if err != nil {
 		return 0, err
 	}
@@ -286,7 +286,7 @@ func (s *Session) fillImage(q *queue, c *cursor) (cl.Event, error) {
 func (s *Session) copyImageBuffer(q *queue, h reg.PacketHeader, c *cursor) (cl.Event, error) {
 	of, with := c.u32(), c.u32()
 	origin, region, offset := c.three(), c.three(), c.u64()
-	wait, err := s.waits(c)
+	wait, err := s.waits(q, c)
 	if err != nil {
 		return 0, err
 	}

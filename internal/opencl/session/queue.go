@@ -8,7 +8,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/opencl/cl"
 )
 
-// start enqueues the command of a packet.
+// start enqueues the command of a packet. It returns no event for a quiet command.
 func (s *Session) start(q *queue, h reg.PacketHeader, c *cursor, out *command) (cl.Event, error) {
 	switch h.Op {
 	case reg.PacketWrite, reg.PacketRead:
@@ -24,7 +24,7 @@ func (s *Session) start(q *queue, h reg.PacketHeader, c *cursor, out *command) (
 	case reg.PacketNDRange:
 		return s.run(q, h, c)
 	case reg.PacketMarker:
-		wait, err := s.waits(c)
+		wait, err := s.waits(q, c)
 		if err != nil {
 			return 0, err
 		}
@@ -36,12 +36,16 @@ func (s *Session) start(q *queue, h reg.PacketHeader, c *cursor, out *command) (
 	return s.startImage(q, h, c, out)
 }
 
-// waits reads the list of packets to wait for, and finishes reading. A packet that is
-// not pending is complete.
-func (s *Session) waits(c *cursor) ([]cl.Event, error) {
+// waits reads the list of packets that a command of a queue waits for, and finishes reading.
+// A packet that is not pending is complete.
+func (s *Session) waits(q *queue, c *cursor) ([]cl.Event, error) {
 	var list []cl.Event
 	for _, cookie := range c.waits() {
-		if e, ok := s.pending[cookie]; ok {
+		e, err := s.eventOf(cookie, q)
+		if err != nil {
+			return nil, err
+		}
+		if e != 0 {
 			list = append(list, e)
 		}
 	}
@@ -67,7 +71,7 @@ func (s *Session) transfer(q *queue, h reg.PacketHeader, c *cursor, out *command
 	handle := c.u32()
 	c.u32()
 	offset, n, at := c.u64(), c.u64(), c.u64()
-	wait, err := s.waits(c)
+	wait, err := s.waits(q, c)
 	if err != nil {
 		return 0, err
 	}
@@ -106,7 +110,7 @@ func (s *Session) transferRect(q *queue, h reg.PacketHeader, c *cursor, out *com
 	handle := c.u32()
 	c.u32()
 	r, region, at := c.rect(), c.three(), c.u64()
-	wait, err := s.waits(c)
+	wait, err := s.waits(q, c)
 	if err != nil {
 		return 0, err
 	}
@@ -162,7 +166,7 @@ func within(r cl.Rect, region [3]uintptr, size uint64) bool {
 func (s *Session) copy(q *queue, c *cursor) (cl.Event, error) {
 	from, to := c.u32(), c.u32()
 	fromOffset, toOffset, n := c.u64(), c.u64(), c.u64()
-	wait, err := s.waits(c)
+	wait, err := s.waits(q, c)
 	if err != nil {
 		return 0, err
 	}
@@ -180,7 +184,7 @@ func (s *Session) copy(q *queue, c *cursor) (cl.Event, error) {
 func (s *Session) copyRect(q *queue, c *cursor) (cl.Event, error) {
 	from, to := c.u32(), c.u32()
 	ra, rb, region := c.rect(), c.rect(), c.three()
-	wait, err := s.waits(c)
+	wait, err := s.waits(q, c)
 	if err != nil {
 		return 0, err
 	}
@@ -202,7 +206,7 @@ func (s *Session) fill(q *queue, c *cursor) (cl.Event, error) {
 	handle, size := c.u32(), c.count(reg.MaxPattern)
 	offset, n := c.u64(), c.u64()
 	pattern := c.padded(size)
-	wait, err := s.waits(c)
+	wait, err := s.waits(q, c)
 	if err != nil {
 		return 0, err
 	}
@@ -219,7 +223,7 @@ func (s *Session) fill(q *queue, c *cursor) (cl.Event, error) {
 // run sets the arguments that changed and enqueues a kernel.
 func (s *Session) run(q *queue, h reg.PacketHeader, c *cursor) (cl.Event, error) {
 	l := c.launch(h.Flags)
-	wait, err := s.waits(c)
+	wait, err := s.waits(q, c)
 	if err != nil {
 		return 0, err
 	}
@@ -236,6 +240,9 @@ func (s *Session) run(q *queue, h reg.PacketHeader, c *cursor) (cl.Event, error)
 		if err := s.setArg(k, i, a); err != nil {
 			return 0, err
 		}
+	}
+	if s.quiet(q) {
+		return 0, s.Library.NDRangeQuiet(q.queue, k.kernel, l.offset, l.global, l.local, wait)
 	}
 	return s.Library.NDRange(q.queue, k.kernel, l.offset, l.global, l.local, wait)
 }

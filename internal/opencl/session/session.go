@@ -44,8 +44,8 @@ type Session struct {
 	builds  chan struct{} // holds one for each build beside Run
 	poller  reader.Poller // of the goroutine of Run
 	packet  []byte        // being handled
+	ahead   []byte        // the one behind it
 	info    []byte        // result of PacketInfo
-	handled int           // packets since the last collect
 
 	ends ends          // of commands of out-of-order queues
 	wake chan struct{} // holds one: ends has changed
@@ -58,7 +58,8 @@ type Session struct {
 	building int                     // tasks of build.go, also those that wait
 	used     uint64                  // bytes of buffers
 	serial   uint64                  // of the last buffer
-	pending  map[uint64]cl.Event     // by cookie: enqueued and not complete
+	more     bool                    // another packet is there behind the one that is handled
+	pending  map[uint64]enqueued     // by cookie
 	scratch  []byte                  // of arguments
 	loose    map[uint64]looseCommand // by cookie: of out-of-order queues, not complete
 }
@@ -81,7 +82,7 @@ func Run(c Config) error {
 	}
 	s := &Session{
 		Config: c, context: context, builds: make(chan struct{}, maxBuilds),
-		objects: map[uint32]any{}, pending: map[uint64]cl.Event{},
+		objects: map[uint32]any{}, pending: map[uint64]enqueued{},
 		loose: map[uint64]looseCommand{}, wake: make(chan struct{}, 1),
 	}
 	for _, p := range c.Device.Properties(c.Library) { // before a tenant waits for them
@@ -106,7 +107,7 @@ const pollWindow = 100 * time.Microsecond
 const collectEvery = 32
 
 func (s *Session) serve() error {
-	s.packet = make([]byte, reg.MaxPacket)
+	s.packet, s.ahead = make([]byte, reg.MaxPacket), make([]byte, reg.MaxPacket)
 	s.poller.Window = pollWindow
 	// The first event tells the box that the context is there.
 	if err := s.send(reg.Event{}); err != nil {
@@ -126,8 +127,8 @@ func (s *Session) serve() error {
 	}
 }
 
-// receive handles one packet, or sends the events of commands that have ended. Without
-// block it returns reader.ErrNothing if there is neither.
+// receive handles the packets that are there, and sends the events of commands that have
+// ended. Without block it returns reader.ErrNothing if there is neither.
 func (s *Session) receive(block bool) error {
 	if block {
 		s.sleep(true)
@@ -136,21 +137,28 @@ func (s *Session) receive(block bool) error {
 	if block {
 		s.sleep(false)
 	}
-	if err == nil {
-		err = s.handle(s.packet[:n])
-		if s.handled++; err != nil || s.handled < collectEvery {
+	worked := err == nil
+	for handled := 1; err == nil; handled++ {
+		m, next := s.Conn.Receive(s.ahead, false)
+		if err := s.handle(s.packet[:n], next == nil); err != nil {
 			return err
 		}
+		s.packet, s.ahead = s.ahead, s.packet
+		n, err = m, next
+		if handled%collectEvery == 0 {
+			if _, err := s.collect(); err != nil {
+				return err
+			}
+		}
 	}
-	if err != nil && !errors.Is(err, reader.ErrNothing) {
+	if !errors.Is(err, reader.ErrNothing) {
 		return err
 	}
-	s.handled = 0
-	any, failed := s.collect()
+	ended, failed := s.collect()
 	switch {
 	case failed != nil:
 		return failed
-	case any:
+	case worked || ended:
 		return nil
 	}
 	return err
@@ -186,8 +194,9 @@ type result struct {
 	err  error
 }
 
-// handle executes one packet. An error is one of the connection.
-func (s *Session) handle(p []byte) error {
+// handle executes one packet, behind which more may be there. An error is one of the
+// connection, or of a device that takes no markers.
+func (s *Session) handle(p []byte, more bool) error {
 	h, n, err := reg.ParsePacketHeader(p)
 	if err != nil {
 		return err
@@ -195,6 +204,14 @@ func (s *Session) handle(p []byte) error {
 	c := &cursor{b: p[n:]}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.more = more
+	if err := s.execute(h, c); err != nil || more {
+		return err
+	}
+	return s.settle()
+}
+
+func (s *Session) execute(h reg.PacketHeader, c *cursor) error {
 	switch {
 	case h.Op >= reg.FirstEnqueuePacket:
 		if err := s.enqueue(h, c); err != nil {
