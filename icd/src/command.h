@@ -80,6 +80,7 @@ cl_int command_run(struct command *c);
 /* command_defer keeps a command that has to wait for a user event, and takes over its
  * mapping. It returns 0 if the command is to be run now. */
 int command_defer(struct command *c, cl_int *code);
+int event_deferred(cl_event e);
 
 /* callback_later calls a program's function in the thread of callbacks, and then releases
  * the event. */

@@ -113,6 +113,14 @@ int command_defer(struct command *c, cl_int *code)
 	return wait;
 }
 
+int event_deferred(cl_event e)
+{
+	pthread_mutex_lock(&lock);
+	int deferred = e->deferred;
+	pthread_mutex_unlock(&lock);
+	return deferred;
+}
+
 int release_defer(cl_context c, cl_uint handle)
 {
 	int wait = 0;

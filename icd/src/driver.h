@@ -166,6 +166,7 @@ struct _cl_kernel {
 	cl_uint handle, count;
 	struct argument *arguments;
 	struct properties properties;
+	size_t accepted[3]; /* size of work-groups that the device has taken against the properties */
 };
 
 struct _cl_event {

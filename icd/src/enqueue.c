@@ -190,32 +190,73 @@ static cl_int check_local(cl_kernel k, cl_uint dims, const size_t *global, const
 {
 	cl_device_id d = k->program->context->device;
 	struct property p;
-	size_t most[3], required[3], group, items = 1;
-	int fixed = properties_find(&k->properties, CL_KERNEL_COMPILE_WORK_GROUP_SIZE, NO_INDEX, &p) && p.size == sizeof required;
-
-	if (fixed)
-		memcpy(required, p.value, sizeof required);
-	fixed = fixed && required[0] != 0;
+	size_t most[3], items = 1;
 	int bounded = properties_find(&d->properties, CL_DEVICE_MAX_WORK_ITEM_SIZES, NO_INDEX, &p) && p.size == sizeof most;
+
 	if (bounded)
 		memcpy(most, p.value, sizeof most);
 	for (cl_uint i = 0; i < dims; i++) {
-		if (local[i] == 0 || (fixed && local[i] != required[i]))
+		if (local[i] == 0 || __builtin_mul_overflow(items, local[i], &items))
 			return CL_INVALID_WORK_GROUP_SIZE;
 		if (global[i] % local[i] && !device_number(d, CL_DEVICE_NON_UNIFORM_WORK_GROUP_SUPPORT))
 			return CL_INVALID_WORK_GROUP_SIZE;
-		if (__builtin_mul_overflow(items, local[i], &items))
-			return CL_INVALID_WORK_GROUP_SIZE;
 	}
-	if (properties_find(&k->properties, CL_KERNEL_WORK_GROUP_SIZE, NO_INDEX, &p) && p.size == sizeof group) {
-		memcpy(&group, p.value, sizeof group);
-		if (items > group)
-			return CL_INVALID_WORK_GROUP_SIZE;
-	}
+	if (device_number(d, CL_DEVICE_MAX_WORK_GROUP_SIZE) && items > device_number(d, CL_DEVICE_MAX_WORK_GROUP_SIZE))
+		return CL_INVALID_WORK_GROUP_SIZE;
 	for (cl_uint i = 0; bounded && i < dims; i++)
 		if (local[i] > most[i])
 			return CL_INVALID_WORK_ITEM_SIZE;
 	return CL_SUCCESS;
+}
+
+/* doubtful reports whether a kernel's properties forbid a size of work-groups. NVIDIA's platform
+ * takes larger ones than those that it names, so it is asked. */
+static int doubtful(cl_kernel k, cl_uint dims, const size_t *local)
+{
+	size_t size[3] = {1, 1, 1}, required[3], group;
+	struct property p;
+	int doubt = 0;
+
+	memcpy(size, local, dims * sizeof *local);
+	if (properties_find(&k->properties, CL_KERNEL_COMPILE_WORK_GROUP_SIZE, NO_INDEX, &p) && p.size == sizeof required) {
+		memcpy(required, p.value, sizeof required);
+		doubt = required[0] != 0 && memcmp(size, required, sizeof size);
+	}
+	if (properties_find(&k->properties, CL_KERNEL_WORK_GROUP_SIZE, NO_INDEX, &p) && p.size == sizeof group) {
+		memcpy(&group, p.value, sizeof group);
+		doubt = doubt || size[0] * size[1] * size[2] > group;
+	}
+	pthread_mutex_lock(&dxpu_lock);
+	doubt = doubt && memcmp(size, k->accepted, sizeof size);
+	pthread_mutex_unlock(&dxpu_lock);
+	return doubt;
+}
+
+/* end_asked ends a call with the device's answer to the size of work-groups, unless the command
+ * waits for a user event: then its event has the answer. */
+static cl_int end_asked(struct command *c, struct packet *p, cl_kernel k, cl_uint dims, const size_t *local, cl_event *event)
+{
+	const size_t size[3] = {local[0], dims > 1 ? local[1] : 1, dims > 2 ? local[2] : 1};
+	cl_event e = c->event;
+	cl_int code;
+
+	object_retain(e);
+	code = simple(c, p, event);
+	if (!code && !event_deferred(e)) {
+		channel_wait(channel_of(c->queue), &e->status);
+		code = e->status < 0 ? e->status : CL_SUCCESS;
+		if (code && event) {
+			event_release(*event);
+			*event = NULL;
+		}
+		if (!code) {
+			pthread_mutex_lock(&dxpu_lock);
+			memcpy(k->accepted, size, sizeof size);
+			pthread_mutex_unlock(&dxpu_lock);
+		}
+	}
+	event_release(e);
+	return code;
 }
 
 cl_int CL_API_CALL dxpu_EnqueueNDRangeKernel(cl_command_queue q, cl_kernel k, cl_uint dims, const size_t *offset,
@@ -242,6 +283,7 @@ cl_int CL_API_CALL dxpu_EnqueueNDRangeKernel(cl_command_queue q, cl_kernel k, cl
 	code = local ? check_local(k, dims, global, local) : CL_SUCCESS;
 	if (code)
 		return code;
+	int ask = local && doubtful(k, dims, local);
 	packet_start(&p, PACKET_NDRANGE, q->handle);
 	p.flags = (uint16_t)((offset ? NDRANGE_OFFSET : 0) | (local ? NDRANGE_LOCAL : 0));
 	packet_u32(&p, k->handle);
@@ -256,7 +298,9 @@ cl_int CL_API_CALL dxpu_EnqueueNDRangeKernel(cl_command_queue q, cl_kernel k, cl
 		code = begin(&c);
 	if (k->program->prints)
 		q->context->prints = 1;
-	return code ? code : simple(&c, &p, event);
+	if (code)
+		return code;
+	return ask ? end_asked(&c, &p, k, dims, local, event) : simple(&c, &p, event);
 }
 
 cl_int CL_API_CALL dxpu_EnqueueTask(cl_command_queue q, cl_kernel k, cl_uint waits, const cl_event *list, cl_event *event)
