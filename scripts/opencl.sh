@@ -1,6 +1,7 @@
 #!/bin/bash
 # Usage: opencl.sh bench [ROUNDS]
 #        opencl.sh first [ROUNDS]
+#        opencl.sh peak [OPTION...]
 #        opencl.sh programs [NAME...]
 #        opencl.sh suites DIRECTORY NAME...
 #
@@ -10,17 +11,19 @@
 # bench prints the times of both, in turn in each round (3), beside the round trip of a
 # register read in the same run, and their ratios. first prints how long a program takes from
 # its lease to the end of its first kernel, step by step, and the same with a cache of
-# compiled programs; natively, from its start. programs runs programs of other
+# compiled programs; natively, from its start. peak prints the figures of clpeak with these
+# options (all), natively and through the pool. programs runs programs of other
 # projects, natively and through the pool, compares their results and prints a
 # table in Markdown. A program that is not installed is left out with a message;
 # scripts/install-tools.sh installs them. suites does the same for test programs of
-# OpenCL-CTS that were built in a directory: they write the verdict of each test.
+# OpenCL-CTS that were built in a directory: they write the verdict of each test. TIMEOUT
+# bounds each run, in seconds (600): then the tests count that ended in both.
 #
 # Exit status: 0 all results are equal, 1 some differ, 3 there is no platform.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 me=$(basename "$0")
-mode=${1:?bench, first, programs or suites}
+mode=${1:?bench, first, peak, programs or suites}
 shift
 [ -n "$(find /etc/OpenCL/vendors -name '*.icd' 2>/dev/null)" ] || {
 	printf '%s: this machine has no OpenCL platform; remedy: scripts/install-tools.sh\n' "$me" >&2
@@ -110,11 +113,25 @@ first() {
 	done
 }
 
+# figures prints what clpeak measures, a line for each: section, name, figure.
+figures() { awk '/^ *[A-Z][^:]*$|^ *Kernel launch latency/ { section = $0; gsub(/^ +| +$/, "", section); sub(/ *:.*/, "", section) }
+	/: *[0-9.]+/ { name = $0; sub(/ *:.*/, "", name); gsub(/^ +/, "", name); value = $0; sub(/.*: */, "", value); sub(/ .*/, "", value); if (section) print section "|" name "|" value }'; }
+
+peak() {
+	local program=${CLPEAK:-clpeak}
+	timeout "${TIMEOUT:-600}" "$program" "$@" 2>>"$work/log" | figures >"$work/native"
+	pooled timeout "${TIMEOUT:-600}" "$program" "$@" 2>>"$work/log" | figures >"$work/pool"
+	echo "| clpeak | | native | pool | pool over native |"
+	echo "|---|---|---|---|---|"
+	awk -F'|' 'NR == FNR { pool[$1 "|" $2] = $3; next }
+		{ key = $1 "|" $2; r = "-"; if ((key in pool) && $3 > 0) r = sprintf("%.3f", pool[key] / $3); printf "| %s | %s | %s | %s | %s |\n", $1, $2, $3, (key in pool) ? pool[key] : "-", r }' "$work/pool" "$work/native"
+}
+
 # Each program prints what must be equal: without names of platforms, times and rates.
 program_clinfo() { clinfo --raw | grep -E 'CL_DEVICE_(TYPE|MAX_COMPUTE_UNITS|MAX_WORK_GROUP_SIZE|NAME|LOCAL_MEM_SIZE) '| sed 's/^\S* *//'; }
 program_clpeak() { clpeak --compute-sp --compute-integer | sed -n 's/^ *\([a-z0-9]*\) *: [0-9.]*$/\1/p'; }
 program_pyopencl() {
-	/usr/bin/python3 - <<-'PY'
+	"${PYTHON:-/usr/bin/python3}" - <<-'PY'
 		import numpy as np, pyopencl as cl, pyopencl.array as ca, pyopencl.clmath as cm
 		from pyopencl.reduction import ReductionKernel
 		from pyopencl.scan import InclusiveScanKernel
@@ -150,12 +167,12 @@ program_hashcat() {
 	printf '5d41402abc4b2a76b9719d911017c592\n' >"$work/hash"
 	printf 'a\nhello\nworld\n' >"$work/words"
 	rm -f "$work/found"
-	hashcat -m 0 -a 0 --force --potfile-disable -o "$work/found" --outfile-format 2 "$work/hash" "$work/words" >>"$work/log" 2>&1
+	hashcat -m 0 -a 0 --force --backend-ignore-cuda --potfile-disable -o "$work/found" --outfile-format 2 "$work/hash" "$work/words" >>"$work/log" 2>&1
 	cat "$work/found"
 }
 needs() {
 	case $1 in
-	pyopencl) /usr/bin/python3 -c 'import pyopencl' 2>/dev/null ;;
+	pyopencl) "${PYTHON:-/usr/bin/python3}" -c 'import pyopencl' 2>/dev/null ;;
 	clblast) command -v clblast_test_xaxpy >/dev/null ;;
 	*) command -v "$1" >/dev/null ;;
 	esac
@@ -186,14 +203,13 @@ programs() {
 	return $bad
 }
 
-# verdicts FILE COMMAND... runs a test program of OpenCL-CTS and sorts its verdicts into a file.
+# verdicts FILE COMMAND... runs a test program of OpenCL-CTS and sorts its verdicts into a file:
+# those of a program that runs out of time too, whose file of results would be empty.
 verdicts() {
 	local file=$1
 	shift
-	CL_DEVICE_TYPE=${CL_DEVICE_TYPE:-CL_DEVICE_TYPE_CPU} CL_WIMPY_MODE=1 CL_CONFORMANCE_RESULTS_FILENAME=$work/results \
-		timeout "${TIMEOUT:-600}" "$@" >>"$work/log" 2>&1 || true
-	grep -E '": "(pass|fail|skip)"' "$work/results" 2>/dev/null | tr -d '\t,' | sort >"$file" || true
-	rm -f "$work/results"
+	CL_DEVICE_TYPE=${CL_DEVICE_TYPE:-CL_DEVICE_TYPE_CPU} CL_WIMPY_MODE=1 timeout "${TIMEOUT:-600}" "$@" >"$work/output" 2>>"$work/log" || true
+	sed -En 's/^([A-Za-z0-9_]+) (passed|FAILED|skipped)$/\1 \2/p' "$work/output" | sort >"$file"
 }
 
 suites() {
@@ -209,21 +225,22 @@ suites() {
 		}
 		verdicts "$work/native" "$program"
 		verdicts "$work/pool" "$bin/dxpu" run --host h1 -- "$program"
-		result=equal
-		[ -s "$work/native" ] && cmp -s "$work/native" "$work/pool" || {
+		join "$work/native" "$work/pool" >"$work/both"
+		result="equal in $(wc -l <"$work/both")"
+		[ -s "$work/both" ] && ! awk '$2 != $3 { print; bad = 1 } END { exit !bad }' "$work/both" >&2 || {
 			result=different
 			bad=1
-			diff "$work/native" "$work/pool" >&2 || true
 		}
-		echo "| $name | $(grep -c '"pass"' "$work/native") pass | $(grep -c '"pass"' "$work/pool") pass | $result |"
+		echo "| $name | $(tally "$work/native") | $(tally "$work/pool") | $result |"
 	done
 	return $bad
 }
+tally() { awk '{ n[$2]++ } END { printf "%d pass, %d skipped, %d fail", n["passed"], n["skipped"], n["FAILED"] }' "$1"; }
 
 case $mode in
-bench | first | programs | suites) "$mode" "$@" ;;
+bench | first | peak | programs | suites) "$mode" "$@" ;;
 *)
-	printf '%s: %s: want bench, first, programs or suites\n' "$me" "$mode" >&2
+	printf '%s: %s: want bench, first, peak, programs or suites\n' "$me" "$mode" >&2
 	exit 2
 	;;
 esac
