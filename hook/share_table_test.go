@@ -153,7 +153,7 @@ func TestShareBenchmark(t *testing.T) {
 	if err != nil {
 		t.Skip("no python3 in PATH")
 	}
-	cmd := exec.Command(python, "-B", "-m", "unittest", "share_test")
+	cmd := exec.Command(python, "-B", "-m", "unittest", "share_test", "stages_test")
 	cmd.Dir = "realgpu"
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)

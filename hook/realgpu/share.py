@@ -4,21 +4,27 @@
     make build hook
     python3 hook/realgpu/share.py accuracy --gpu-memory 8GiB
     python3 hook/realgpu/share.py overhead
+    python3 hook/realgpu/share.py compute
     python3 hook/realgpu/share.py colocate --policy timeslice --policy orion
 
 accuracy  allocates in a share until it is refused: the sum beside the limit, and
           what the driver takes beside it for contexts and code (by nvidia-smi).
 overhead  trains without the library and in a share of the whole GPU, whose gate is
           open. Goal: under 1 %.
-colocate  serves requests online alone, then beside offline training, with each
-          policy: p99 of a request and the throughput of the training.
+compute   runs steady kernels in shares of the compute, one alone and two at once, and
+          compares their rates with that of the whole GPU. Goal: within 3 %.
+colocate  serves requests online alone, then beside offline training, without the
+          agent and with each policy: p99 of a request and the throughput of the
+          training.
 
-Each run is a process, and runs alternate in rounds. It starts "dxpu share serve" in
-a folder of its own, needs root for that, and writes WHAT.json and WHAT.md to --out.
+Each run is a process, which gets ready while others measure, and runs alternate in
+rounds. It starts "dxpu share serve" in a folder of its own, needs root for that, and
+writes WHAT.json and WHAT.md to --out.
 Leave the GPU to it and lock the clocks (README.md).
 """
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -30,8 +36,11 @@ import sys
 import tempfile
 import time
 
+from stages import Run, ahead, stage
+
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 OVERHEAD_LIMIT = 1.0  # per cent
+COMPUTE_LIMIT = 3.0  # per cent of the GPU
 ROOM_MIB = 1024  # left for contexts and code in a share of the whole GPU
 
 
@@ -70,6 +79,13 @@ def colocation_row(policy, alone, beside, train_alone, train_beside):
             "train": train_beside / train_alone if train_alone else 0.0}
 
 
+def compute_row(shares, rates, whole):
+    """Judges the rates of steady kernels in shares in per cent, beside the whole GPU's."""
+    got = [100 * r / whole for r in rates]
+    return {"shares": " + ".join(f"{s} %" for s in shares), "got": " + ".join(f"{g:.2f} %" for g in got),
+            "ok": all(abs(g - s) <= COMPUTE_LIMIT for g, s in zip(got, shares))}
+
+
 def order(names, rounds):
     """Returns the runs: each round in the other direction, so that warm-up favours none."""
     return [n for r in range(rounds) for n in (names if r % 2 == 0 else names[::-1])]
@@ -91,6 +107,7 @@ def table(rows):
 def child_allocate(args):
     import torch
 
+    stage("ready")
     torch.cuda.init()
     held, step = [], parse_bytes(args.step)
     free, total = torch.cuda.mem_get_info()
@@ -111,19 +128,19 @@ def child_train(args):
     import models
 
     net, batch, loss = models.build(args.model)
+    stage("ready")
     net = net.cuda().train()
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
     x, target = (t.cuda() for t in batch())
-    times = []
-    until = time.monotonic() + args.seconds
-    while time.monotonic() < until:
-        start = time.monotonic()
+
+    def step():
         optimizer.zero_grad(set_to_none=True)
         loss(net(x), target).backward()
         optimizer.step()
         torch.cuda.synchronize()
-        times.append((time.monotonic() - start) * 1000)
-    print(json.dumps({"ms": times[5:], "per_second": len(times) / args.seconds}))
+
+    times = timed(step, args.seconds)
+    print(json.dumps({"ms": times, "per_second": len(times) / args.seconds}))
 
 
 def child_serve(args):
@@ -132,21 +149,47 @@ def child_serve(args):
     import models
 
     net, batch, _ = models.build(args.model)
+    stage("ready")
     net = net.cuda().eval()
     x = batch()[0][:1].cuda()
-    times = []
-    with torch.no_grad():
-        for _ in range(20):
-            net(x)
+
+    def request():
+        net(x)
         torch.cuda.synchronize()
-        until = time.monotonic() + args.seconds
-        while time.monotonic() < until:
-            start = time.monotonic()
-            net(x)
-            torch.cuda.synchronize()
-            times.append((time.monotonic() - start) * 1000)
-            time.sleep(args.pause)
-    print(json.dumps({"ms": times}))
+
+    with torch.no_grad():
+        print(json.dumps({"ms": timed(request, args.seconds, args.pause)}))
+
+
+def child_kernels(args):
+    import torch
+
+    stage("ready")
+    a, b = (torch.randn(2048, 2048, device="cuda") for _ in range(2))
+    out = torch.empty_like(a)
+
+    def launches():
+        for _ in range(8):
+            torch.mm(a, b, out=out)
+        torch.cuda.synchronize()
+
+    print(json.dumps({"per_second": 8 * len(timed(launches, args.seconds)) / args.seconds}))
+
+
+def timed(work, seconds, pause=0.0):
+    """Returns the times of the work's repetitions in ms, after those that warm up."""
+    for _ in range(10):
+        work()
+    stage("warm")
+    times = []
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        start = time.monotonic()
+        work()
+        times.append((time.monotonic() - start) * 1000)
+        if pause:
+            time.sleep(pause)
+    return times
 
 
 def used_by_process(pid):
@@ -174,7 +217,7 @@ class Agent:
         self.dir = tempfile.mkdtemp(prefix="share")
         self.dxpu = args.dxpu
         # Its own state: the machine's agent keeps its shares.
-        command = [self.dxpu, "share", "serve", "--dir", self.dir, "--state", os.path.join(self.dir, "state", "share.json")]
+        command = [self.dxpu, "share", "serve", "--dir", self.dir, "--state", os.path.join(self.dir, "state", "share.json"), "--log-level", "warn"]
         for gpu in args.gpu:
             command += ["--gpu", gpu]
         if policy:
@@ -196,26 +239,45 @@ class Agent:
         self.process.wait(timeout=30)
 
 
-def start(child, args, prefix=()):
-    command = [*prefix, sys.executable, os.path.abspath(__file__), "child", child, "--model", args.model,
-               "--seconds", str(args.seconds), "--pause", str(args.pause), "--step", args.step]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+class Group:
+    """Runs that measure at the same time, in shares of an agent of their own."""
+
+    def __init__(self, args, policy, runs):
+        """Each run is a child, and its memory, compute and class in a share, or None."""
+        self.agent = None if policy == "none" else Agent(args, policy)
+        self.runs = [Run(self.command(args, *run)) for run in runs]
+
+    def command(self, args, child, share):
+        prefix = self.agent.command(*share) if self.agent and share else ()
+        return [*prefix, sys.executable, os.path.abspath(__file__), "child", child, "--model", args.model,
+                "--seconds", str(args.seconds), "--pause", str(args.pause), "--step", args.step]
+
+    def measure(self):
+        """Returns the results."""
+        for name in ("ready", "warm"):
+            for run in self.runs:
+                run.go(name)
+        results = [run.result() for run in self.runs]
+        for run in self.runs:
+            run.close()
+        if self.agent:
+            self.agent.close()
+        return results
 
 
-def finish(process):
-    out, _ = process.communicate()
-    if process.returncode != 0:
-        raise SystemExit(f"a run ended with {process.returncode}")
-    return json.loads(out.splitlines()[-1])
+def measured(args, groups):
+    """Yields the results of groups, each with its policy and runs; the next one gets ready meanwhile."""
+    for group in ahead([functools.partial(Group, args, *g) for g in groups], 1):
+        yield group.measure()
 
 
 def accuracy(args):
     limit, step = parse_bytes(args.gpu_memory), parse_bytes(args.step)
-    agent = Agent(args, None)
-    try:
-        got = finish(start("allocate", args, agent.command(limit, "100%", "offline")))
-    finally:
-        agent.close()
+    group = Group(args, None, [("allocate", (limit, "100%", "offline"))])
+    group.runs[0].go("ready")
+    got = group.runs[0].result()
+    group.runs[0].close()
+    group.agent.close()
     row = accuracy_row(limit, got["allocated"], step)
     row["total told"] = got["total"]
     row["driver's own"] = max(0, got["whole"] - got["allocated"])
@@ -223,40 +285,41 @@ def accuracy(args):
 
 
 def overheads(args):
-    bare, shared = [], []
-    agent = Agent(args, None)
-    try:
-        prefix = agent.command(gpu_bytes() - (ROOM_MIB << 20), "100%", "online")
-        for name in order(["bare", "shared"], args.rounds):
-            got = finish(start("train", args, prefix if name == "shared" else ()))
-            (shared if name == "shared" else bare).append(statistics.median(got["ms"]))
-    finally:
-        agent.close()
-    percent = overhead(bare, shared)
-    return [{"bare_ms": statistics.median(bare), "shared_ms": statistics.median(shared), "overhead_percent": percent, "ok": percent < OVERHEAD_LIMIT}]
+    whole = gpu_bytes() - (ROOM_MIB << 20)
+    names = order(["bare", "shared"], args.rounds)
+    groups = [(None if n == "shared" else "none", [("train", (whole, "100%", "online"))]) for n in names]
+    found = {"bare": [], "shared": []}
+    for name, [got] in zip(names, measured(args, groups)):
+        found[name].append(statistics.median(got["ms"]))
+    percent = overhead(found["bare"], found["shared"])
+    return [{"bare_ms": statistics.median(found["bare"]), "shared_ms": statistics.median(found["shared"]), "overhead_percent": percent, "ok": percent < OVERHEAD_LIMIT}]
+
+
+def compute(args):
+    memory, policy = gpu_bytes() // 8, (args.policy or [None])[0]
+    wanted = [[int(part) for part in text.split("+")] for text in args.shares]
+    groups = [("none", [("kernels", None)])] + [(policy, [("kernels", (memory, f"{s}%", "offline")) for s in shares]) for shares in wanted]
+    [whole], *parts = [[r["per_second"] for r in got] for got in measured(args, groups)]
+    return [compute_row(shares, rates, whole) for shares, rates in zip(wanted, parts)]
 
 
 def colocate(args):
-    rows = []
     half = (gpu_bytes() - (ROOM_MIB << 20)) // 2
-    alone = finish(start("serve", args))["ms"]
-    train_alone = finish(start("train", args))["per_second"]
-    for policy in args.policy:
-        agent = Agent(args, policy)
-        try:
-            train = start("train", args, agent.command(half, "50%", "offline"))
-            beside = finish(start("serve", args, agent.command(half, "50%", "online")))["ms"]
-            trained = finish(train)["per_second"]
-        finally:
-            agent.close()
-        rows.append(colocation_row(policy, alone, beside, train_alone, trained))
+    both = [("serve", (half, "50%", "online")), ("train", (half, "50%", "offline"))]
+    policies = ["none", *args.policy]
+    results = measured(args, [("none", [("serve", None)]), ("none", [("train", None)])] + [(p, both) for p in policies])
+    [alone], [train_alone] = next(results), next(results)
+    rows = []
+    for policy, (beside, trained) in zip(policies, results):
+        rows.append(colocation_row(policy, alone["ms"], beside["ms"], train_alone["per_second"], trained["per_second"]))
+        print(table(rows[-1:]), file=sys.stderr)
     return rows
 
 
 def parser():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("what", choices=["accuracy", "overhead", "colocate", "child"])
-    p.add_argument("child", nargs="?", choices=["allocate", "train", "serve"])
+    p.add_argument("what", choices=["accuracy", "overhead", "compute", "colocate", "child"])
+    p.add_argument("child", nargs="?", choices=["allocate", "train", "serve", "kernels"])
     p.add_argument("--dxpu", default="bin/dxpu")
     p.add_argument("--gpu-memory", default="8GiB")
     p.add_argument("--gpu", action="append", default=[], help="GPU for dxpu share serve (default: all)")
@@ -265,7 +328,8 @@ def parser():
     p.add_argument("--seconds", type=float, default=30)
     p.add_argument("--pause", type=float, default=0.005, help="seconds between two requests")
     p.add_argument("--rounds", type=int, default=5)
-    p.add_argument("--policy", action="append", default=[])
+    p.add_argument("--policy", action="append", default=[], help="policy, of colocate more than one")
+    p.add_argument("--shares", nargs="+", default=["30", "60", "30+60", "20+70"], help="shares of the compute in per cent")
     p.add_argument("--out", default="out/realshare")
     return p
 
@@ -273,8 +337,8 @@ def parser():
 def main():
     args = parser().parse_args()
     if args.what == "child":
-        return {"allocate": child_allocate, "train": child_train, "serve": child_serve}[args.child](args)
-    rows = {"accuracy": accuracy, "overhead": overheads, "colocate": colocate}[args.what](args)
+        return {"allocate": child_allocate, "train": child_train, "serve": child_serve, "kernels": child_kernels}[args.child](args)
+    rows = {"accuracy": accuracy, "overhead": overheads, "compute": compute, "colocate": colocate}[args.what](args)
     out = pathlib.Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{args.what}.json").write_text(json.dumps(rows, indent=2))

@@ -32,6 +32,11 @@ class TestShare(unittest.TestCase):
         row = share.colocation_row("orion", [1.0] * 99 + [9.0], [2.0] * 100, 10, 4)
         self.assertEqual((row["p99_alone_ms"], row["p99_ms"], row["slowdown"], row["train"]), (1.0, 2.0, 2.0, 0.4))
 
+    def test_compute_row(self):
+        row = share.compute_row([30, 60], [29, 64], 100)
+        self.assertEqual((row["shares"], row["got"], row["ok"]), ("30 % + 60 %", "29.00 % + 64.00 %", False))
+        self.assertTrue(share.compute_row([30, 60], [28, 62], 100)["ok"])
+
     def test_order(self):
         self.assertEqual(share.order(["a", "b"], 3), ["a", "b", "b", "a", "a", "b"])
 
