@@ -190,6 +190,12 @@ func (d *dispatcher) takeBack(t *task) {
 func (d *dispatcher) start(turn dispatch.Turn) {
 	t := d.lanes[turn.Client].task
 	t.out = true
+	if r, ok := t.job.(Remote); ok {
+		if !r.Begin(func(took time.Duration) { d.ran(t, turn, took, false) }) {
+			d.driver.AfterFunc(0, func() { d.ran(t, turn, 0, false) })
+		}
+		return
+	}
 	cost := time.Duration(0)
 	if !t.paid {
 		cost, t.paid = t.job.Cost(), true
@@ -206,17 +212,24 @@ func (d *dispatcher) start(turn dispatch.Turn) {
 		more = t.job.Run()
 		return false
 	}
-	d.driver.Compute(run, cost, func() { d.ran(t, began, more) })
+	d.driver.Compute(run, cost, func() { d.ran(t, turn, d.driver.Now()-began, more) })
+}
+
+// Remote is a job that another process computes, in one part. It is not run here.
+type Remote interface {
+	// Begin starts the job, and calls done once, later, from a goroutine that has entered no
+	// group, with the time of the hardware that the job took. It returns false, and calls
+	// nothing, if the process has gone. It does not wait.
+	Begin(done func(took time.Duration)) bool
 }
 
 // Restarter is a job that can begin again from its first part.
 type Restarter interface{ Restart() }
 
 // ran takes note of the end of a part.
-func (d *dispatcher) ran(t *task, began time.Duration, more bool) {
+func (d *dispatcher) ran(t *task, turn dispatch.Turn, took time.Duration, more bool) {
 	d.mu.Lock()
-	now := d.driver.Now()
-	d.machine.Ran(now, now-began, more)
+	d.machine.Ran(d.driver.Now(), turn, took, more)
 	t.out = false
 	left := t.left
 	d.mu.Unlock()

@@ -10,6 +10,8 @@
 // of several clients run side by side, and a kernel takes as long beside others as it
 // does alone with its share.
 //
+// A launch that cannot be cut is one part, see NewUncut.
+//
 // A client has at most one launch, and one behind it that came while the first one was
 // being taken back. So all state is bounded by the number of clients.
 package dispatch
@@ -39,8 +41,9 @@ type Dispatcher struct {
 	device  share.Device
 	policy  share.Policy
 	clients []*client // in the order in which they joined
-	out     *client   // whose part runs; it may have left
-	busy    bool      // a part runs
+	out     *client   // whose part runs, with no other one beside it; it may have left; nil: none
+	uncut   bool      // a launch is one part
+	least   share.PPM // of the multiprocessors that a launch runs on
 	now     time.Duration
 	virtual time.Duration // service of the client that ran last
 	readAt  time.Duration // next reading of the sensors
@@ -60,6 +63,8 @@ type Turn struct {
 	Client share.ClientID
 	Launch share.LaunchID
 	First  bool // the launch begins, for the first time or again
+
+	client *client
 }
 
 // client is a client with its launches.
@@ -89,6 +94,9 @@ type client struct {
 	at      time.Duration // when the next part may begin, or the held launch ends
 	told    time.Duration // until when the policy knows how long the launch waited for others
 	served  time.Duration // time of its parts at the speed of its multiprocessors
+	began   time.Duration // of the part that runs
+	late    bool          // the part runs beside those of others, see late.go
+	behind  time.Duration // time for which uncut launches of others kept it waiting, see late.go
 	inBurst bool
 	evicted bool
 	profile meter.Profile
@@ -107,7 +115,7 @@ const (
 
 // New returns a dispatcher without clients.
 func New(d share.Device, p share.Policy) *Dispatcher {
-	return &Dispatcher{device: d, policy: p, readAt: machine.Never}
+	return &Dispatcher{device: d, policy: p, readAt: machine.Never, least: share.Whole / share.PPM(max(d.SMs, 1))}
 }
 
 // ByName returns a dispatcher without clients, with a policy of package share.
@@ -309,13 +317,14 @@ func (d *Dispatcher) Completed(now time.Duration, id share.ClientID) {
 func (d *Dispatcher) Next(now time.Duration) (Turn, bool) {
 	d.now = max(d.now, now)
 	d.read()
+	d.checkLate()
 	d.decide(nil)
-	if d.busy {
+	if d.out != nil {
 		return Turn{}, false
 	}
 	var best *client
 	for _, c := range d.clients {
-		if c.state == running && c.at <= d.now && (best == nil || c.before(best)) {
+		if c.state == running && !c.late && c.at <= d.now && (best == nil || c.before(best)) {
 			best = c
 		}
 	}
@@ -323,8 +332,8 @@ func (d *Dispatcher) Next(now time.Duration) (Turn, bool) {
 		return Turn{}, false
 	}
 	d.tellWaited(best)
-	d.out, d.busy = best, true
-	t := Turn{Client: best.id, Launch: best.launch, First: best.first}
+	d.out, best.began = best, d.now
+	t := Turn{Client: best.id, Launch: best.launch, First: best.first, client: best}
 	best.first = false
 	return t, true
 }
@@ -332,10 +341,11 @@ func (d *Dispatcher) Next(now time.Duration) (Turn, bool) {
 // tellWaited tells the policy for how long a launch might have run and others did.
 func (d *Dispatcher) tellWaited(c *client) {
 	from := max(c.at, c.told)
-	if c.state != running || !c.known || d.busy && d.out == c || from >= d.now {
+	if c.state != running || !c.known || d.out == c || from >= d.now {
 		return
 	}
 	c.told = d.now
+	c.wait(d, d.now-from)
 	d.policy.Receive(d.now, share.Event{Kind: share.Waited, Client: c.id, Launch: c.launch, Ran: d.now - from})
 }
 
@@ -348,21 +358,27 @@ func (c *client) before(o *client) bool {
 	return c.served < o.served
 }
 
-// Ran reports the end of the part that Next returned, and the time that it took. More
+// Ran reports the end of a part that Next returned, and the time that it took. More
 // says that the launch has further parts.
-func (d *Dispatcher) Ran(now, took time.Duration, more bool) {
+func (d *Dispatcher) Ran(now time.Duration, t Turn, took time.Duration, more bool) {
 	d.now = max(d.now, now)
-	c := d.out
-	d.out, d.busy = nil, false
-	if c == nil {
+	c := t.client
+	if c == nil || c != d.out && !c.late {
 		return
 	}
 	took = min(max(took, 0), d.now)
 	// On fewer multiprocessors the part takes longer.
-	long := time.Duration(float64(took) * float64(share.Whole) / float64(c.share(d.device)))
-	c.at = max(c.at, d.now-took-catchUp) + long
+	long := time.Duration(float64(took) * float64(share.Whole) / float64(c.share(d)))
+	c.at = max(c.at, d.now-took-catchUp-c.behind) + long
+	if c.behind = min(c.behind, max(d.now-c.at, 0)); d.uncut {
+		c.at = min(c.at, machine.After(d.now, maxDebt))
+	}
 	c.served = max(c.served, d.virtual) + long
-	d.virtual = c.served - long
+	if c == d.out {
+		d.virtual = c.served - long
+		d.out = nil
+	}
+	c.late = false
 	c.ran += took
 	c.told = d.now
 	c.meter.Serve(took)
@@ -380,16 +396,15 @@ func (d *Dispatcher) Ran(now, took time.Duration, more bool) {
 	d.decide(nil)
 }
 
-// share returns what the running launch may use of the multiprocessors, at least one of
-// them. It is no whole number of them: the shares of several clients that are rounded up
+// share returns what the running launch may use of the multiprocessors, usually at least one
+// of them. It is no whole number of them: the shares of several clients that are rounded up
 // would be more than there is.
-func (c *client) share(d share.Device) share.PPM {
-	all := share.PPM(max(d.SMs, 1))
+func (c *client) share(d *Dispatcher) share.PPM {
 	n := min(c.limit, share.Whole)
 	if c.sms > 0 {
-		n = min(n, share.PPM(c.sms)*share.Whole/all)
+		n = min(n, share.PPM(c.sms)*share.Whole/share.PPM(max(d.device.SMs, 1)))
 	}
-	return max(n, share.Whole/all)
+	return max(n, d.least)
 }
 
 // again returns a preempted launch to the gate. It will begin from its first part.
@@ -411,9 +426,9 @@ func (d *Dispatcher) Evicted() []Eviction {
 
 // Wake returns when Next is due without other calls, or machine.Never.
 func (d *Dispatcher) Wake() time.Duration {
-	at := min(d.policy.Wake(), d.readAt)
+	at := min(d.policy.Wake(), d.readAt, d.lateAt())
 	for _, c := range d.clients {
-		if c.state == held || c.state == running && !d.busy {
+		if c.state == held || c.state == running && d.out == nil && !c.late {
 			at = min(at, c.at)
 		}
 	}
@@ -457,8 +472,8 @@ func (d *Dispatcher) apply(c *client, x share.Decision) {
 		c.limit = x.Share
 	case share.Preempt:
 		switch {
-		case c.state != running:
-		case d.busy && d.out == c:
+		case c.state != running || c.late:
+		case d.out == c:
 			c.killed = true
 		default:
 			d.again(c)

@@ -47,6 +47,11 @@ var small = share.Device{SMs: 80, ThreadsPerSM: 2048, Memory: 1 << 30}
 
 func newWorld(t testing.TB, policy string, programs ...*program) *world {
 	t.Helper()
+	return worldOf(t, policy, dispatch.New, programs)
+}
+
+func worldOf(t testing.TB, policy string, dispatcher func(share.Device, share.Policy) *dispatch.Dispatcher, programs []*program) *world {
+	t.Helper()
 	info, err := share.Find(policy)
 	if err != nil {
 		t.Fatal(err)
@@ -55,7 +60,7 @@ func newWorld(t testing.TB, policy string, programs ...*program) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, d: dispatch.New(small, p), partEnds: machine.Never}
+	w := &world{t: t, d: dispatcher(small, p), partEnds: machine.Never}
 	for _, p := range programs {
 		w.add(p)
 	}
@@ -154,7 +159,7 @@ func (w *world) next() {
 	w.partEnds = w.now + took
 	w.part = func() {
 		p.todo -= took
-		w.d.Ran(w.now, took, p.todo > 0)
+		w.d.Ran(w.now, turn, took, p.todo > 0)
 	}
 }
 
@@ -455,17 +460,19 @@ func TestWrongCalls(t *testing.T) {
 		t.Error("a second waiting launch")
 	}
 	w.d.Completed(0, 1)
-	w.d.Ran(0, 0, false)
+	w.d.Ran(0, dispatch.Turn{}, 0, false)
 	w.d.Leave(0, 8)
 	w.d.Resize(0, 8, percent(1))
-	if turn, ok := w.d.Next(0); !ok || turn.Client != 1 || !turn.First {
+	turn, ok := w.d.Next(0)
+	if !ok || turn.Client != 1 || !turn.First {
 		t.Errorf("turn %+v, %t", turn, ok)
 	}
 	if _, ok := w.d.Next(0); ok {
 		t.Error("two parts at one time")
 	}
 	w.d.Leave(0, 1)
-	w.d.Ran(time.Millisecond, time.Millisecond, true)
+	w.d.Ran(time.Millisecond, turn, time.Millisecond, true)
+	w.d.Ran(time.Millisecond, turn, time.Millisecond, true)
 	if _, ok := w.d.Next(time.Millisecond); ok {
 		t.Error("a part of a client that has left")
 	}

@@ -1,0 +1,67 @@
+package dispatch
+
+import (
+	"time"
+
+	"github.com/dxpu-project/dxpu/machine"
+	"github.com/dxpu-project/dxpu/share"
+)
+
+// Launches of real hardware cannot be cut into parts: a launch there is one part, as long as
+// its kernel. Such a part ends when it likes, or never. After Patience it is late, and gives
+// its permit back: the policy takes it as completed, and the parts of other clients run
+// beside it, as the hardware lets them. Its client has no other part meanwhile, and pays for
+// all of it at its end. The owner may end a launch that does not end by itself.
+//
+// A client that waits for an uncut launch of another one may wait longer than catchUp. That
+// time is no idleness: it makes up for all of it, up to Patience.
+
+// Patience is how long the uncut launch of a client may keep the launches of others waiting.
+// Many kernels of training take milliseconds, and people notice half a second.
+const Patience = 200 * time.Millisecond
+
+// maxDebt bounds how long a client waits after a launch, whatever that launch took: after one
+// that did not end until its context did, the next program of the client is not to wait for
+// hours.
+const maxDebt = time.Minute
+
+// leastUncut is the least share of a launch that cannot be cut. It is a share of the time,
+// so it is not that of a multiprocessor, of which small devices have two.
+const leastUncut = share.Whole / 100
+
+// NewUncut returns a dispatcher without clients for launches that cannot be cut: More of Ran
+// is always false.
+func NewUncut(d share.Device, p share.Policy) *Dispatcher {
+	out := New(d, p)
+	out.uncut = true
+	out.least = min(out.least, leastUncut)
+	return out
+}
+
+// lateAt returns when the part that runs is late, or machine.Never.
+func (d *Dispatcher) lateAt() time.Duration {
+	if !d.uncut || d.out == nil {
+		return machine.Never
+	}
+	return machine.After(d.out.began, Patience)
+}
+
+// checkLate lets other parts run beside a late one.
+func (d *Dispatcher) checkLate() {
+	if d.now < d.lateAt() {
+		return
+	}
+	c := d.out
+	d.out, c.late = nil, true
+	if c.known && !c.gone {
+		c.known = false
+		d.policy.Receive(d.now, share.Event{Kind: share.Completed, Client: c.id, Launch: c.launch, Ran: d.now - c.began})
+	}
+}
+
+// wait notes that a client waited because others ran.
+func (c *client) wait(d *Dispatcher, long time.Duration) {
+	if d.uncut {
+		c.behind = min(c.behind+long, Patience)
+	}
+}

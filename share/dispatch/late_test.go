@@ -1,0 +1,203 @@
+package dispatch_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/dxpu-project/dxpu/share"
+	"github.com/dxpu-project/dxpu/share/dispatch"
+)
+
+// two is a device with two compute units, as processors of a small machine.
+var two = share.Device{SMs: 2, ThreadsPerSM: 2048, Memory: 1 << 30}
+
+// newUncutWorld runs clients whose launches are one part each, as those of real hardware. A
+// part that is late runs beside others, at full speed.
+func newUncutWorld(t testing.TB, policy string, programs ...*program) *world {
+	t.Helper()
+	for _, p := range programs {
+		p.part = p.kernel
+	}
+	onTwo := func(_ share.Device, p share.Policy) *dispatch.Dispatcher { return dispatch.NewUncut(two, p) }
+	return worldOf(t, policy, onTwo, programs)
+}
+
+// Shares are kept over ten seconds though no launch can be cut, also beside kernels that are
+// much longer.
+func TestSharesOfUncutLaunches(t *testing.T) {
+	client := func(n int, kernel time.Duration) *program { return &program{spec: percent(n), kernel: kernel} }
+	const ms = time.Millisecond
+	for _, policy := range []string{"mps", "gemini"} {
+		for _, c := range []struct {
+			name     string
+			programs []*program
+		}{
+			{"alone", []*program{client(30, 7*ms)}},
+			{"equal kernels", []*program{client(30, 7*ms), client(50, 7*ms), client(20, 7*ms)}},
+			{"long and short kernels", []*program{client(25, 50*ms), client(75, 5*ms)}},
+			{"very long and short kernels", []*program{client(25, 150*ms), client(75, 10*ms)}},
+			{"short and long kernels", []*program{client(25, 2*ms), client(75, 120*ms)}},
+			{"less than a multiprocessor", []*program{client(10, 5*ms), client(90, 5*ms)}},
+		} {
+			t.Run(policy+"/"+c.name, func(t *testing.T) {
+				for i, p := range c.programs {
+					p.id = share.ClientID(i + 1)
+				}
+				if policy == "gemini" && c.programs[0].kernel > 50*ms {
+					t.Skip("the limit of gemini's window, which is never exceeded, is no whole number of these kernels")
+				}
+				w := newUncutWorld(t, policy, c.programs...)
+				w.run(10 * time.Second)
+				var before []time.Duration
+				for _, p := range c.programs {
+					before = append(before, w.d.Usage(p.id).Service)
+				}
+				w.run(20 * time.Second)
+				for i, p := range c.programs {
+					got := (w.d.Usage(p.id).Service - before[i]).Seconds() / 10
+					want := float64(p.spec.Limit) / float64(share.Whole)
+					t.Logf("client %d: %.2f %% of %.0f %%", p.id, 100*got, 100*want)
+					if got < want*0.97 || got > want*1.03 {
+						t.Errorf("client %d got %.2f %% of the GPU, want %.0f %% within 3 %%", p.id, 100*got, 100*want)
+					}
+				}
+				if n := w.d.Violations(); n != 0 {
+					t.Errorf("the policy found %d events wrong", n)
+				}
+			})
+		}
+	}
+}
+
+// pair is a dispatcher with two clients.
+func pair(t *testing.T, policy string) *dispatch.Dispatcher {
+	t.Helper()
+	info, err := share.Find(policy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := info.New(small, share.Settings{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := dispatch.NewUncut(small, p)
+	for id := range share.ClientID(2) {
+		if err := d.Join(0, id+1, percent(50)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return d
+}
+
+// endless begins a launch of client 1 that does not end.
+func endless(t *testing.T, d *dispatch.Dispatcher) dispatch.Turn {
+	t.Helper()
+	d.Launch(0, 1, share.Kernel{Blocks: 1})
+	turn, ok := d.Next(0)
+	if !ok || turn.Client != 1 {
+		t.Fatal("no turn for the only launch")
+	}
+	return turn
+}
+
+// endOf lets the time pass until the launch of a client ends.
+func endOf(t *testing.T, d *dispatch.Dispatcher, now time.Duration, id share.ClientID) time.Duration {
+	t.Helper()
+	for !slices.Contains(d.Ended(now, nil), id) {
+		if turn, ok := d.Next(now); ok {
+			t.Fatalf("a turn of client %d", turn.Client)
+		}
+		if now = d.Wake(); now > time.Hour {
+			t.Fatalf("the launch of client %d does not end", id)
+		}
+	}
+	d.Completed(now, id)
+	return now
+}
+
+// waitsOf runs short kernels of client 2 for a minute and returns how long each waited for
+// its turn.
+func waitsOf(t *testing.T, d *dispatch.Dispatcher) (waits []time.Duration, now time.Duration) {
+	t.Helper()
+	for now < time.Minute {
+		from := now
+		if _, ok := d.Launch(now, 2, share.Kernel{Blocks: 1}); !ok {
+			t.Fatal("the launch was refused")
+		}
+		turn, ok := d.Next(now)
+		for !ok {
+			if now = d.Wake(); now > time.Hour {
+				t.Fatal("the launch waits for ever")
+			}
+			turn, ok = d.Next(now)
+		}
+		if turn.Client != 2 {
+			t.Fatalf("a turn of client %d, whose launch has not ended", turn.Client)
+		}
+		waits = append(waits, now-from)
+		now += 2 * time.Millisecond
+		d.Ran(now, turn, 2*time.Millisecond, false)
+		now = endOf(t, d, now, 2) + 4*time.Millisecond // less than its share
+	}
+	return waits, now
+}
+
+// A launch that does not end holds the others up for Patience only, under each policy, and may
+// end much later.
+func TestEndlessLaunch(t *testing.T) {
+	for _, info := range share.Policies() {
+		t.Run(info.Name, func(t *testing.T) {
+			alone, _ := waitsOf(t, pair(t, info.Name))
+			d := pair(t, info.Name)
+			late := endless(t, d)
+			waits, now := waitsOf(t, d)
+			if e := d.Evicted(); len(e) > 0 {
+				t.Errorf("evicted %v", e)
+			}
+			if waits[0] > dispatch.Patience+50*time.Millisecond { // a policy may have turns
+				t.Errorf("the first launch of the neighbour waited %v", waits[0])
+			}
+			if got, want := slices.Max(waits[1:]), slices.Max(alone)+dispatch.Patience; got > want || len(waits) < len(alone)*9/10 {
+				t.Errorf("%d launches waited up to %v, alone %d up to %v", len(waits), got, len(alone), slices.Max(alone))
+			}
+			d.Ran(now, late, now, false)
+			if now = endOf(t, d, now, 1); now > 2*time.Minute+time.Second {
+				t.Errorf("the client of the endless launch may go on after %v", now)
+			}
+			if _, ok := d.Launch(now, 1, share.Kernel{Blocks: 1}); !ok {
+				t.Error("the next launch of the client was refused")
+			}
+			if n := d.Violations(); n != 0 {
+				t.Errorf("the policy found %d events wrong", n)
+			}
+		})
+	}
+}
+
+// A client that leaves while its late launch runs leaves nothing behind, also if it joins
+// again before the launch ends.
+func TestLateLaunchOfAClientThatLeft(t *testing.T) {
+	d := pair(t, "mps")
+	former := endless(t, d)
+	d.Next(time.Second)
+	d.Leave(time.Second, 1)
+	if err := d.Join(time.Second, 1, percent(50)); err != nil {
+		t.Fatal(err)
+	}
+	d.Launch(time.Second, 1, share.Kernel{Blocks: 1})
+	turn, ok := d.Next(time.Second)
+	if !ok {
+		t.Fatal("no turn for the client that joined again")
+	}
+	const soon = time.Second + dispatch.Patience/2
+	d.Ran(soon, former, soon, false)
+	d.Launch(soon, 2, share.Kernel{Blocks: 1})
+	if _, ok := d.Next(soon); ok {
+		t.Error("the end of the former launch was taken for that of the new one")
+	}
+	d.Ran(soon, turn, time.Millisecond, false)
+	if got := d.Usage(1).Service; got != time.Millisecond {
+		t.Errorf("the new client is charged %v", got)
+	}
+}
