@@ -32,6 +32,8 @@ func run(args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("dxpu-opencl", flag.ContinueOnError)
 	index := flags.Int("serve", -1, "`index` of the device to serve; without it, list the devices")
 	memory := flags.Uint64("memory", 0, "`bytes` of the device to offer; 0 for all")
+	most := flags.Uint64("most", 0, "highest `bytes` that the box may allow later; 0 for --memory")
+	turns := flags.Bool("turns", false, "wait for a turn of the device, which several tenants share")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -56,27 +58,29 @@ func run(args []string, out io.Writer) error {
 	if *index >= len(devices) {
 		return fmt.Errorf("device %d of %d", *index, len(devices))
 	}
-	return serve(library, devices[*index], *memory)
+	return serve(library, devices[*index], *memory, *most, *turns)
 }
 
-// The box passes two descriptors: the socket and the memory that it shares.
+// The box passes these descriptors: the socket, the memory that it shares, and with --turns the
+// socket for turns.
 const (
 	socketFD = 3
 	vramFD   = 4
+	turnsFD  = 5
 )
 
 // compilerMemory is what the process may use besides buffers: the platform, its
 // compiler, and copies that it makes.
 const compilerMemory = 4 << 30
 
-func serve(library *cl.Library, device cl.Found, memory uint64) error {
+func serve(library *cl.Library, device cl.Found, memory, most uint64, turns bool) error {
 	unix.CloseOnExec(socketFD)
 	unix.CloseOnExec(vramFD)
 	if memory == 0 || memory > device.Memory {
 		memory = device.Memory
 	}
-	limit := compilerMemory + memory
-	if err := unix.Setrlimit(unix.RLIMIT_DATA, &unix.Rlimit{Cur: limit, Max: limit}); err != nil {
+	most = min(max(most, memory), device.Memory)
+	if err := limitMemory(memory, most); err != nil {
 		return fmt.Errorf("limit of memory: %w", err)
 	}
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
@@ -100,19 +104,31 @@ func serve(library *cl.Library, device cl.Found, memory uint64) error {
 	if err != nil {
 		return fmt.Errorf("output of kernels: %w", err)
 	}
-	return session.Run(session.Config{Library: library, Device: device, VRAM: vram, Memory: memory, Conn: socket{}, Output: out.take})
+	config := session.Config{Library: library, Device: device, VRAM: vram, Memory: memory, Conn: socket(socketFD), Output: out.take}
+	if turns {
+		unix.CloseOnExec(turnsFD)
+		config.Turns = socket(turnsFD)
+		config.Allowed = func(memory uint64) error { return limitMemory(memory, most) }
+	}
+	return session.Run(config)
 }
 
-// socket is the connection to the box: a socket of type SOCK_SEQPACKET that blocks.
-type socket struct{}
+// limitMemory limits the memory of the process, and how far it may raise the limit.
+func limitMemory(memory, most uint64) error {
+	return unix.Setrlimit(unix.RLIMIT_DATA, &unix.Rlimit{Cur: compilerMemory + min(memory, most), Max: compilerMemory + most})
+}
 
-func (socket) Receive(p []byte, block bool) (int, error) {
+// socket is a connection to the box: the descriptor of a socket of type SOCK_SEQPACKET that
+// blocks.
+type socket uintptr
+
+func (s socket) Receive(p []byte, block bool) (int, error) {
 	flags := unix.MSG_DONTWAIT
 	if block {
 		flags = 0
 	}
 	for {
-		switch n, err := recv(p, flags); {
+		switch n, err := s.recv(p, flags); {
 		case err == unix.EINTR:
 		case err == unix.EAGAIN:
 			return 0, reader.ErrNothing
@@ -127,17 +143,17 @@ func (socket) Receive(p []byte, block bool) (int, error) {
 }
 
 // recv is recv(2), which package unix has only with the address of the sender.
-func recv(p []byte, flags int) (int, error) {
-	n, _, e := unix.Syscall6(unix.SYS_RECVFROM, socketFD, uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)), uintptr(flags), 0, 0)
+func (s socket) recv(p []byte, flags int) (int, error) {
+	n, _, e := unix.Syscall6(unix.SYS_RECVFROM, uintptr(s), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)), uintptr(flags), 0, 0)
 	if e != 0 {
 		return 0, e
 	}
 	return int(n), nil
 }
 
-func (socket) Send(events []byte) error {
+func (s socket) Send(events []byte) error {
 	for {
-		err := unix.Sendto(socketFD, events, unix.MSG_NOSIGNAL, nil)
+		err := unix.Sendto(int(s), events, unix.MSG_NOSIGNAL, nil)
 		if err != unix.EINTR {
 			return err
 		}

@@ -25,7 +25,6 @@ import (
 type engine struct {
 	program string
 	index   int
-	memory  uint64
 	cold    bool // no process starts in advance
 	log     *slog.Logger
 	vram    []byte        // shared memory; renew exchanges the pages behind it
@@ -35,6 +34,7 @@ type engine struct {
 	idle      *sync.Cond // process has become nil
 	file      *os.File   // of vram; nil after renew has failed
 	notify    func()
+	limits    limits // turns is fixed
 	context   uint64 // number of the context, or of the pause after it
 	wanted    bool   // there is a context
 	wantSpare bool   // see spare.go
@@ -42,6 +42,8 @@ type engine struct {
 	state     reg.ComputeState
 	process   *process // nil: none
 	events    []reg.Event
+	asked     *turn // waits for NextJob; nil: none
+	times     times // of the tenant's kernels
 
 	polled   atomic.Pointer[process] // process, for Poll
 	inFlight atomic.Int32            // packets of the context without their event
@@ -51,13 +53,13 @@ type engine struct {
 
 var _ gpu.Engine = (*engine)(nil)
 
-func newEngine(program string, index int, memory uint64, size int, cold bool, log *slog.Logger) (*engine, error) {
+func newEngine(program string, index int, limits limits, size int, cold bool, log *slog.Logger) (*engine, error) {
 	vram, err := unix.Mmap(-1, 0, size, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
 		return nil, fmt.Errorf("shared memory: %w", err)
 	}
 	e := &engine{
-		program: program, index: index, memory: memory, cold: cold, log: log, vram: vram,
+		program: program, index: index, limits: limits, cold: cold, log: log, vram: vram,
 		wake: make(chan struct{}, 1), notify: func() {}, context: noContext + 1, began: time.Now(),
 	}
 	e.idle = sync.NewCond(&e.mu)
@@ -94,7 +96,8 @@ func (e *engine) renew() error {
 		return errors.Join(fmt.Errorf("shared memory: %w", err), file.Close())
 	}
 	e.file = file
-	e.wantSpare = !e.cold
+	e.times = nil
+	e.wantSpare = !e.cold && e.limits.memory > noMemory
 	e.poke()
 	return nil
 }
@@ -106,7 +109,11 @@ func (e *engine) close() error { return errors.Join(unix.Munmap(e.vram), e.file.
 func (e *engine) Kind() reg.ComputeKind { return reg.ComputeOpenCL }
 
 // Memory implements gpu.Engine.
-func (e *engine) Memory() uint64 { return e.memory }
+func (e *engine) Memory() uint64 {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.limits.memory
+}
 
 // VRAM implements gpu.Engine.
 func (e *engine) VRAM() []byte { return e.vram }
@@ -139,7 +146,7 @@ func (e *engine) Stop() {
 // change ends the context, if there is one. The caller holds mu.
 func (e *engine) change(wanted bool, state reg.ComputeState) {
 	e.context++
-	e.wanted, e.state, e.events = wanted, state, nil
+	e.wanted, e.state, e.events, e.asked = wanted, state, nil, nil
 	e.inFlight.Store(0)
 	if p := e.process; p != nil && !p.reaped && p.context != noContext {
 		p.end()
@@ -278,6 +285,7 @@ func (e *engine) reap(p *process) error {
 	p.reaped = true
 	e.mu.Unlock()
 	err := errors.Join(p.cmd.Wait(), os.RemoveAll(p.dir))
+	p.endTurns()
 	e.polled.Store(nil)
 	e.mu.Lock()
 	e.process = nil

@@ -31,6 +31,7 @@ type Found struct {
 	Version   string `json:"version"`
 	Driver    string `json:"driver"`
 	Memory    uint64 `json:"memory"` // bytes
+	Units     int    `json:"units"`  // compute units
 	Available bool   `json:"available"`
 }
 
@@ -112,7 +113,7 @@ type Device struct {
 	*gpu.GPU
 	engine *engine
 	found  Found
-	memory uint64
+	out    bool // of a part: a job is out
 }
 
 var (
@@ -127,23 +128,32 @@ var (
 
 // New makes a GPU of the device that spec names, with the engine's program at a path.
 func New(ctx context.Context, program string, spec Spec, log *slog.Logger) (*Device, error) {
+	f, err := find(ctx, program, spec)
+	if err != nil {
+		return nil, err
+	}
+	return newDevice(program, f, spec, limits{memory: f.Memory}, log)
+}
+
+// find returns the device that spec names, with the memory to offer.
+func find(ctx context.Context, program string, spec Spec) (Found, error) {
 	found, err := List(ctx, program)
 	if err != nil {
-		return nil, err
+		return Found{}, err
 	}
 	f, err := choose(found, spec.Device)
-	if err != nil {
-		return nil, err
+	if spec.Memory != 0 {
+		f.Memory = min(f.Memory, spec.Memory)
 	}
+	return f, err
+}
+
+func newDevice(program string, f Found, spec Spec, limits limits, log *slog.Logger) (*Device, error) {
 	aperture := cmp.Or(spec.Aperture, 64<<20)
 	if aperture < 1<<20 || aperture > 1<<32 || aperture&(aperture-1) != 0 {
 		return nil, fmt.Errorf("aperture %d: want a power of two from 1 MiB to 4 GiB", aperture)
 	}
-	memory := f.Memory
-	if spec.Memory != 0 {
-		memory = min(memory, spec.Memory)
-	}
-	e, err := newEngine(program, f.Index, memory, int(aperture), spec.Cold, log)
+	e, err := newEngine(program, f.Index, limits, int(aperture), spec.Cold, log)
 	if err != nil {
 		return nil, err
 	}
@@ -151,7 +161,7 @@ func New(ctx context.Context, program string, spec Spec, log *slog.Logger) (*Dev
 	if err != nil {
 		return nil, errors.Join(err, e.close())
 	}
-	return &Device{GPU: g, engine: e, found: f, memory: memory}, nil
+	return &Device{GPU: g, engine: e, found: f}, nil
 }
 
 // ErrNoDevice means that this machine has no OpenCL device.
@@ -184,7 +194,7 @@ func modelName(name string) string {
 // Info implements device.Describer: the memory is that of the OpenCL device.
 func (d *Device) Info() device.Info {
 	i := d.GPU.Info()
-	i.Memory = d.memory
+	i.Memory = d.engine.Memory()
 	return i
 }
 
@@ -225,9 +235,12 @@ func (d *Device) Scrub() {
 	}
 }
 
+// ModelName is the name of Model.
+const ModelName = "opencl"
+
 // Model makes GPUs of OpenCL devices with the parameters of Spec.
 func Model(log *slog.Logger) device.Model {
-	return device.NewModel("opencl", "OpenCL device of this machine", "device", func(ctx context.Context, at device.Place, spec Spec) (device.Device, error) {
+	return device.NewModel(ModelName, "OpenCL device of this machine", "device", func(ctx context.Context, at device.Place, spec Spec) (device.Device, error) {
 		program, err := FindProgram()
 		if err != nil {
 			return nil, err

@@ -90,6 +90,7 @@ type tenant struct {
 	held   bool // the tail is written later
 	seen   uint32
 	cookie uint64
+	pause  time.Duration // that passes with each news of the process
 }
 
 func newTenant(t *testing.T, spec opencl.Spec) *tenant {
@@ -99,6 +100,12 @@ func newTenant(t *testing.T, spec opencl.Spec) *tenant {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return tenantOf(t, d)
+}
+
+// tenantOf is the tenant of a device.
+func tenantOf(t *testing.T, d *opencl.Device) *tenant {
+	t.Helper()
 	r := &tenant{t: t, dev: d, host: devicetest.NewHost(d), notice: make(chan struct{}, 1)}
 	d.SetNotify(func() {
 		select {
@@ -160,7 +167,7 @@ func (r *tenant) until(what string, ok func() bool) {
 	for !ok() {
 		select {
 		case <-r.notice:
-			r.host.Pump()
+			r.host.Run(r.pause)
 		case <-r.t.Context().Done():
 			r.t.Fatalf("%s does not come", what)
 		}

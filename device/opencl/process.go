@@ -7,8 +7,8 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 	"unsafe"
@@ -18,6 +18,7 @@ import (
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 	"github.com/dxpu-project/dxpu/internal/rawio/fd"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
+	"github.com/dxpu-project/dxpu/internal/sharing/wire"
 )
 
 // process is one engine process. It is the reader.Source of its socket.
@@ -26,14 +27,17 @@ type process struct {
 	cmd    *exec.Cmd
 	socket *fd.FD
 	reader *reader.Reader
-	dir    string   // the platform's cache, of this process only
-	said   *os.File // its standard error
+	dir    string         // the platform's cache, of this process only
+	said   *os.File       // its standard error
+	turns  *net.UnixConn  // nil: the device is not shared
+	talk   sync.WaitGroup // the goroutine of turns
 	// Under the engine's mu. context is what the process is for, or noContext. Its
 	// events do not count for another one.
 	context uint64
-	ready   bool // it has its context
-	killed  bool // the box ended it
-	reaped  bool // its number may be that of another process soon
+	ready   bool  // it has its context
+	killed  bool  // the box ended it
+	reaped  bool  // its number may be that of another process soon
+	turn    *turn // the kernel that waits or runs; nil: none
 
 	// Of the goroutine that reads:
 	hello bool // no message has come
@@ -113,50 +117,44 @@ func (p *process) Soon() bool { return false }
 // socketBuffer is the room for packets on their way to the process, in bytes.
 const socketBuffer = 4 << 20
 
-// shared returns the file of the shared memory, and a descriptor of its own for a process that
-// starts: renew may close the file meanwhile, and its number may be that of another file of the box
+// shared returns the file of the shared memory, a descriptor of its own for a process that
+// starts, and the process's limits: renew may close the file meanwhile, and its number may be that of another file of the box
 // by the time the process gets it.
-func (e *engine) shared() (file, own *os.File, err error) {
+func (e *engine) shared() (file, own *os.File, l limits, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.file == nil {
-		return nil, nil, errors.New("there is no shared memory: an error before says why")
+		return nil, nil, l, errors.New("there is no shared memory: an error before says why")
 	}
 	fd, err := unix.FcntlInt(e.file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
-		return nil, nil, fmt.Errorf("shared memory: %w", err)
+		return nil, nil, l, fmt.Errorf("shared memory: %w", err)
 	}
-	return e.file, os.NewFile(uintptr(fd), e.file.Name()), nil
+	return e.file, os.NewFile(uintptr(fd), e.file.Name()), e.limits, nil
 }
 
 // start starts a process.
 func (e *engine) start(number uint64) (*process, error) {
-	file, own, err := e.shared()
+	file, own, limits, err := e.shared()
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = own.Close() }()
 	p := &process{engine: e, context: number, hello: true, buf: make([]byte, maxEvents*reg.EventSize)}
-	if p.dir, err = os.MkdirTemp("", "dxpu-opencl-"); err != nil {
-		return nil, err
+	if err := p.prepare(limits, own); err != nil {
+		return nil, errors.Join(err, p.discard())
 	}
-	if p.said, err = newSaid(); err != nil {
-		return nil, errors.Join(err, os.RemoveAll(p.dir))
-	}
-	other, err := p.connect()
-	if err != nil {
-		return nil, errors.Join(err, p.said.Close(), os.RemoveAll(p.dir))
-	}
-	p.cmd = exec.Command(e.program, "--serve", strconv.Itoa(e.index), "--memory", strconv.FormatUint(e.memory, 10))
-	p.cmd.Env = environment(p.dir)
-	p.cmd.Dir = p.dir
-	p.cmd.Stderr = p.said
-	p.cmd.ExtraFiles = []*os.File{other, own}
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	err = p.cmd.Start()
-	err = errors.Join(err, other.Close())
+	for _, f := range p.cmd.ExtraFiles {
+		if f != own {
+			err = errors.Join(err, f.Close())
+		}
+	}
 	if err != nil {
-		return nil, errors.Join(err, p.socket.Close(), p.reader.Close(), p.said.Close(), os.RemoveAll(p.dir))
+		return nil, errors.Join(err, p.discard())
+	}
+	if p.turns != nil {
+		p.talk.Go(p.takeTurns)
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -170,7 +168,56 @@ func (e *engine) start(number uint64) (*process, error) {
 	case number != noContext && e.context != number:
 		p.end()
 	}
+	if limits.memory != e.limits.memory { // it has changed meanwhile
+		p.tell(wire.Message{Type: wire.Granted, Bytes: e.limits.memory})
+	}
 	return p, nil
+}
+
+// prepare makes what the process needs, and its command. The process gets the sockets and the
+// shared memory.
+func (p *process) prepare(limits limits, vram *os.File) (err error) {
+	if p.dir, err = os.MkdirTemp("", "dxpu-opencl-"); err != nil {
+		return err
+	}
+	if p.said, err = newSaid(); err != nil {
+		return err
+	}
+	p.cmd = exec.Command(p.engine.program, limits.args(p.engine.index)...)
+	p.cmd.Env = environment(p.dir)
+	p.cmd.Dir = p.dir
+	p.cmd.Stderr = p.said
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	other, err := p.connect()
+	if err != nil {
+		return err
+	}
+	p.cmd.ExtraFiles = []*os.File{other, vram}
+	if !limits.turns {
+		return nil
+	}
+	if other, err = p.connectTurns(); err != nil {
+		return errors.Join(err, p.cmd.ExtraFiles[0].Close())
+	}
+	p.cmd.ExtraFiles = append(p.cmd.ExtraFiles, other)
+	return nil
+}
+
+// discard releases what a process has that did not start.
+func (p *process) discard() (err error) {
+	if p.socket != nil {
+		err = errors.Join(p.socket.Close(), p.reader.Close())
+	}
+	if p.turns != nil {
+		err = errors.Join(err, p.turns.Close())
+	}
+	if p.said != nil {
+		err = errors.Join(err, p.said.Close())
+	}
+	if p.dir != "" {
+		err = errors.Join(err, os.RemoveAll(p.dir))
+	}
+	return err
 }
 
 // connect makes the socket of the process, and returns the other end.
@@ -188,7 +235,9 @@ func (p *process) connect() (other *os.File, err error) {
 	limit := unix.NsecToTimeval(recheck.Nanoseconds())
 	err = errors.Join(err, unix.SetsockoptTimeval(pair[0], unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit))
 	if err != nil {
-		return nil, errors.Join(err, p.socket.Close(), unix.Close(pair[1]))
+		err = errors.Join(err, p.socket.Close(), unix.Close(pair[1]))
+		p.socket = nil
+		return nil, err
 	}
 	return os.NewFile(uintptr(pair[1]), "engine"), nil
 }

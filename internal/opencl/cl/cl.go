@@ -122,6 +122,8 @@ const (
 	flush
 	waitForEvents
 	setEventCallback
+	createUserEvent
+	setUserEventStatus
 	getEventInfo
 	getEventProfilingInfo
 	releaseEvent
@@ -137,7 +139,7 @@ var names = [functions]string{
 	"clGetKernelWorkGroupInfo", "clSetKernelArg", "clEnqueueNDRangeKernel", "clEnqueueReadBuffer", "clEnqueueWriteBuffer",
 	"clEnqueueCopyBuffer", "clEnqueueFillBuffer", "clEnqueueReadBufferRect", "clEnqueueWriteBufferRect",
 	"clEnqueueCopyBufferRect", "clEnqueueMarkerWithWaitList", "clEnqueueBarrierWithWaitList", "clEnqueueReadImage", "clEnqueueWriteImage", "clEnqueueCopyImage",
-	"clEnqueueFillImage", "clEnqueueCopyImageToBuffer", "clEnqueueCopyBufferToImage", "clFlush", "clWaitForEvents", "clSetEventCallback", "clGetEventInfo",
+	"clEnqueueFillImage", "clEnqueueCopyImageToBuffer", "clEnqueueCopyBufferToImage", "clFlush", "clWaitForEvents", "clSetEventCallback", "clCreateUserEvent", "clSetUserEventStatus", "clGetEventInfo",
 	"clGetEventProfilingInfo", "clReleaseEvent",
 }
 

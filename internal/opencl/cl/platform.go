@@ -10,6 +10,7 @@ import (
 // Parameters of a device that Found holds.
 const (
 	deviceType       = 0x1000
+	deviceUnits      = 0x1002
 	deviceGlobalSize = 0x101f
 	deviceAvailable  = 0x1027
 	deviceName       = 0x102b
@@ -29,6 +30,7 @@ type Found struct {
 	Version   string `json:"version"`
 	Driver    string `json:"driver"`
 	Memory    uint64 `json:"memory"` // bytes
+	Units     int    `json:"units"`  // compute units
 	Available bool   `json:"available"`
 
 	platform Platform
@@ -90,6 +92,7 @@ func (l *Library) describe(p Platform, d Device) Found {
 	return Found{
 		Platform: cString(name), Name: text(deviceName), Vendor: text(deviceVendor), Version: text(deviceVersion),
 		Driver: text(driverVersion), Type: kind, Memory: word(l.deviceInfo(d, deviceGlobalSize)),
+		Units:     int(word(l.deviceInfo(d, deviceUnits))),
 		Available: word(l.deviceInfo(d, deviceAvailable)) != 0, platform: p, device: d,
 	}
 }

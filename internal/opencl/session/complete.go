@@ -23,6 +23,7 @@ type queue struct {
 	commands []command // of an ordered queue
 	quiet    int       // the last ones, which have no event
 	loose    int       // commands of an out-of-order queue
+	barrier  uint64    // of an out-of-order queue: cookie of the last barrier
 	waiting  bool      // the queue's goroutine waits for the first command
 	released bool      // no further command comes
 	work     sync.Cond // the queue's goroutine may have to wait for a command
@@ -34,6 +35,7 @@ type command struct {
 	event  cl.Event // 0: quiet
 	out    uint64   // of the result
 	length uint32
+	gate   *gate // nil: it needs no turn
 }
 
 func (s *Session) newQueue(c *cursor) error {
@@ -48,7 +50,7 @@ func (s *Session) newQueue(c *cursor) error {
 		return cl.OutOfResources
 	}
 	q := &queue{times: flags&reg.QueueWithoutTimes == 0, ordered: flags&reg.QueueOutOfOrder == 0}
-	h, err := s.Library.NewQueue(s.context, s.Device, q.times, q.ordered)
+	h, err := s.Library.NewQueue(s.context, s.Device, q.times || s.Turns != nil, q.ordered)
 	if err != nil {
 		return err
 	}
@@ -93,7 +95,7 @@ func (s *Session) complete(q *queue) {
 		err := s.Library.Wait(event)
 		s.mu.Lock()
 		q.waiting = false
-		if s.sendEnded(q, s.endFirst(q, first+1, err)) != nil {
+		if s.sendEnded(q, s.endFirst(q, first+1, err)) != nil || s.askTurn() != nil {
 			return // without the connection, Run ends as well
 		}
 	}
@@ -120,6 +122,9 @@ func (s *Session) collect() (any bool, err error) {
 		}
 	}
 	ended, err := s.endLoose()
+	if err == nil {
+		err = s.askTurn()
+	}
 	return any || ended, err
 }
 
@@ -160,11 +165,18 @@ func (s *Session) end(q *queue, c command, err error) reg.Event {
 	if err != nil {
 		e.Status, e.Length = status(err), 0
 	}
+	var t [4]uint64
+	if q.times || c.gate != nil {
+		t = s.Library.Times(c.event)
+	}
+	if c.gate != nil {
+		s.endTurn(c.gate, t)
+	}
 	if q.times {
-		t := s.Library.Times(c.event)
 		e.Queued, e.Submitted, e.Started, e.Ended = t[0], t[1], t[2], t[3]
 	}
 	delete(s.pending, c.cookie)
+	s.turns.changed = true
 	if c.event != 0 {
 		_ = s.Library.Release(c.event)
 	}
@@ -181,7 +193,11 @@ func (s *Session) enqueue(h reg.PacketHeader, c *cursor) error {
 		return cl.OutOfResources
 	}
 	out := command{cookie: h.Cookie}
-	if out.event, err = s.start(q, h, c, &out); err != nil {
+	if err := s.newGate(q, h); err != nil {
+		return err
+	}
+	out.event, err = s.start(q, h, c, &out)
+	if out.gate = s.closeGate(err); err != nil {
 		return err
 	}
 	s.pending[h.Cookie] = enqueued{out.event, q}
@@ -189,7 +205,10 @@ func (s *Session) enqueue(h reg.PacketHeader, c *cursor) error {
 		q.commands = append(q.commands, out)
 	} else if err := s.addLoose(q, out); err != nil {
 		return err
+	} else if h.Op == reg.PacketMarker && h.Flags&reg.MarkerBarrier != 0 {
+		q.barrier = h.Cookie
 	}
+	_ = s.askTurn() // without the connection, Run ends as well
 	if out.event == 0 {
 		q.quiet++
 		return nil

@@ -59,6 +59,10 @@ func (s *Session) addLoose(q *queue, c command) error {
 		q.loose--
 		delete(s.loose, c.cookie)
 		delete(s.pending, c.cookie)
+		if c.gate != nil { // the platform will not tell of its end, so it has no turn
+			_ = s.Library.SetUserEvent(c.gate.event)
+			s.endTurn(c.gate, [4]uint64{})
+		}
 		return err
 	}
 	return nil
@@ -70,7 +74,9 @@ func (s *Session) sendLoose() {
 		s.mu.Lock()
 		var err error
 		if s.asleep {
-			_, err = s.endLoose()
+			if _, err = s.endLoose(); err == nil {
+				err = s.askTurn()
+			}
 		}
 		s.mu.Unlock()
 		if err != nil {

@@ -48,6 +48,12 @@ func (s *Session) waits(q *queue, c *cursor) ([]cl.Event, error) {
 		if e != 0 {
 			list = append(list, e)
 		}
+		if g := s.turns.opening; g != nil {
+			g.waits = append(g.waits, cookie)
+		}
+	}
+	if g := s.turns.opening; g != nil {
+		list = append(list, g.event)
 	}
 	if c.bad {
 		return nil, cl.InvalidValue
@@ -235,6 +241,9 @@ func (s *Session) run(q *queue, h reg.PacketHeader, c *cursor) (cl.Event, error)
 		return 0, cl.InvalidArgIndex
 	case len(l.global) == 0:
 		return 0, cl.InvalidWorkDimension
+	}
+	if g := s.turns.opening; g != nil {
+		g.describe(l)
 	}
 	for i, a := range l.args {
 		if err := s.setArg(k, i, a); err != nil {

@@ -9,7 +9,8 @@ import (
 // Quiet commands. An event for each kernel takes time of the device: 2.2 µs with NVIDIA's driver
 // 580 on an H100, 0.2 µs if one kernel of 16 has an event (docs/benchmarks.md). So a kernel has
 // none while a further packet is already there, if its queue is in order and keeps no times. It
-// has ended when the next command of its queue with an event has, and takes its status.
+// has ended when the next command of its queue with an event has, and takes its status. On a
+// device that several tenants share, each kernel has an event: the end of its turn.
 
 // maxQuiet bounds the kernels in a row without an event: the driver learns late of their end.
 const maxQuiet = 15
@@ -22,7 +23,7 @@ type enqueued struct {
 
 // quiet reports whether the next kernel of a queue needs no event.
 func (s *Session) quiet(q *queue) bool {
-	return s.more && q.ordered && !q.times && q.quiet < maxQuiet
+	return s.Turns == nil && s.more && q.ordered && !q.times && q.quiet < maxQuiet
 }
 
 // settle gives the last command of each queue an event, before the session looks for the end

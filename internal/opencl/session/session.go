@@ -30,6 +30,9 @@ type Config struct {
 	VRAM    []byte // shared with the GPU; its other users may change it at any time
 	Memory  uint64 // bytes of buffers; 0: as much as the device has
 	Conn    Conn
+	Turns   Conn // the box tells it whose turn it is; nil: the tenant has the device alone
+	// Allowed, with Turns, is called before Memory changes to another value.
+	Allowed func(memory uint64) error
 	// Output returns up to n bytes that kernels have printed, which it forgets.
 	Output func(n int) []byte
 }
@@ -62,6 +65,7 @@ type Session struct {
 	pending  map[uint64]enqueued     // by cookie
 	scratch  []byte                  // of arguments
 	loose    map[uint64]looseCommand // by cookie: of out-of-order queues, not complete
+	turns    turns
 }
 
 // maxBuilds bounds the compilations at one time, and maxTasks those with the ones that wait
@@ -92,6 +96,9 @@ func Run(c Config) error {
 	defer close(s.wake)
 	defer cl.OnEnd(nil)
 	s.tasks.Go(s.sendLoose)
+	if c.Turns != nil {
+		s.tasks.Go(s.takeTurns)
+	}
 	// Nothing is released at the end: the process ends, and a command that never ends
 	// would hold up a release.
 	return s.serve()
