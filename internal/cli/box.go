@@ -4,7 +4,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -35,9 +34,10 @@ type boxOptions struct {
 	spec   gpu.Spec
 	opencl bool
 	virtio []string // TYPE=SOCKET
-	slices int      // of each software GPU; 0: it is not divided
-	parts  int      // that leases may make of each software GPU; 0: none
+	slices int      // of each GPU; 0: it is not divided
+	parts  int      // that leases may make of each GPU; 0: none
 	policy string   // of the slices
+	logger *slog.Logger
 
 	allowFaults bool
 }
@@ -62,7 +62,7 @@ file lists the slots, each with the model of its device and the parameters:
 
 A slot may also name its NVLink domain (nvlink) and its PCIe switch (switch).
 
-With --slices, each software GPU is divided into slices of equal memory and compute.
+With --slices, each GPU, software or OpenCL, is divided into slices of equal memory and compute.
 Each slice is a slot with a GPU of its own, which the manager binds to any host. A
 policy shares the GPU's processor between them. In the file, slices is a number or a
 list, with percent of the GPU:
@@ -114,8 +114,8 @@ fault into a software GPU, for tests.` + tracingHelp,
 	f.StringVar(&o.spec.Model, "model", "", "model name of the software GPUs")
 	sizeVar(f, &o.spec.VRAM, "vram", "memory of each software GPU, such as 1GiB, allocated when it is written (default 256MiB)")
 	f.IntVar(&o.spec.Tags, "tags", 0, "outstanding DMA reads of each software GPU (default 140)")
-	f.IntVar(&o.slices, "slices", 0, "divide each software GPU into `number` slices, 1 to 16, that are leased one by one")
-	f.IntVar(&o.parts, "parts", 0, "let leases divide each software GPU into up to `number` parts, 1 to 16")
+	f.IntVar(&o.slices, "slices", 0, "divide each GPU into `number` slices, 1 to 16, that are leased one by one")
+	f.IntVar(&o.parts, "parts", 0, "let leases divide each GPU into up to `number` parts, 1 to 16")
 	f.StringVar(&o.policy, "policy", "", `policy that shares a GPU between its slices, see "dxpu share policies" (default "`+defaultPolicy+`")`)
 	f.BoolVar(&o.allowFaults, "allow-faults", false, `allow "dxpu box fail" on this machine to make software GPUs fail, for tests`)
 	f.BoolVar(&o.opencl, "opencl", false, "offer the OpenCL devices of this machine")
@@ -129,6 +129,7 @@ fault into a software GPU, for tests.` + tracingHelp,
 
 func (o *boxOptions) run(cmd *cobra.Command) error {
 	log := newProxyLogger(cmd, &o.log)
+	o.logger = log
 	if err := o.checkGPUs(cmd); err != nil {
 		return err
 	}
@@ -215,18 +216,7 @@ func (o *boxOptions) slot(ctx context.Context, models []device.Model, from *boxS
 	out := make([]boxproxy.Slot, 1)
 	switch {
 	case len(list) > 0 || from.Parts > 0:
-		if m == nil || m.Name != gpu.Model().Name {
-			return nil, errors.New("slices: only a software GPU can be divided")
-		}
-		var spec gpu.Spec
-		if err := params(&spec); err != nil {
-			return nil, err
-		}
-		if from.Parts > 0 {
-			out, err = from.parts(at, spec)
-		} else {
-			out, err = from.slices(ctx, at, list, spec)
-		}
+		out, err = from.divide(ctx, m, params, at, list, o.logger)
 	case m != nil:
 		out[0].Device, err = m.New(ctx, at, params)
 	}
@@ -261,13 +251,15 @@ func (o *boxOptions) plainFile(ctx context.Context) (file boxFile, err error) {
 			return file, err
 		}
 	}
+	gpus := len(file.Slots) // of other processes
 	virtio, err := virtioSlots(o.virtio)
 	if err != nil {
 		return file, err
 	}
 	file.Slots = append(file.Slots, virtio...)
-	if n := len(file.Slots) + o.gpus*max(o.slices, o.parts+1); o.gpus < 0 || n < 1 || n > boxproxy.MaxSlots {
-		return file, usagef("--gpus: %d is not 1 to %d", o.gpus, boxproxy.MaxSlots-len(file.Slots))
+	each := max(o.slices, o.parts+1)
+	if n := len(virtio) + (gpus+o.gpus)*each; o.gpus < 0 || n < 1 || n > boxproxy.MaxSlots {
+		return file, usagef("--gpus: %d is not 1 to %d", o.gpus, (boxproxy.MaxSlots-len(virtio))/each-gpus)
 	}
 	var spec yaml.Node
 	if err := spec.Encode(o.spec); err != nil {
@@ -278,6 +270,9 @@ func (o *boxOptions) plainFile(ctx context.Context) (file boxFile, err error) {
 		if err := divided.Slices.Encode(o.slices); err != nil {
 			return file, err
 		}
+	}
+	for i := range gpus {
+		file.Slots[i].slicing = divided
 	}
 	for range o.gpus {
 		file.Slots = append(file.Slots, boxSlot{slicing: divided, Params: map[string]yaml.Node{gpu.Model().Name: spec}})

@@ -7,12 +7,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 
 	"go.yaml.in/yaml/v4"
 
 	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/device/gpu"
+	"github.com/dxpu-project/dxpu/device/opencl"
 	"github.com/dxpu-project/dxpu/internal/boxproxy"
 	"github.com/dxpu-project/dxpu/share"
 	"github.com/dxpu-project/dxpu/share/dispatch"
@@ -131,7 +133,67 @@ func (s *slicing) count(list []sliceSpec) int {
 	return max(len(list), 1)
 }
 
-// parts builds the slots of a GPU that leases divide.
+// divide builds the slots of a divided GPU of a model, with the parameters of the model.
+func (s *slicing) divide(ctx context.Context, m *device.Model, params func(any) error, at device.Place, list []sliceSpec, log *slog.Logger) ([]boxproxy.Slot, error) {
+	var spec gpu.Spec
+	switch {
+	case m != nil && m.Name == opencl.ModelName:
+		return s.opencl(ctx, params, at, list, log)
+	case m == nil || m.Name != gpu.Model().Name:
+		return nil, errors.New("slices: only a software GPU or an OpenCL device can be divided")
+	}
+	if err := params(&spec); err != nil {
+		return nil, err
+	}
+	if s.Parts > 0 {
+		return s.parts(at, spec)
+	}
+	return s.slices(at, list, spec)
+}
+
+// opencl builds the slots of an OpenCL device that several tenants have together.
+func (s *slicing) opencl(ctx context.Context, params func(any) error, at device.Place, list []sliceSpec, log *slog.Logger) ([]boxproxy.Slot, error) {
+	var spec opencl.Spec
+	if err := params(&spec); err != nil {
+		return nil, err
+	}
+	spec.Serial = cmp.Or(spec.Serial, at.Serial())
+	program, err := opencl.FindProgram()
+	if err != nil {
+		return nil, err
+	}
+	var clients []share.ClientSpec
+	divided, err := opencl.Divide(ctx, program, spec, func(memory uint64) (sizes []uint64, err error) {
+		if s.Parts > 0 {
+			return append([]uint64{memory}, make([]uint64, s.Parts)...), nil
+		}
+		if err := divide(list, int64(memory)); err != nil {
+			return nil, err
+		}
+		for i := range list {
+			sizes, clients = append(sizes, uint64(list[i].Memory)), append(clients, list[i].client())
+		}
+		return sizes, nil
+	}, log.With("slot", at.Slot))
+	if err != nil {
+		return nil, err
+	}
+	policy, err := share.Find(cmp.Or(s.Policy, defaultPolicy))
+	if err != nil {
+		return nil, err
+	}
+	p, err := policy.New(divided.Device, share.Settings{})
+	if err != nil {
+		return nil, err
+	}
+	d := dispatch.NewUncut(divided.Device, p)
+	if s.Parts > 0 {
+		return boxproxy.PartSlots(at.Slot, divided.GPUs[0], divided.GPUs[1:], opencl.MemoryStep, d, policy), nil
+	}
+	return boxproxy.SliceSlots(divided.GPUs, d, clients), nil
+}
+
+// parts builds the slots of a software GPU that leases divide.
 func (s *slicing) parts(at device.Place, spec gpu.Spec) ([]boxproxy.Slot, error) {
 	spec.Serial = cmp.Or(spec.Serial, at.Serial())
 	whole, err := gpu.New(spec)
@@ -153,8 +215,8 @@ func (s *slicing) parts(at device.Place, spec gpu.Spec) ([]boxproxy.Slot, error)
 	return boxproxy.PartSlots(at.Slot, whole, physical.Slices(), gpu.MemoryStep, d, policy), nil
 }
 
-// slices builds the slots of a divided GPU.
-func (s *slicing) slices(_ context.Context, at device.Place, list []sliceSpec, spec gpu.Spec) ([]boxproxy.Slot, error) {
+// slices builds the slots of a divided software GPU.
+func (s *slicing) slices(at device.Place, list []sliceSpec, spec gpu.Spec) ([]boxproxy.Slot, error) {
 	spec.Serial = cmp.Or(spec.Serial, at.Serial())
 	whole, err := gpu.New(spec) // for the defaults
 	if err != nil {

@@ -67,6 +67,7 @@ func buildOpenCL(ts *testscript.TestScript, _ bool, args []string) {
 		program("lost"),
 		program("absent"),
 		program("first"),
+		program("turns"),
 	} {
 		c.Dir = root
 		c.Env = append(os.Environ(), "CGO_ENABLED=0")
