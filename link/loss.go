@@ -22,11 +22,8 @@ func (l *Link) receiveAck(now time.Duration, a *frame.Ack) error {
 	largest, sampled := a.Ranges[0].Last, false
 	for i := range a.Ranges[:a.Count] {
 		r := a.Ranges[i]
-		for n := max(r.First, p.sent.oldest); n <= r.Last; n++ {
+		for n := p.sent.undone(max(r.First, p.sent.oldest)); n <= r.Last; n = p.sent.undone(n + 1) {
 			rec := p.sent.at(n)
-			if rec.done {
-				continue
-			}
 			if n == largest && rec.eliciting {
 				p.rtt.sample(now-rec.at, min(a.Delay, l.cfg.AckDelay))
 				l.liveness.slow(now, now-rec.at)
@@ -54,7 +51,7 @@ func (l *Link) receiveAck(now time.Duration, a *frame.Ack) error {
 
 // ackRecord takes one datagram out of flight.
 func (l *Link) ackRecord(now time.Duration, p *path, n uint64, rec *record) {
-	rec.done = true
+	rec.settle()
 	if !rec.eliciting {
 		return
 	}

@@ -19,6 +19,7 @@ type record struct {
 	// datagram will not arrive.
 	presumed bool
 	nruns    uint8
+	skip     uint32 // of a record that is done: the next one that may not be is so much further
 	runs     [maxRuns]run
 }
 
@@ -66,6 +67,29 @@ func (s *sentRing) push() *record {
 	s.next++
 	return r
 }
+
+// undone returns the first number from n on whose record is not done; next if there is
+// none. A peer may acknowledge the same numbers again and again, so the records that are done are
+// passed in few steps: each search halves the paths of later ones, as in a union-find
+// structure.
+func (s *sentRing) undone(n uint64) uint64 {
+	for n < s.next {
+		r := s.at(n)
+		if !r.done {
+			return n
+		}
+		n += uint64(r.skip)
+		if n < s.next {
+			if after := s.at(n); after.done {
+				r.skip += after.skip
+			}
+		}
+	}
+	return s.next
+}
+
+// settle marks a record as done.
+func (r *record) settle() { r.done, r.skip = true, 1 }
 
 // trim drops the oldest records that are settled: acknowledged, not eliciting, or
 // lost before the given time. Records of later losses stay, because an

@@ -1,0 +1,114 @@
+package link
+
+import (
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/dxpu-project/dxpu/frame"
+	"github.com/dxpu-project/dxpu/tlp"
+)
+
+// unacknowledged returns a link with n datagrams in flight, each with one small TLP, and
+// the key phase of its peer.
+func unacknowledged(t testing.TB, n int) (box *Link, peer *phase) {
+	t.Helper()
+	cfg := Config{
+		Binding: 1, Epoch: 1, Session: 1, Ephemeral: [32]byte{1}, Initiator: true,
+		Local: frame.Endpoint{Node: 1}, Remote: frame.Endpoint{Node: 2}, Paths: []PathConfig{{MTU: 9000}},
+	}
+	host, err := New(0, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Initiator, cfg.Session, cfg.Local, cfg.Remote = false, 2, cfg.Remote, cfg.Local
+	if box, err = New(0, cfg); err != nil {
+		t.Fatal(err)
+	}
+	for range 10 {
+		pass(host, box, 0)
+		pass(box, host, 0)
+	}
+	buf := make([]byte, frame.MaxDatagram)
+	for range n {
+		if err := box.Send(0, &tlp.Packet{Type: tlp.MWr, Addr: 0x1000, Length: 1, FirstBE: 15, Data: make([]byte, 4)}); err != nil {
+			t.Fatal(err)
+		}
+		if size, _ := box.Transmit(0, buf); size == 0 {
+			t.Fatal("the window is full")
+		}
+	}
+	return box, host.keys.send.cur
+}
+
+// acks returns the largest datagram of acknowledgements. They leave the oldest datagram out,
+// so that its record and all behind it stay.
+func acks(box *Link, peer *phase, number uint64) []byte {
+	h := frame.Header{Version: box.version, Type: frame.TypeTraffic, Binding: 1, Epoch: 1, Number: number}
+	sent := &box.paths[0].sent
+	a := frame.Ack{Limit: box.send.limit, Count: 1}
+	d := h.Append(make([]byte, 0, frame.MaxDatagram))
+	for i := uint64(0); len(d)+frame.AckSize(1, box.form)+peer.overhead() <= frame.MaxDatagram; i++ {
+		// A different start each time, so that the link cannot know the range.
+		a.Ranges[0] = frame.Range{First: sent.oldest + 1 + i*7%((sent.next-sent.oldest)/2), Last: sent.next - 1}
+		d = a.Append(d, box.form)
+	}
+	return peer.close(d, frame.HeaderSize, 0, 0, number)
+}
+
+// A peer with the keys repeats acknowledgements of many datagrams, which takes few bytes of
+// its own. They cost no more than those of few datagrams: the socket's reader works for all
+// bindings of the proxy.
+func TestRepeatedAcksAreCheap(t *testing.T) {
+	cost := func(n int) (least time.Duration) {
+		least = time.Hour
+		for range 3 {
+			box, peer := unacknowledged(t, n)
+			for number := range uint64(3) {
+				d := acks(box, peer, 1000+number)
+				began := time.Now()
+				if err := box.Receive(0, 0, d, nil); err != nil {
+					t.Fatal(err)
+				}
+				if number > 0 { // the first one ends thousands of datagrams
+					least = min(least, time.Since(began))
+				}
+			}
+			if s := &box.paths[0].sent; int(s.next-s.oldest) < n || s.at(s.oldest).done || !s.at(s.oldest+1).done {
+				t.Fatalf("%d records, want %d or more", s.next-s.oldest, n)
+			}
+		}
+		return least
+	}
+	few, many := cost(64), cost(8192)
+	t.Logf("64 datagrams in flight: %v; 8192: %v", few, many)
+	if many > 20*few {
+		t.Errorf("acknowledgements take %v with 64 datagrams in flight, and %v with 8192", few, many)
+	}
+}
+
+// A search for a record that is not done finds the same as a look at each.
+func TestUndone(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var s sentRing
+		for range rapid.IntRange(0, 50).Draw(t, "sent") {
+			s.push()
+		}
+		for range rapid.IntRange(0, 100).Draw(t, "steps") {
+			if s.next > 0 && rapid.Bool().Draw(t, "settle") {
+				if r := s.at(rapid.Uint64Range(0, s.next-1).Draw(t, "number")); !r.done {
+					r.settle()
+				}
+			}
+			from := rapid.Uint64Range(0, s.next+1).Draw(t, "from")
+			want := from
+			for want < s.next && s.at(want).done {
+				want++
+			}
+			if got := s.undone(from); got != min(want, s.next) {
+				t.Fatalf("from %d: %d, want %d", from, got, want)
+			}
+		}
+	})
+}
