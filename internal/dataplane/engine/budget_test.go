@@ -172,3 +172,64 @@ func TestNeighbourIsSlowedDown(t *testing.T) {
 		}
 	}
 }
+
+// A handler that takes the TLPs of its peer again, after it took none for long, gets them in
+// several entries: a device server may read its socket again, or a VMM its messages.
+func TestHeldTLPsAreCutIntoEntries(t *testing.T) {
+	const total = 10*entryBudget + 7
+	n := newNetwork(t, 1)
+	var to, from end
+	n.join([2]*driver{n.side[0].newGroup(), n.side[1].newGroup()}, n.configs(1, link.CipherNone), &to, &from)
+	n.up(&to, &from)
+	takes := false
+	to.receive = func(_ Entry, p *tlp.Packet) bool {
+		if want := uint64(to.arrived) << 2; takes && p.Addr != want {
+			t.Fatalf("TLP to %#x, want %#x", p.Addr, want)
+		}
+		return takes
+	}
+	sent := 0
+	from.transmit = func(e Entry) {
+		for sent < total && from.binding.Send(e, write(uint64(sent)<<2, 4)) == nil {
+			sent++
+		}
+	}
+	from.with(func(e Entry) { from.binding.Touch(e) })
+	if !n.run(n.now+time.Second, func() bool { return len(to.binding.held.packets) == total }) {
+		t.Fatalf("%d TLPs are held, want %d", len(to.binding.held.packets), total)
+	}
+	takes = true
+	to.with(func(e Entry) { to.binding.Touch(e) })
+	if to.arrived == 0 || to.arrived > entryBudget {
+		t.Errorf("one entry took %d TLPs, want some, and at most %d", to.arrived, entryBudget)
+	}
+	if !n.run(n.now+time.Second, func() bool { return to.arrived == total }) {
+		t.Errorf("%d TLPs arrived, want %d", to.arrived, total)
+	}
+}
+
+// Held TLPs are offered again, too, if the handlers have used up the budget of the entry
+// that made room for them.
+func TestHeldTLPsWaitForABudget(t *testing.T) {
+	n := newNetwork(t, 1)
+	var to, from end
+	n.join([2]*driver{n.side[0].newGroup(), n.side[1].newGroup()}, n.configs(1, link.CipherNone), &to, &from)
+	n.up(&to, &from)
+	takes := false
+	to.receive = func(Entry, *tlp.Packet) bool { return takes }
+	from.with(func(e Entry) {
+		if err := from.binding.Send(e, write(0, 4)); err != nil {
+			t.Fatal(err)
+		}
+	})
+	n.run(n.now+time.Second, func() bool { return len(to.binding.held.packets) == 1 })
+	n.run(n.now+20*time.Millisecond, nil) // the acknowledgement has left
+	to.transmit = func(e Entry) {
+		takes, to.transmit = true, nil
+		e.group.budget = 0
+	}
+	to.with(func(e Entry) { to.binding.Touch(e) })
+	if !n.run(n.now+resumeDelay, func() bool { return to.arrived == 1 }) {
+		t.Error("the held TLP is not offered again")
+	}
+}

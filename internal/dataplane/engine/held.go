@@ -67,10 +67,19 @@ func (b *Binding) noteHeld() {
 // heldCost returns the part of the peer's credit that a TLP takes.
 func heldCost(p *tlp.Packet) int { return len(p.Data) + frame.TLPCost }
 
-// retry offers the held TLPs again and reports whether some are still held.
+// retry offers the held TLPs again, as far as the budget of the entry goes, and reports
+// whether some are still held.
 func (b *Binding) retry() bool {
 	taken := 0
-	for taken < len(b.held.packets) && b.handler.Receive(Entry{b.group}, &b.held.packets[taken]) {
+	for taken < len(b.held.packets) {
+		if b.group.budget <= 0 {
+			b.touch() // the next entry goes on
+			break
+		}
+		if !b.handler.Receive(Entry{b.group}, &b.held.packets[taken]) {
+			break
+		}
+		b.group.budget--
 		b.held.bytes -= heldCost(&b.held.packets[taken])
 		b.held.packets[taken] = tlp.Packet{}
 		taken++
