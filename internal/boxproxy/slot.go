@@ -177,12 +177,11 @@ func (s *slot) start(job device.Job) {
 }
 
 // emit sends one TLP of the device to the neighbour of the same domain that it
-// addresses, or else to the host. It returns false when the link has no room, or
-// the neighbour cannot take the TLP now.
+// addresses, or else to the host. It returns false when the link has no room,
+// the neighbour cannot take the TLP now, or the budget of the entry is used up.
 func (s *slot) emit(p *tlp.Packet) bool {
 	if migration.Is(p) { // only the box speaks of migrations
-		s.dropped.Add(1)
-		return true
+		return s.drop()
 	}
 	if s.domain.slots.Load() > 1 && transaction.Routable(p) { // the host refuses others
 		if peer := s.box.peer(s.index, p); peer != nil {
@@ -197,10 +196,19 @@ func (s *slot) emit(p *tlp.Packet) bool {
 	case errors.Is(err, link.ErrFull):
 		return false
 	case err != nil:
-		s.dropped.Add(1)
-		return true
+		return s.drop()
 	}
 	s.Traffic.FromDevice.Count(1, len(p.Data))
+	return true
+}
+
+// drop drops a TLP of the device. After the end of the link a device may have the rest of a
+// long copy.
+func (s *slot) drop() bool {
+	if !s.binding.Lose(s.entry) {
+		return false
+	}
+	s.dropped.Add(1)
 	return true
 }
 

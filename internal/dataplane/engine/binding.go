@@ -183,14 +183,11 @@ func (b *Binding) SendRun(e Entry, r *link.Run) error {
 // and keep the TLP. Its Transmit is called again when it is worth trying.
 func (b *Binding) HandOver(e Entry, to *Binding, p *tlp.Packet) bool {
 	g := e.group
-	if g.budget <= 0 {
-		b.again = true
-		b.touch()
-		return false
-	}
 	if to.closed {
-		g.budget--
-		return true // lost, as on any way to a device that is gone
+		return b.Lose(e) // as on any way to a device that is gone
+	}
+	if !b.mayGoOn() {
+		return false
 	}
 	if !to.receivePeer(e, p) {
 		if b.blockedBy != to {
@@ -202,6 +199,28 @@ func (b *Binding) HandOver(e Entry, to *Binding, p *tlp.Packet) bool {
 	g.budget--
 	to.touch()
 	return true
+}
+
+// Lose counts a TLP of this binding's handler that goes nowhere against the budget of the
+// entry: a handler may have any number of them after the end of its link. It returns false
+// as HandOver does.
+func (b *Binding) Lose(e Entry) bool {
+	if !b.mayGoOn() {
+		return false
+	}
+	e.group.budget--
+	return true
+}
+
+// mayGoOn reports whether the entry has a budget left. Otherwise the handler transmits
+// again in the next one.
+func (b *Binding) mayGoOn() bool {
+	if b.group.budget > 0 {
+		return true
+	}
+	b.again = true
+	b.touch()
+	return false
 }
 
 // receivePeer gives the handler a TLP of a neighbour.
