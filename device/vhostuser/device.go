@@ -204,8 +204,8 @@ func (d *Device) lose(err error) {
 	} else {
 		d.log.Warn("back end lost", "err", err)
 	}
-	d.present.Store(nil)
 	d.mu.Lock()
+	d.present.Store(nil) // with lost: a Check in between would find a back end that was never there
 	d.lost, d.why, d.planned = time.Now(), fmt.Sprintf("back end %s: %v", d.spec.Socket, err), planned
 	if d.machine.Session().Running {
 		d.machine.SetBackend(nil)

@@ -253,13 +253,18 @@ func (q *ring) serve() {
 	}
 }
 
-// end writes a used element.
+// end ends a request.
 func (q *ring) end(id, n uint32) {
+	q.put(id, n)
+	q.publish(q.done)
+}
+
+// put writes a used element.
+func (q *ring) put(id, n uint32) {
 	e := q.c.memory[q.used+4+8*int(q.done%serverQueueSize):]
 	binary.LittleEndian.PutUint32(e, id)
 	binary.LittleEndian.PutUint32(e[4:], n)
 	q.done++
-	q.publish(q.done)
 }
 
 func (q *ring) publish(index uint16) {
@@ -286,7 +291,10 @@ func TestLyingBackend(t *testing.T) {
 	}{
 		{"ends a request that it does not have", func(q *ring) { q.end(40, 0) }},
 		{"ends a descriptor that does not exist", func(q *ring) { q.end(0xffffffff, 0) }},
-		{"ends a request twice", func(q *ring) { q.serve(); q.end(uint32(q.u16(q.avail+4)), 0) }},
+		{"ends a request twice", func(q *ring) { // at once: later, the guest may have another request of that number
+			q.put(uint32(q.u16(q.avail+4)), 0)
+			q.end(uint32(q.u16(q.avail+4)), 0)
+		}},
 		{"ends more requests than it has", func(q *ring) { q.publish(1000) }},
 		{"closes the connection", func(q *ring) { _ = q.c.socket.Close() }},
 		{"sends an answer without a request", func(q *ring) { q.c.reply(msgGetFeatures, word(1)); q.c.reply(msgGetFeatures, word(1)) }},
