@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"time"
 )
 
 // firstBuffer holds the messages of one ordinary read: most are 32 to 40
@@ -53,8 +54,9 @@ func newFramer(s *socket, maxMessage int) *framer {
 func (f *framer) next() (message, error) { return f.read(waitLong) }
 
 // try is next with a limited wait, or without a wait if block is false. It
-// returns errWouldBlock when no message arrived. Without a wait it reads the socket
-// once, so that a peer that sends a message in small parts cannot hold the caller.
+// returns errWouldBlock when no message arrived. A peer that sends a message in small parts
+// cannot hold the caller: without a wait, try reads the socket once, and otherwise
+// for no longer than a wait for the first part.
 func (f *framer) try(block bool) (message, error) {
 	if block {
 		return f.read(waitShort)
@@ -65,6 +67,7 @@ func (f *framer) try(block bool) (message, error) {
 func (f *framer) read(p howLong) (message, error) {
 	f.sock.trash.close(f.last)
 	f.last = nil
+	var began time.Time // of the wait for the second part
 	for filled := false; ; filled = true {
 		need := HeaderSize
 		if f.w-f.r >= HeaderSize {
@@ -80,7 +83,13 @@ func (f *framer) read(p howLong) (message, error) {
 				return f.take(h), nil
 			}
 		}
-		if filled && p == waitNot {
+		switch {
+		case !filled || p == waitLong:
+		case p == waitNot:
+			return message{}, errWouldBlock
+		case began.IsZero():
+			began = time.Now()
+		case time.Since(began) > receiveTimeout:
 			return message{}, errWouldBlock
 		}
 		if err := f.fill(need, p); err != nil {
