@@ -2,6 +2,7 @@ package device
 
 import (
 	"context"
+	"time"
 
 	"github.com/dxpu-project/dxpu/pcie"
 )
@@ -79,6 +80,16 @@ type Limited interface {
 	// own Device Capabilities. The owner calls SetLimits while no request is
 	// outstanding.
 	SetLimits(l Limits)
+}
+
+// Patient is a device whose requests have Completion Timeouts.
+type Patient interface {
+	// SetSlack replaces the function that returns by how much a request may exceed its
+	// deadline at present, of which the timeout is over: where processors are busy, an answer
+	// is late although the host works. The device calls it during Transmit, when a deadline
+	// has passed, and again when the time has passed that it returned. Without it requests end at
+	// their deadline.
+	SetSlack(slack func(deadline, timeout time.Duration) time.Duration)
 }
 
 // Notifier is a device that gets TLPs to emit, or room for TLPs that it refused,

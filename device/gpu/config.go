@@ -3,6 +3,7 @@ package gpu
 import (
 	"encoding/binary"
 	"fmt"
+	"time"
 
 	"github.com/dxpu-project/dxpu/cfgspace"
 	"github.com/dxpu-project/dxpu/device"
@@ -96,6 +97,11 @@ func (g *GPU) retag() {
 func (g *GPU) SetLimits(l device.Limits) {
 	g.limits = &l
 	g.retag()
+}
+
+// SetSlack implements device.Patient.
+func (g *GPU) SetSlack(slack func(deadline, timeout time.Duration) time.Duration) {
+	g.slack = transaction.SlackOf(slack)
 }
 
 // maxPayload returns the largest payload of a write or completion in bytes.

@@ -31,6 +31,7 @@ type GPU struct {
 	messages messages
 
 	req    *transaction.Requester
+	slack  func(transaction.Overdue) time.Duration
 	reads  []read     // by tag
 	staged tlp.Packet // a read that has its tag and that emit refused
 	held   bool       // staged is to be sent
@@ -119,7 +120,7 @@ func (g *GPU) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
 	if g.dead {
 		return
 	}
-	g.req.Expire(now, nil, g.expired)
+	g.req.Expire(now, g.slack, g.expired)
 	g.endDelays(now)
 	g.checkChannel()
 	// A completion must not pass an earlier posted write (section 2.4.1): the

@@ -143,6 +143,7 @@ var (
 	_ device.Scrubber     = (*GPU)(nil)
 	_ device.TagCounter   = (*GPU)(nil)
 	_ device.Limited      = (*GPU)(nil)
+	_ device.Patient      = (*GPU)(nil)
 )
 
 // Model makes software GPUs with the parameters of Spec. A GPU without a serial

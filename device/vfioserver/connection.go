@@ -316,9 +316,9 @@ func (c *connection) takeInboxLocked() []arrival {
 
 // transmit emits the server's messages in the order of their arrival, except its
 // reads, which wait for tags by themselves.
-func (c *connection) transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
+func (c *connection) transmit(now time.Duration, slack func(transaction.Overdue) time.Duration, emit func(p *tlp.Packet) bool) {
 	c.giveUpStalled(now)
-	c.dma.expire(now)
+	c.dma.expire(now, slack)
 	for _, a := range c.takeInbox() {
 		c.arrived(a)
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/cenkalti/backoff/v5"
 
 	"github.com/dxpu-project/dxpu/device"
+	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
 	"github.com/dxpu-project/dxpu/machine"
 	"github.com/dxpu-project/dxpu/tlp"
 	"github.com/dxpu-project/dxpu/vfiouser"
@@ -64,8 +65,9 @@ type Device struct {
 	notify func()
 
 	// Owned by the caller of the methods of device.Device.
-	conn *connection // nil: the server has never answered
-	told bool        // Check has reported that conn does not work
+	conn  *connection // nil: the server has never answered
+	told  bool        // Check has reported that conn does not work
+	slack func(transaction.Overdue) time.Duration
 }
 
 var (
@@ -75,6 +77,7 @@ var (
 	_ device.TagCounter = (*Device)(nil)
 	_ device.Notifier   = (*Device)(nil)
 	_ device.Runner     = (*Device)(nil)
+	_ device.Patient    = (*Device)(nil)
 )
 
 // Model makes devices of vfio-user servers with the parameters of Spec.
@@ -252,8 +255,13 @@ func (d *Device) Receive(now time.Duration, p *tlp.Packet) bool {
 // Transmit implements device.Device.
 func (d *Device) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
 	if d.conn != nil {
-		d.conn.transmit(now, emit)
+		d.conn.transmit(now, d.slack, emit)
 	}
+}
+
+// SetSlack implements device.Patient.
+func (d *Device) SetSlack(slack func(deadline, timeout time.Duration) time.Duration) {
+	d.slack = transaction.SlackOf(slack)
 }
 
 // Wake implements device.Device.

@@ -122,8 +122,8 @@ func (d *dmaState) complete(p *tlp.Packet) {
 }
 
 // expire ends the requests that have waited too long.
-func (d *dmaState) expire(now time.Duration) {
-	d.requester.Expire(now, nil, func(res transaction.Result) {
+func (d *dmaState) expire(now time.Duration, slack func(transaction.Overdue) time.Duration) {
+	d.requester.Expire(now, slack, func(res transaction.Result) {
 		if d.held && d.staged.Tag == res.Tag {
 			d.held = false
 		}

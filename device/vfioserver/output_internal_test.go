@@ -37,7 +37,7 @@ func TestInterruptsOfFullLinkStayPending(t *testing.T) {
 		t.Errorf("%d messages are queued, want at most %d", n, maxOutput)
 	}
 	messages := 0
-	c.transmit(0, func(p *tlp.Packet) bool {
+	c.transmit(0, nil, func(p *tlp.Packet) bool {
 		if p.Type == tlp.MWr && len(p.Data) == pcie.DW {
 			messages++
 		}

@@ -55,6 +55,7 @@ var (
 	_ device.Notifier   = (*Device)(nil)
 	_ device.Runner     = (*Device)(nil)
 	_ device.Limited    = (*Device)(nil)
+	_ device.Patient    = (*Device)(nil)
 	_ device.Scrubber   = (*Device)(nil)
 )
 
@@ -288,6 +289,13 @@ func (d *Device) SetLimits(l device.Limits) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.machine.SetLimits(l)
+}
+
+// SetSlack implements device.Patient.
+func (d *Device) SetSlack(slack func(deadline, timeout time.Duration) time.Duration) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.machine.SetSlack(slack)
 }
 
 // do calls f with the machine and tells serve when the session has changed.

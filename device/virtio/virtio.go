@@ -75,6 +75,7 @@ type Device struct {
 	cfg    *cfgspace.Space
 	window int            // offset of the PCI configuration access capability
 	limits *device.Limits // nil: those of Device Control
+	slack  func(transaction.Overdue) time.Duration
 	id     pcie.BDF
 	now    time.Duration
 
@@ -207,7 +208,7 @@ func (d *Device) Receive(now time.Duration, p *tlp.Packet) bool {
 // virtqueues in turn.
 func (d *Device) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
 	d.now = now
-	d.reads.req.Expire(now, nil, d.ended)
+	d.reads.req.Expire(now, d.slack, d.ended)
 	// A completion does not pass an earlier posted write (PCI Express, section 2.4.1).
 	if !d.flushInterrupts(emit) || !d.answers.emit(d, emit) {
 		return
@@ -295,6 +296,11 @@ func (d *Device) start() {
 func (d *Device) SetLimits(l device.Limits) {
 	d.limits = &l
 	d.retag()
+}
+
+// SetSlack implements device.Patient.
+func (d *Device) SetSlack(slack func(deadline, timeout time.Duration) time.Duration) {
+	d.slack = transaction.SlackOf(slack)
 }
 
 // retag follows a change of the tag enables.

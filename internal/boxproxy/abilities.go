@@ -2,6 +2,7 @@ package boxproxy
 
 import (
 	"slices"
+	"time"
 
 	"github.com/dxpu-project/dxpu/device"
 )
@@ -20,8 +21,8 @@ type abilities struct {
 }
 
 // newAbilities finds the abilities of a device, gives it the limits of the network
-// for its TLPs, and asks it to call notify.
-func newAbilities(d device.Device, notify func()) (a abilities) {
+// for its TLPs and the slack of its requests, and asks it to call notify.
+func newAbilities(d device.Device, notify func(), slack func(deadline, timeout time.Duration) time.Duration) (a abilities) {
 	a.describer, _ = d.(device.Describer)
 	a.checker, _ = d.(device.Checker)
 	a.errors, _ = d.(device.ErrorCounter)
@@ -31,6 +32,9 @@ func newAbilities(d device.Device, notify func()) (a abilities) {
 	a.migratable, _ = d.(device.Migratable)
 	if l, ok := d.(device.Limited); ok {
 		l.SetLimits(device.NetworkLimits())
+	}
+	if p, ok := d.(device.Patient); ok {
+		p.SetSlack(slack)
 	}
 	if n, ok := d.(device.Notifier); ok {
 		n.SetNotify(notify)

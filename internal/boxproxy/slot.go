@@ -63,7 +63,7 @@ func newSlot(b *Box, index int, cfg Slot) *slot {
 	s.Status.Clock = b.fabric.WallTime
 	s.emitTo = s.emit
 	if s.device != nil {
-		s.abilities = newAbilities(s.device, s.notified)
+		s.abilities = newAbilities(s.device, s.notified, s.slack)
 		if p, ok := s.device.(device.Poller); ok {
 			b.fabric.Poll(p)
 		}
@@ -142,6 +142,14 @@ func (s *slot) Transmit(e engine.Entry) {
 	}
 	s.sayOn(e)
 	s.Traffic.Publish()
+}
+
+// slack returns by how much a request of the device may exceed its deadline.
+func (s *slot) slack(deadline, timeout time.Duration) time.Duration {
+	if s.binding == nil {
+		return 0
+	}
+	return s.binding.Slack(s.entry, deadline, timeout)
 }
 
 func (s *slot) startJobs() {

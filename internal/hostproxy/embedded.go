@@ -164,12 +164,15 @@ func (f *Embedded) kick() {
 
 // slack returns the time by which a request may exceed its Completion Timeout: that
 // of the slowest link, because the root complex does not know which slot a request
-// went to.
+// went to. A box that was not heard since the deadline is left to its link: no VMM waits here.
 func (f *Embedded) slack(o transaction.Overdue) (most time.Duration) {
 	for _, s := range f.owner.slots {
 		most = max(most, s.slack(f.entry, o.Timeout))
+		if s.binding != nil && !s.gone {
+			most = max(most, s.binding.Unheard(f.entry, o.Deadline))
+		}
 	}
-	return most
+	return most + f.entry.StoodStill(o.Deadline-o.Timeout)
 }
 
 // arm sets the timer for the root complex. The slots' bindings cannot do that: a

@@ -4,8 +4,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dxpu-project/dxpu/device/gpu"
+	"github.com/dxpu-project/dxpu/device/gpu/driver"
 	"github.com/dxpu-project/dxpu/fault"
 	"github.com/dxpu-project/dxpu/internal/sim"
+	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/machine"
 	"github.com/dxpu-project/dxpu/tlp"
 )
@@ -72,6 +75,61 @@ func TestCompletionTimeoutFollowsTheLink(t *testing.T) {
 			got := bar.Read32(0)
 			if took := w.Now() - began; got != c.want || took > 4*time.Second {
 				t.Errorf("the read gives %#x after %v, want %#x", got, took, c.want)
+			}
+		})
+	}
+}
+
+// upload copies host memory to the GPU, without a look at registers meanwhile.
+func upload(t *testing.T, w *sim.Pair, n int) error {
+	t.Helper()
+	dev, err := w.OpenGPU(t.Context(), driver.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := dev.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	memory, err := dev.AllocDMA(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.CopyToDevice(t.Context(), 0, memory, 0, n); err != nil {
+		t.Fatal(err)
+	}
+	return stream.Sync(t.Context())
+}
+
+// A GPU that reads host memory waits longer than its Completion Timeout while the link to
+// the host is as slow, or after both ends have stood still: the host works, and the answer is under
+// way.
+func TestReadsOfADeviceFollowTheLink(t *testing.T) {
+	slow := fault.Plan{Delay: 200 * time.Millisecond}
+	suspended := fault.Plan{Delay: 3 * us, Rate: 1e6, Jumps: []fault.Jump{{At: 300 * time.Millisecond, By: 12 * time.Second}}}
+	for _, c := range []struct {
+		name    string
+		plan    fault.Plan
+		timeout time.Duration // 0: the default
+	}{
+		{"slow link", slow, 50 * time.Millisecond},
+		{"both ends suspended", suspended, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w, err := sim.NewPair(sim.PairSpec{
+				GPU:    gpu.Spec{VRAM: 1 << 20, CompletionTimeout: c.timeout},
+				Paths:  []sim.Duplex{{Down: c.plan, Up: c.plan}},
+				Memory: hostMemory, Link: link.Config{FixedCwnd: 4 << 20},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer w.Close()
+			if err := upload(t, w, 1<<20); err != nil {
+				t.Error(err)
+			}
+			if len(c.plan.Jumps) > 0 && w.BoxNode.Now() < c.plan.Jumps[0].By {
+				t.Error("the copy has ended before the suspension")
 			}
 		})
 	}

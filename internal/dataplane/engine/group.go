@@ -31,6 +31,7 @@ type Group struct {
 	wake     time.Duration
 	budget   int // that is left of the entry
 	pace     pace
+	stand    stand // the last one
 
 	touched []*Binding // handlers that are to transmit
 	pumped  []*Binding // links that are to transmit
@@ -48,6 +49,7 @@ func NewGroup(cfg Config) *Group { return &Group{cfg: cfg, wake: machine.Never} 
 // Enter begins an entry. The driver calls Settle before it ends. Bindings that
 // wanted to be woken by now transmit when the group settles.
 func (g *Group) Enter(now time.Duration) Entry {
+	g.stand.note(now, g.now, g.wake)
 	g.now, g.budget = now, entryBudget
 	if g.Resting() {
 		g.budget = restBudget

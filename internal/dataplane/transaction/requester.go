@@ -225,6 +225,14 @@ type Overdue struct {
 	Timeout  time.Duration // between Begin and Deadline
 }
 
+// SlackOf returns a function for Expire that asks slack; nil: none.
+func SlackOf(slack func(deadline, timeout time.Duration) time.Duration) func(Overdue) time.Duration {
+	if slack == nil {
+		return nil
+	}
+	return func(o Overdue) time.Duration { return slack(o.Deadline, o.Timeout) }
+}
+
 // Expire ends the requests whose deadline is not after now, and frees the tags whose
 // quarantine has ended. It calls fn with the result of each request, in the order of the
 // deadlines. fn may call Begin. slack returns the
