@@ -78,6 +78,11 @@ type direction struct {
 	cur    *phase
 	next   *phase // receiving only: ready for use
 	prev   *phase // receiving only: for reordered datagrams
+
+	// Receiving only: the number of the first datagram of cur by path, plus 1, and whether this
+	// end has acknowledged one of them.
+	first [frame.MaxPaths]uint64
+	acked bool
 }
 
 // keys holds the keys of traffic.
@@ -169,25 +174,44 @@ func (k *keys) acked(path uint8, number uint64) {
 	}
 }
 
+// acknowledges records an acknowledgement that this end sends, of datagrams of a path up to
+// largest.
+func (k *keys) acknowledges(path uint8, largest uint64) {
+	d := &k.receive
+	if first := d.first[path]; first > 0 && largest >= first-1 {
+		d.acked = true
+	}
+}
+
 // openTraffic opens a datagram with the key of its phase. It follows the peer to
-// the next phase.
+// the next phase, of which the peer has the key once this end has acknowledged a datagram of the
+// present one: a new key costs as much as sixty small datagrams.
 func (k *keys) openTraffic(datagram []byte, h *frame.Header) ([]byte, bool) {
 	d := &k.receive
 	switch h.KeyPhase {
 	case d.number:
-		return d.cur.open(datagram, frame.HeaderSize, h.Path, h.Number)
+		body, ok := d.cur.open(datagram, frame.HeaderSize, h.Path, h.Number)
+		if ok && d.first[h.Path] == 0 {
+			d.first[h.Path] = h.Number + 1
+		}
+		return body, ok
 	case d.number - 1:
 		if d.prev == nil {
 			return nil, false
 		}
 		return d.prev.open(datagram, frame.HeaderSize, h.Path, h.Number)
 	case d.number + 1:
+		if !d.acked {
+			return nil, false
+		}
 		body, ok := d.next.open(datagram, frame.HeaderSize, h.Path, h.Number)
 		if ok {
 			clear(d.cur.secret)
 			d.prev, d.cur = d.cur, d.next
 			d.next = k.after(d.cur)
 			d.number++
+			d.first, d.acked = [frame.MaxPaths]uint64{}, false
+			d.first[h.Path] = h.Number + 1
 		}
 		return body, ok
 	}

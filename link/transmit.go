@@ -239,6 +239,7 @@ func (l *Link) writeAck(now time.Duration, d *datagram, p *path) bool {
 	a.Path, a.Delay, a.Limit = p.id, now-p.largestAt, l.recv.advertised
 	a.Count = min(r.count, fit)
 	copy(a.Ranges[:a.Count], r.ranges[:])
+	l.keys.acknowledges(p.id, r.ranges[0].Last)
 	d.b = a.Append(d.b, l.form)
 	p.ackAt, p.ackCount, p.ackBytes = machine.Never, 0, 0
 	return true
