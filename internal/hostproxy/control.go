@@ -138,7 +138,7 @@ func (s *slot) open(want *dxpuv1.DesiredBinding, self uint32) error {
 	g := s.host.group
 	e := g.Enter()
 	defer g.Leave(e)
-	s.gone = false
+	s.gone, s.serves = false, nil
 	s.root = newRequestPort(s, s.host.cfg)
 	s.binding, err = g.Attach(e, engine.BindingConfig{Link: cfg, Peers: peers, Handler: s})
 	return err

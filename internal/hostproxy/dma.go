@@ -59,10 +59,10 @@ func (v *vm) ReceiveRun(_ engine.Entry, r *link.Run) bool {
 		return v.reads.addRun(r, v.device.payload)
 	}
 	addr, last := r.First.Addr, r.First.Addr+uint64(len(r.Data))-1
-	if v.conn == nil || addr <= msiLimit && last >= msiBase {
+	if v.bus == nil || addr <= msiLimit && last >= msiBase {
 		return false
 	}
-	return v.conn.Memory().TryWrite(addr, r.Data)
+	return v.bus.Memory().TryWrite(addr, r.Data)
 }
 
 // notNow is the status of a write that must wait until the VMM has taken
@@ -75,12 +75,12 @@ const notNow = pcie.RequestRetry
 // visible after a read completion that it should precede: the VMM serves no DMA
 // message while it waits for that completion.
 func (v *vm) write(addr uint64, src []byte) pcie.CplStatus {
-	if v.conn == nil {
+	if v.bus == nil {
 		return pcie.UnsupportedRequest
 	}
 	if addr >= msiBase && addr <= msiLimit && len(src) == pcie.DW {
 		data := binary.LittleEndian.Uint32(src)
-		err := v.queue(func() error { return v.conn.SignalMSI(addr, data, v.onSignalled) })
+		err := v.queue(func() error { return v.bus.SignalMSI(addr, data, v.onSignalled) })
 		if errors.Is(err, vfiouser.ErrQueueFull) {
 			return notNow
 		}
@@ -90,10 +90,10 @@ func (v *vm) write(addr uint64, src []byte) pcie.CplStatus {
 		}
 		return pcie.SuccessfulCompletion
 	}
-	err := v.conn.Memory().Write(addr, src)
+	err := v.bus.Memory().Write(addr, src)
 	if errors.Is(err, vfiouser.ErrNoDescriptor) {
 		data := append([]byte(nil), src...)
-		err = v.queue(func() error { return v.conn.DMAWrite(addr, data, v.onWrote) })
+		err = v.queue(func() error { return v.bus.DMAWrite(addr, data, v.onWrote) })
 		if errors.Is(err, vfiouser.ErrQueueFull) {
 			return notNow
 		}
@@ -138,14 +138,14 @@ func (v *vm) resume(e engine.Entry) {
 
 // read fetches a run of bytes from guest memory.
 func (v *vm) read(addr uint64, dst []byte) pcie.CplStatus {
-	if v.conn == nil {
+	if v.bus == nil {
 		return pcie.UnsupportedRequest
 	}
 	if f := v.reads.fetched(addr, len(dst)); f != nil {
 		copy(dst, f)
 		return pcie.SuccessfulCompletion
 	}
-	return status(v.conn.Memory().Read(addr, dst))
+	return status(v.bus.Memory().Read(addr, dst))
 }
 
 // tryRead is read for a caller that calls read if it fails: the VM's memory counts no refusal.
@@ -153,7 +153,7 @@ func (v *vm) tryRead(addr uint64, dst []byte) bool {
 	if f := v.reads.fetched(addr, len(dst)); f != nil {
 		return copy(dst, f) == len(dst)
 	}
-	return v.conn != nil && v.conn.Memory().TryRead(addr, dst)
+	return v.bus != nil && v.bus.Memory().TryRead(addr, dst)
 }
 
 func status(err error) pcie.CplStatus {
@@ -185,14 +185,14 @@ func (v *vm) atomic(e engine.Entry, p *tlp.Packet) bool {
 func (v *vm) message(p *tlp.Packet) {
 	switch p.Code {
 	case tlp.CodeAssertINTA, tlp.CodeDeassertINTA:
-		if v.conn == nil {
+		if v.bus == nil {
 			return
 		}
 		asserted := p.Code == tlp.CodeAssertINTA
 		if asserted {
 			v.slot.counters.interrupts.Add(1)
 		}
-		if err := v.conn.SetINTx(asserted); err != nil && !errors.Is(err, vfiouser.ErrNotArmed) {
+		if err := v.bus.SetINTx(asserted); err != nil && !errors.Is(err, vfiouser.ErrNotArmed) {
 			v.log.Warn("INTx lost", "err", err)
 		}
 	case tlp.CodeErrCor, tlp.CodeErrNonFatal, tlp.CodeErrFatal:
@@ -216,6 +216,7 @@ func (v *vm) fetch(addr uint64, n int) []byte {
 
 // Transmit sends completions while the link has room.
 func (v *vm) Transmit(e engine.Entry) {
+	v.sendReset(e)
 	v.reads.entry = e
 	for !v.reads.empty() && v.slot.roomFor(e, v.device.payload) {
 		if v.answerRun(e) {
@@ -248,7 +249,7 @@ const runBytes = 16 << 10
 // answerRun sends completions of the run of reads at the front as a run, from memory that
 // is read at once. It returns false if the next read must be answered on its own.
 func (v *vm) answerRun(e engine.Entry) bool {
-	if v.slot.binding == nil || v.slot.gone || v.conn == nil {
+	if v.slot.binding == nil || v.slot.gone || v.bus == nil {
 		return false
 	}
 	size := v.reads.front().run.Size()
@@ -260,7 +261,7 @@ func (v *vm) answerRun(e engine.Entry) bool {
 		return false
 	}
 	r.Data = v.slot.binding.Payload(e, r.Count*size)
-	if r.Data == nil || !v.conn.Memory().TryRead(addr, r.Data) {
+	if r.Data == nil || !v.bus.Memory().TryRead(addr, r.Data) {
 		return false
 	}
 	r.First.Data = r.Data[:size:size]
@@ -290,18 +291,18 @@ func (v *vm) prepare(job *readJob) bool {
 		return false
 	}
 	addr, n := job.addr, job.n
-	if v.conn == nil {
+	if v.bus == nil {
 		job.fetch, job.status = fetchDone, pcie.UnsupportedRequest
 		return true
 	}
-	inPlace, err := v.conn.Memory().Check(addr, n, false)
+	inPlace, err := v.bus.Memory().Check(addr, n, false)
 	job.fetch, job.status = fetchDone, status(err)
 	if err != nil || inPlace {
 		return true
 	}
 	bytes, ticket := make([]byte, n), job.ticket
 	job.fetch, job.bytes = fetchPending, bytes
-	err = v.conn.DMARead(addr, bytes, func(err error) {
+	err = v.bus.DMARead(addr, bytes, func(err error) {
 		v.slot.host.group.Post(func(e engine.Entry) {
 			v.reads.arrived(ticket, status(err))
 			v.resume(e)

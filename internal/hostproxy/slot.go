@@ -15,6 +15,7 @@ import (
 	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
+	"github.com/dxpu-project/dxpu/vfiouser"
 )
 
 // port is the host side of a slot: a VM or the embedded host. It is a machine
@@ -54,8 +55,9 @@ type slot struct {
 	binding *engine.Binding // nil: empty
 	port    port            // nil: the host does not see the device yet
 	root    *requestPort
-	gone    bool          // the link is down; the slot answers the host in the device's place
-	roomy   chan struct{} // closed when requests may fit again; nil: no caller waits
+	gone    bool           // the link is down; the slot answers the host in the device's place
+	roomy   chan struct{}  // closed when requests may fit again; nil: no caller waits
+	serves  *vfiouser.Conn // for which the device may work, see vm.admit; nil: it was reset
 
 	// A live migration, guarded by the group. Only the controller changes next.
 	next      *succession         // nil: none

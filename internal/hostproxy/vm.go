@@ -32,9 +32,13 @@ type vm struct {
 	// Guarded by the group:
 	lost  bool // the device is gone, and the slot may have another one
 	conn  *vfiouser.Conn
-	power uint8 // power state of the function, if leaving it matters
+	bus   *vfiouser.Conn // whose memory the device reaches; nil: none
+	power uint8          // power state of the function, if leaving it matters
 	reads readQueue
 	out   tlp.Packet
+
+	resting bool       // the device is being reset, for the next VMM
+	unsent  *accessRun // requests of that reset that wait for room; nil: none
 
 	unshared bool // memory of this connection was refused; the connection's goroutine has it
 
@@ -110,7 +114,9 @@ func (v *vm) serverConfig(deadline time.Duration, polling reader.Polling) vfious
 func (v *vm) Connected(c *vfiouser.Conn) {
 	e := v.slot.host.group.Enter()
 	v.conn = c
+	v.admit(e)
 	v.slot.host.group.Leave(e)
+	v.slot.host.waiter.Attend()
 	v.unshared = false
 	v.log.Info("VMM connected")
 	if err := v.estate.put(c); err != nil {
@@ -118,13 +124,15 @@ func (v *vm) Connected(c *vfiouser.Conn) {
 	}
 }
 
-// Disconnected drops the VMM's connection. Further DMA of the device is refused.
+// Disconnected drops the VMM's connection and resets the device. Further DMA is refused.
 func (v *vm) Disconnected(c *vfiouser.Conn, err error) {
 	e := v.slot.host.group.Enter()
 	if v.conn == c {
-		v.conn = nil
+		v.conn, v.bus = nil, nil
+		v.rest(e)
 	}
 	v.slot.host.group.Leave(e)
+	v.slot.host.waiter.Attend()
 	v.log.Info("VMM disconnected", "err", errors.Join(err, v.estate.remove()))
 	v.slot.wake() // the guest may have removed the device
 }
@@ -171,7 +179,7 @@ const (
 	memRead                     // of a BAR
 	memWrite                    // to a BAR
 	configAny                   // to or from configuration space
-	resetAll                    // a function level reset that the VMM asks for
+	resetAll                    // a function level reset, or without one the end of the device's DMA
 )
 
 // start classifies an access. It answers the read of the whole configuration
@@ -246,8 +254,11 @@ func (v *vm) step(e engine.Entry, run *accessRun) error {
 		return v.restore(e, run)
 	case resetAll:
 		if run.at == 0 {
-			control := uint16(v.device.express + cfgspace.OffDevCtl)
-			if err := v.configRequest(e, run, control, []byte{0, cfgspace.DevCtlFLR >> 8}, true); err != nil {
+			off, value := uint16(cfgspace.OffCommand), []byte{0, 0}
+			if v.device.flr {
+				off, value[1] = uint16(v.device.express+cfgspace.OffDevCtl), cfgspace.DevCtlFLR>>8
+			}
+			if err := v.configRequest(e, run, off, value, true); err != nil {
 				return err
 			}
 			run.at = 2
@@ -318,7 +329,12 @@ func (v *vm) Reset(_ *vfiouser.Conn, done func(error)) {
 		done(nil)
 		return
 	}
-	run := accessRun{kind: resetAll, op: v.root.begin(e, op{done: func(engine.Entry, bool, pcie.CplStatus) { done(nil) }})}
+	run := accessRun{kind: resetAll, op: v.root.begin(e, op{done: func(e engine.Entry, ok bool, status pcie.CplStatus) {
+		if v.bus != v.conn {
+			v.rested(e, ok, status)
+		}
+		done(nil)
+	}})}
 	for v.step(e, &run) != nil {
 		e = v.slot.yield(e)
 	}
