@@ -62,7 +62,7 @@ func (c *pool) findPart(p *Pod) (poolUse, bool) {
 	for _, model := range c.modelsFor(p) {
 		if d := c.boxes.Place(placement.Reserve{}, placement.Request{Count: 1, Model: model, Part: part}); d.OK() {
 			part.Share = placement.Space
-			return poolUse{at: placed{node: node}, part: &poolPart{d.Picks[0], part}}, true
+			return poolUse{node: node, part: &poolPart{d.Picks[0], part}}, true
 		}
 	}
 	return poolUse{}, false

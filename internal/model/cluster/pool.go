@@ -61,13 +61,13 @@ type boxState struct {
 	box   placement.Handle
 }
 
-// poolUse is what one running pod has.
+// poolUse is what one running pod has. It takes one line of memory: a large pool has many.
 type poolUse struct {
-	at    placed
 	gpus  boxGPUs
 	more  []boxGPUs // of other boxes
 	share *poolGPU
 	part  *poolPart
+	node  int // the host
 }
 
 // poolPart is a part that the manager's placement chose, and its slot.
@@ -210,9 +210,8 @@ func (c *pool) place(p *Pod) (placed, bool) {
 			gpus = 1
 		}
 	}
-	c.hosts.change(use.at.node, -p.MilliCPU, -p.MemoryMiB, gpus)
-	use.at.use = c.keep(use)
-	return use.at, true
+	c.hosts.change(use.node, -p.MilliCPU, -p.MemoryMiB, gpus)
+	return placed{node: use.node, use: c.keep(use)}, true
 }
 
 // keep stores the use and returns its number.
@@ -235,17 +234,17 @@ func (c *pool) find(p *Pod) (poolUse, bool) {
 	parts := p.shared() && !c.opt.WholeGPUs
 	if parts {
 		if g := c.parts.best(p, c.hosts.hosts); g != nil && g.host >= 0 {
-			return poolUse{at: placed{node: g.host}, share: g}, true
+			return poolUse{node: g.host, share: g}, true
 		} else if g != nil {
 			node := c.hosts.best(p, c.opt.MaxPerHost)
-			return poolUse{at: placed{node: node}, share: g}, node >= 0
+			return poolUse{node: node, share: g}, node >= 0
 		}
 	}
 	node := c.hosts.best(p, c.opt.MaxPerHost)
 	if node < 0 {
 		return poolUse{}, false
 	}
-	use := poolUse{at: placed{node: node}}
+	use := poolUse{node: node}
 	if p.GPUs == 0 {
 		return use, true
 	}

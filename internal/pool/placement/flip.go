@@ -3,6 +3,7 @@ package placement
 import (
 	"cmp"
 	"maps"
+	"math/bits"
 	"slices"
 )
 
@@ -40,19 +41,27 @@ func (p *Pool) setFree(b *indexedBox, slots []uint32, free bool) {
 		p.replace(b, &changed)
 		return
 	}
-	p.changed = p.changed[:0]
+	var changed uint64
 	for _, s := range slots {
-		if i := b.at(s); i >= 0 && b.GPUs[i].Free != free && !slices.Contains(p.changed, i) {
-			p.changed = append(p.changed, i)
+		if i := b.at(s); i >= 0 {
+			changed |= 1 << i
 		}
 	}
-	p.flip(b)
+	if free {
+		changed &^= b.free
+	} else {
+		changed &= b.free
+	}
+	p.flip(b, changed)
 }
 
 // at returns the index of the GPU in a slot, -1 without one.
-func (b *Box) at(slot uint32) int {
-	if i := int(slot); i < len(b.GPUs) && b.GPUs[i].Slot == slot {
-		return i
+func (b *indexedBox) at(slot uint32) int {
+	if b.dense {
+		if int(slot) >= len(b.GPUs) {
+			return -1
+		}
+		return int(slot)
 	}
 	i, ok := slices.BinarySearchFunc(b.GPUs, slot, func(g GPU, s uint32) int { return cmp.Compare(g.Slot, s) })
 	if !ok {
@@ -61,11 +70,44 @@ func (b *Box) at(slot uint32) int {
 	return i
 }
 
+// slot is the inverse of at.
+func (b *indexedBox) slot(i int) uint32 {
+	if b.dense {
+		return uint32(i)
+	}
+	return b.GPUs[i].Slot
+}
+
+// maxFlips is the number of bits of indexedBox.free.
+const maxFlips = 64
+
 // flips reports whether the index can take over in place which GPUs of a box are free: the
 // box has one group in each view.
 func (b *Box) flips() bool {
-	return b.Kind != NVLink && len(b.Parts) == 0 && len(b.GPUs) > 0 &&
+	return b.Kind != NVLink && len(b.Parts) == 0 && len(b.GPUs) > 0 && len(b.GPUs) <= maxFlips &&
 		!slices.ContainsFunc(b.GPUs, func(g GPU) bool { return g.Model != b.GPUs[0].Model })
+}
+
+// freeMask returns the indexes of the free GPUs of a box that flips.
+func (b *Box) freeMask() (free uint64) {
+	for i := range b.GPUs {
+		if b.GPUs[i].Free {
+			free |= 1 << i
+		}
+	}
+	return free
+}
+
+// setMasks finds out whether the box flips, and what a flip needs.
+func (b *indexedBox) setMasks() {
+	if b.flips = b.Box.flips(); !b.flips {
+		return
+	}
+	b.free, b.dense, b.restricted = b.freeMask(), true, false
+	for i := range b.GPUs {
+		b.dense = b.dense && b.GPUs[i].Slot == uint32(i)
+		b.restricted = b.restricted || b.GPUs[i].Restriction != ""
+	}
 }
 
 // sameButFree reports whether two states of a box differ at most in which GPUs are free.
@@ -77,48 +119,48 @@ func (b *Box) sameButFree(o *Box) bool {
 	})
 }
 
-// flip binds the free ones of the GPUs in p.changed, which are indexes of b.GPUs, and frees
-// the bound ones.
-func (p *Pool) flip(b *indexedBox) {
-	if len(p.changed) == 0 {
+// flip binds the free ones of some GPUs, the bits of whose indexes are set, and frees the
+// bound ones.
+func (p *Pool) flip(b *indexedBox, changed uint64) {
+	if changed == 0 {
 		return
 	}
-	m := b.model
-	for _, i := range p.changed {
-		g := &b.GPUs[i]
-		if g.Restriction == "" { // count tells free ones apart by their taints only
-			g.Free = !g.Free
+	b.free ^= changed
+	for rest := changed; rest != 0; rest &= rest - 1 {
+		i := bits.TrailingZeros64(rest)
+		free := b.free>>i&1 != 0
+		if !b.restricted { // count tells free GPUs apart by their restrictions only
+			b.GPUs[i].Free = free
 			continue
 		}
-		m.count(g, -1)
-		g.Free = !g.Free
-		m.count(g, 1)
+		g := &b.GPUs[i]
+		b.model.count(g, -1)
+		g.Free = free
+		b.model.count(g, 1)
 	}
-	for i, v := range m.views {
+	for i, v := range b.model.views {
 		if in := b.in[i]; in != nil {
-			v.flip(&b.Box, in, p.changed)
+			v.flip(b, in, changed)
 		}
 	}
 }
 
 // flip brings the group of a box that flips up to date after some of its GPUs were bound
 // or have become free.
-func (v *view) flip(b *Box, in *viewBox, changed []int) {
+func (v *view) flip(b *indexedBox, in *viewBox, changed uint64) {
 	g := &in.alone
 	if len(g.slots) > 0 {
 		v.byBox.remove(g)
 	}
 	before := len(g.slots)
-	for _, i := range changed {
-		o := &b.GPUs[i]
-		if !v.has(o) {
-			continue
-		}
-		at, there := slices.BinarySearch(g.slots, o.Slot)
+	for rest := changed & in.members; rest != 0; rest &= rest - 1 {
+		i := bits.TrailingZeros64(rest)
+		slot, free := b.slot(i), b.free>>i&1 != 0
+		at, there := slices.BinarySearch(g.slots, slot)
 		switch {
-		case o.Free && !there:
-			g.slots = slices.Insert(g.slots, at, o.Slot)
-		case !o.Free && there:
+		case free && !there:
+			g.slots = slices.Insert(g.slots, at, slot)
+		case !free && there:
 			g.slots = slices.Delete(g.slots, at, at+1)
 		}
 	}
@@ -127,11 +169,11 @@ func (v *view) flip(b *Box, in *viewBox, changed []int) {
 		v.countFree(in, n)
 	}
 	if b.ProxyGPUs > 0 {
-		g.proxyRoom = proxyRoomOf(b)
+		g.proxyRoom = proxyRoomOf(&b.Box)
 	}
 	if in.switches {
 		g.switches = nil
-		g.setSwitches(b)
+		g.setSwitches(&b.Box)
 	}
 	if len(g.slots) > 0 {
 		v.byBox.add(g)

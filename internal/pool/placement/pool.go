@@ -13,7 +13,6 @@ type Pool struct {
 	boxes     map[string]*indexedBox
 	models    map[string]*modelIndex
 	decisions uint64  // number of calls of Place
-	changed   []int   // a buffer of flip
 	ranked    []model // a buffer of placeGPUs
 	request   Request // of the current decision
 	lookup    lookup  // of the current model
@@ -30,12 +29,15 @@ type Pool struct {
 type indexedBox struct {
 	Box
 	// flips is Box.flips. Then model is the only one of the box, and in has what the
-	// model's views have of the box, nil for nothing.
-	flips   bool
-	removed bool // handles may still have it
-	model   *modelIndex
-	in      [maxViews]*viewBox
-	first   viewBox // in[0], beside the box
+	// model's views have of the box, nil for nothing. The bits of free are the indexes of
+	// the free GPUs, dense is set if the indexes are the slots, and restricted if a GPU has a
+	// restriction: most changes need no look at the GPUs, which take many lines of memory.
+	flips, dense, restricted bool
+	removed                  bool // handles may still have it
+	free                     uint64
+	model                    *modelIndex
+	in                       [maxViews]*viewBox
+	first                    viewBox // in[0], beside the box
 }
 
 // modelIndex is what a Pool has of one model.
@@ -93,13 +95,7 @@ func (p *Pool) update(old *indexedBox, b *Box) {
 		p.replace(old, b)
 		return
 	}
-	p.changed = p.changed[:0]
-	for i := range b.GPUs {
-		if old.GPUs[i].Free != b.GPUs[i].Free {
-			p.changed = append(p.changed, i)
-		}
-	}
-	p.flip(old)
+	p.flip(old, old.free^b.freeMask())
 }
 
 // RemoveBox removes a box and its GPUs. An unknown ID changes nothing.
@@ -150,7 +146,8 @@ func (p *Pool) replace(at *indexedBox, b *Box) {
 		if at == nil {
 			at = &indexedBox{}
 		}
-		at.Box, at.flips = *b, b.flips()
+		at.Box = *b
+		at.setMasks()
 		p.putIn(at)
 	}
 	for _, name := range before {

@@ -2,6 +2,7 @@ package placement
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -37,6 +38,42 @@ func TestPoolDecidesAsPlace(t *testing.T) {
 	})
 }
 
+// The index follows boxes of any size and with any slots, and slots that a box does not have.
+func TestSetFreeInAnyBox(t *testing.T) {
+	for _, size := range []int{1, 8, 63, maxFlips, maxFlips + 1, 100} {
+		for _, stride := range []uint32{1, 3} {
+			t.Run(fmt.Sprintf("%d GPUs, each %d slots", size, stride), func(t *testing.T) {
+				b := Box{ID: "b", Kind: PCIeSwitch}
+				for i := range size {
+					b.GPUs = append(b.GPUs, GPU{Slot: uint32(i) * stride, Model: "A", Usable: i != 2, Free: true})
+				}
+				p := NewPool()
+				p.SetBox(b)
+				set := func(free bool, slots ...uint32) {
+					p.SetFree("b", slots, free)
+					for i := range b.GPUs {
+						if slices.Contains(slots, b.GPUs[i].Slot) {
+							b.GPUs[i].Free = free
+						}
+					}
+					for _, n := range []int{1, 2, size - 3, size - 2, size - 1, size} {
+						req := Request{Count: n, Model: "A"}
+						if diff := cmp.Diff(Place([]Box{b}, Reserve{}, req), p.Place(Reserve{}, req), answers); diff != "" {
+							t.Fatalf("after %v are free: %v, %d GPUs (-scan +index)\n%s", slots, free, n, diff)
+						}
+					}
+				}
+				last := uint32(size-1) * stride
+				set(false, last, last, 0)
+				set(false, 1, last+1, 1<<31)
+				set(true, last)
+				set(true, 0, 1, 2)
+				set(false, 2*stride, 4*stride)
+			})
+		}
+	}
+}
+
 func drawBoxID(t *rapid.T) string { return fmt.Sprintf("b%d", rapid.IntRange(0, 9).Draw(t, "box")) }
 
 func drawBox(t *rapid.T) Box {
@@ -44,8 +81,9 @@ func drawBox(t *rapid.T) Box {
 		ID: drawBoxID(t), Kind: Kind(rapid.IntRange(0, 2).Draw(t, "kind")), Location: drawLocation(t), Labels: drawLabels(t),
 		ProxyGPUs: rapid.SampledFrom([]int{0, 0, 1, 2, 4}).Draw(t, "proxy"),
 	}
+	stride := rapid.SampledFrom([]int{1, 1, 1, 2}).Draw(t, "stride")
 	for i := range rapid.IntRange(0, 8).Draw(t, "gpus") {
-		b.GPUs = append(b.GPUs, drawGPU(t, uint32(i)))
+		b.GPUs = append(b.GPUs, drawGPU(t, uint32(i*stride)))
 	}
 	return b
 }

@@ -68,8 +68,10 @@ type viewBox struct {
 	// next to each other.
 	alone group
 	room  [8]uint32
-	// switches tells whether the GPUs of such a box are below several PCIe switches.
+	// switches tells whether the GPUs of such a box are below several PCIe switches, and
+	// the bits of members are the indexes of those that are in the view.
 	switches bool
+	members  uint64
 }
 
 // class is everything that criteria and admits look at, except for the request's
@@ -181,6 +183,7 @@ func (v *view) set(b *Box, in *viewBox) bool {
 		if !v.has(g) {
 			continue
 		}
+		in.members |= 1 << i
 		in.usable++
 		if g.Free {
 			in.free++
