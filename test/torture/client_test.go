@@ -8,6 +8,7 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/anishathalye/porcupine"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
@@ -19,11 +20,18 @@ func (h *history) client(storm, deadline context.Context, id int, r *rand.Rand) 
 		var err error
 		first := r.IntN(len(h.managers))
 		switch k := r.IntN(100); {
-		case k < 45:
-			err = h.create(deadline, id, first, fmt.Sprintf("%s-%d-%d", h.tenant, id, n), uint32(1+r.IntN(2)))
-		case k < 70:
+		case k < 36:
+			spec := &dxpuv1.LeaseSpec{Count: uint32(1 + r.IntN(2))}
+			if r.IntN(4) == 0 { // a reservation
+				spec.StartAfter = durationpb.New(time.Duration(1+r.IntN(3000)) * time.Millisecond)
+				spec.ExpiresAfter = durationpb.New(time.Duration(1+r.IntN(5000)) * time.Millisecond)
+			}
+			err = h.create(deadline, id, first, fmt.Sprintf("%s-%d-%d", h.tenant, id, n), spec)
+		case k < 54:
+			err = h.migrate(deadline, id, first, fmt.Sprintf("%s-%d-%d", h.tenant, id, n), r)
+		case k < 78:
 			err = h.delete(deadline, id, first, r)
-		case k < 85:
+		case k < 89:
 			err = h.get(deadline, id, first, r)
 		default:
 			_, err = h.listAll(deadline, id, first)
@@ -47,9 +55,10 @@ func (h *history) record(client int, call time.Time, in opInput, out opOutput) i
 	return len(h.ops) - 1
 }
 
-func (h *history) create(ctx context.Context, client, first int, request string, count uint32) error {
+func (h *history) create(ctx context.Context, client, first int, request string, spec *dxpuv1.LeaseSpec) error {
 	call := time.Now()
-	req := &dxpuv1.CreateLeaseRequest{RequestId: request, Spec: &dxpuv1.LeaseSpec{Count: count, Tenant: h.tenant}}
+	spec.Tenant = h.tenant
+	req := &dxpuv1.CreateLeaseRequest{RequestId: request, Spec: spec}
 	res, ambiguous, err := ask(ctx, h.pool, client, first, func(ctx context.Context, api dxpuv1connect.PoolServiceClient) (*connect.Response[dxpuv1.CreateLeaseResponse], error) {
 		return api.CreateLease(ctx, connect.NewRequest(req))
 	})

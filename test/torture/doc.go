@@ -7,7 +7,7 @@
 // ground truth: no box receives a binding for a slot before it has reported that
 // the slot's last binding is gone. After each history the test examines the calm pool: it
 // must grant all that there is and refuse only what there is not, serve its queue,
-// preempt, apply a quota, and have the events of all of that.
+// preempt, apply a quota, keep a reservation, move a GPU, and have the events of all of that.
 //
 //	make torture                    # a thousand histories
 //	go test ./test/torture -histories 3 -seed 42

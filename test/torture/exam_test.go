@@ -71,13 +71,24 @@ const (
 	released = dxpuv1.LeaseState_LEASE_STATE_RELEASED
 )
 
-// run takes the exam in an empty pool, and empties it again.
+// run takes the exam in an empty pool, and empties it again. A pool with fewer than two stable
+// boxes or one stable host is not examined.
 func (e *exam) run() error {
+	if room, err := e.room(); err != nil || room < 2*gpus {
+		e.unstable = err == nil
+		return err
+	}
 	for _, part := range []struct {
 		name string
 		do   func() error
 	}{
-		{"full only when it is", e.capacity}, {"the queue", e.queue}, {"preemption", e.preemption}, {"a quota", e.quota}, {"events", e.events},
+		{"full only when it is", e.capacity},
+		{"the queue", e.queue},
+		{"preemption", e.preemption},
+		{"a quota", e.quota},
+		{"a reservation", e.reservation},
+		{"a migration", e.migration},
+		{"events", e.events},
 	} {
 		if err := part.do(); err != nil {
 			return fmt.Errorf("exam of %s: %w", part.name, err)
@@ -88,17 +99,56 @@ func (e *exam) run() error {
 
 // capacity takes each GPU of the pool, and then none.
 func (e *exam) capacity() error {
-	for i := range boxes * gpus {
-		l, err := e.create(&dxpuv1.LeaseSpec{Count: 1, Preemptible: i == 0})
-		if err != nil {
-			return fmt.Errorf("GPU %d of %d is refused: %w", i+1, boxes*gpus, err)
+	for taken, again := 0, false; ; {
+		l, err := e.create(&dxpuv1.LeaseSpec{Count: 1, Preemptible: taken == 0})
+		if err == nil {
+			if err := e.reaches(l.Id, active); err != nil {
+				return err
+			}
+			taken++
+			continue
 		}
-		if err := e.reaches(l.Id, active); err != nil {
+		if err := refused(err, "no capacity for this lease now"); err != nil {
 			return err
 		}
+		room, err := e.room()
+		switch {
+		case err != nil || taken >= room:
+			return err
+		case again: // at the first time a node may have become stable since the answer
+			return fmt.Errorf("GPU %d of %d is refused", taken+1, room)
+		}
+		again = true
 	}
-	_, err := e.create(&dxpuv1.LeaseSpec{Count: 1})
-	return refused(err, "no capacity for this lease now")
+}
+
+// room returns how many GPUs new leases can have in the empty pool. A node that was lost three
+// times within ten minutes is unstable, and takes no new bindings for a while.
+func (e *exam) room() (int, error) {
+	b, _, err := ask(e.ctx, e.pool, 0, 0, func(ctx context.Context, api dxpuv1connect.PoolServiceClient) (*connect.Response[dxpuv1.ListBoxesResponse], error) {
+		return api.ListBoxes(ctx, connect.NewRequest(&dxpuv1.ListBoxesRequest{}))
+	})
+	if err != nil {
+		return 0, err
+	}
+	h, _, err := ask(e.ctx, e.pool, 0, 0, func(ctx context.Context, api dxpuv1connect.PoolServiceClient) (*connect.Response[dxpuv1.ListHostsResponse], error) {
+		return api.ListHosts(ctx, connect.NewRequest(&dxpuv1.ListHostsRequest{}))
+	})
+	if err != nil {
+		return 0, err
+	}
+	ofBoxes, ofHosts := 0, 0
+	for _, box := range b.Msg.Boxes {
+		if !box.Node.Unstable {
+			ofBoxes += gpus
+		}
+	}
+	for _, host := range h.Msg.Hosts {
+		if !host.Node.Unstable {
+			ofHosts += slots
+		}
+	}
+	return min(ofBoxes, ofHosts), nil
 }
 
 // refused returns an error unless a call was refused with a text.

@@ -21,8 +21,8 @@ const (
 
 // opInput is a call.
 type opInput struct {
-	kind  string // create, delete, get, list
-	lease string // of delete and get
+	kind  string // create, migrate, delete, get, list
+	lease string // of migrate, delete and get
 }
 
 // opOutput is the answer to a call. It is certain, because callers repeat a call
@@ -50,6 +50,8 @@ var model = porcupine.Model{
 			return s.create(out)
 		case "delete":
 			return s.see(map[string]phase{in.lease: ended}, false)
+		case "migrate":
+			return s.see(map[string]phase{in.lease: live}, false) // only the GPUs of a live lease move
 		case "get":
 			return s.see(out.phases, false)
 		default:
@@ -129,6 +131,10 @@ func TestModelFindsFaults(t *testing.T) {
 		{"one lease for two creations", []porcupine.Operation{at(0, 1, create, l1), at(2, 3, create, l1)}, false},
 		{"stale read", []porcupine.Operation{
 			at(0, 1, create, l1), at(2, 3, opInput{kind: "delete", lease: "l-1"}, opOutput{}), at(4, 5, list, see("l-1 live")),
+		}, false},
+		{"migrated", []porcupine.Operation{at(0, 1, create, l1), at(2, 3, opInput{kind: "migrate", lease: "l-1"}, opOutput{})}, true},
+		{"migrated after its end", []porcupine.Operation{
+			at(0, 1, create, l1), at(2, 3, opInput{kind: "delete", lease: "l-1"}, opOutput{}), at(4, 5, opInput{kind: "migrate", lease: "l-1"}, opOutput{}),
 		}, false},
 		{"live after its end", []porcupine.Operation{
 			at(0, 1, create, l1), at(2, 3, list, see("l-1 ended")), at(4, 5, list, see("l-1 live")),

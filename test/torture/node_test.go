@@ -48,6 +48,7 @@ type slotState struct {
 	// reported is set once a report has said that the last binding is gone: only
 	// then may another one come.
 	reported bool
+	move     *dxpuv1.Migration // the report on a live migration; nil: none. It is not changed
 }
 
 // start runs the node until halt. It starts without bindings, as after a power cut.
@@ -132,7 +133,7 @@ func (n *simNode) run(ctx context.Context) {
 			n.mu.Lock()
 			changed := false
 			for i := range n.have {
-				changed = n.stepLocked(&n.have[i], now) || changed
+				changed = n.stepLocked(&n.have[i], now) || n.moveLocked(&n.have[i], now) || changed
 			}
 			n.mu.Unlock()
 			if changed {
@@ -147,7 +148,7 @@ func (n *simNode) stepLocked(s *slotState, now time.Time) bool {
 		return false
 	}
 	host := n.kind == dxpuv1.NodeKind_NODE_KIND_HOST
-	same := s.want != nil && s.has != nil && s.want.BindingId == s.has.BindingId && s.want.Epoch == s.has.Epoch
+	same := s.want != nil && s.has != nil && (isBinding(s.want, s.has) || isBinding(s.want.Successor, s.has))
 	switch {
 	case s.has != nil && !same && s.state != resetting && s.state != detaching:
 		s.state = resetting
@@ -155,7 +156,7 @@ func (n *simNode) stepLocked(s *slotState, now time.Time) bool {
 			s.state = detaching
 		}
 	case s.has != nil && !same:
-		s.has, s.state, s.stale, s.reported = nil, 0, false, false // the slot is clean
+		s.has, s.move, s.state, s.stale, s.reported = nil, nil, 0, false, false // the slot is clean
 	case s.has == nil && s.want != nil && s.reported:
 		s.has, s.state = s.want, preparing
 	case s.has == nil || s.state == attached || s.state == lost:
@@ -171,6 +172,11 @@ func (n *simNode) stepLocked(s *slotState, now time.Time) bool {
 	return true
 }
 
+// isBinding reports whether a slot has a binding that is wanted.
+func isBinding(want, has *dxpuv1.DesiredBinding) bool {
+	return want.GetBindingId() == has.BindingId && want.GetEpoch() == has.Epoch
+}
+
 const (
 	preparing = dxpuv1.BindingState_BINDING_STATE_PREPARING
 	ready     = dxpuv1.BindingState_BINDING_STATE_READY
@@ -178,6 +184,8 @@ const (
 	detaching = dxpuv1.BindingState_BINDING_STATE_DETACHING
 	resetting = dxpuv1.BindingState_BINDING_STATE_RESETTING
 	lost      = dxpuv1.BindingState_BINDING_STATE_LOST
+	copying   = dxpuv1.BindingState_BINDING_STATE_COPYING
+	switching = dxpuv1.BindingState_BINDING_STATE_SWITCHING
 )
 
 // Apply implements agent.Handler. It detects a GPU that the manager binds twice.
@@ -224,14 +232,14 @@ func (n *simNode) Observe() *dxpuv1.ObservedState {
 	}
 	for i := range n.have {
 		s := &n.have[i]
-		r := &dxpuv1.ObservedSlot{Slot: uint32(i), Health: dxpuv1.Health_HEALTH_OK}
+		r := &dxpuv1.ObservedSlot{Slot: uint32(i), Health: dxpuv1.Health_HEALTH_OK, Movable: true}
 		if n.kind == dxpuv1.NodeKind_NODE_KIND_BOX {
 			r.Device = &dxpuv1.Device{Model: "T", MemoryBytes: 1 << 30, Serial: fmt.Sprintf("%s-%d", n.name, i)}
 		} else {
 			r.Domain = "vm0"
 		}
 		if s.has != nil {
-			r.Binding = &dxpuv1.ObservedBinding{BindingId: s.has.BindingId, Epoch: s.has.Epoch, State: s.state}
+			r.Binding = &dxpuv1.ObservedBinding{BindingId: s.has.BindingId, Epoch: s.has.Epoch, State: s.state, Migration: s.move}
 		} else {
 			s.reported = true
 		}

@@ -160,11 +160,15 @@ func (p *pool) checkOnce(leases []*dxpuv1.Lease) {
 	for _, l := range leases {
 		for _, b := range l.Bindings {
 			switch b.State {
-			case preparing, ready, attached:
+			case preparing, ready, copying, switching, attached:
 			default:
 				continue
 			}
-			for _, resource := range []string{"GPU " + b.GpuId, fmt.Sprintf("slot %s/%d", b.HostId, b.HostSlot)} {
+			resources := []string{"GPU " + b.GpuId}
+			if b.FollowsBindingId == "" { // otherwise it shares the slot until it follows
+				resources = append(resources, fmt.Sprintf("slot %s/%d", b.HostId, b.HostSlot))
+			}
+			for _, resource := range resources {
 				if other, taken := holder[resource]; taken {
 					p.violate("%s is in bindings %s and %s of one list", resource, other, b.Id)
 				}
@@ -172,6 +176,7 @@ func (p *pool) checkOnce(leases []*dxpuv1.Lease) {
 			}
 		}
 	}
+	p.checkPromises(leases)
 }
 
 // phaseOf returns the phase of a lease's state.

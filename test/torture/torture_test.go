@@ -53,6 +53,7 @@ type history struct {
 	trail []string       // faults
 	// settling is the time from the last fault until the pool was healthy again.
 	settling time.Duration
+	unstable bool // most nodes were lost several times, so there was no exam
 }
 
 func TestTorture(t *testing.T) {
@@ -98,6 +99,8 @@ type tally struct {
 	began     time.Time
 	histories int
 	calls     int
+	moves     int // migrations that began
+	unstable  int // histories without an exam
 	faults    map[string]int
 	settling  []time.Duration // from the last fault until the pool was healthy
 }
@@ -107,6 +110,14 @@ func (a *tally) add(h *history) (histories int) {
 	defer a.mu.Unlock()
 	a.histories++
 	a.calls += len(h.ops)
+	if h.unstable {
+		a.unstable++
+	}
+	for _, o := range h.ops {
+		if o.Input.(opInput).kind == "migrate" {
+			a.moves++
+		}
+	}
 	for _, f := range h.trail {
 		if _, name, ok := strings.Cut(f, ": "); ok && name != "healed" {
 			a.faults[name]++
@@ -127,8 +138,8 @@ func (a *tally) String() string {
 	for _, n := range a.faults {
 		faults += n
 	}
-	return fmt.Sprintf("%d histories with %d calls under %d faults are linearizable, after %v; healthy again %v after the last fault (median; %v at most); %v",
-		a.histories, a.calls, faults, time.Since(a.began).Round(time.Second),
+	return fmt.Sprintf("%d histories (%d without an exam) with %d calls, %d of them migrations, under %d faults are linearizable, after %v; healthy again %v after the last fault (median; %v at most); %v",
+		a.histories, a.unstable, a.calls, a.moves, faults, time.Since(a.began).Round(time.Second),
 		a.settling[len(a.settling)/2].Round(time.Millisecond), a.settling[len(a.settling)-1].Round(time.Millisecond), a.faults)
 }
 
@@ -252,6 +263,11 @@ func (p *pool) check(ctx context.Context, tenant string, want int) error {
 	for _, l := range leases {
 		if phaseOf(l) == live {
 			n++
+		}
+		if reserved(l) {
+			continue
+		}
+		if phaseOf(l) == live {
 			held += int(l.Spec.Count)
 		}
 		switch l.State {
