@@ -85,7 +85,7 @@ func (e *env) controllerRestarts() {
 
 // noHost: a node without a host of the pool in its label; the pod's event says so.
 func (e *env) noHost() {
-	if err := e.AddNode(e.t.Context(), "strange", map[string]string{"dxpu.dev/host": "nowhere"}); err != nil {
+	if err := e.AddNode(e.t.Context(), "strange", map[string]string{"dxpu.dev.node-restriction.kubernetes.io/host": "nowhere"}); err != nil {
 		e.t.Fatal(err)
 	}
 	e.createPod(podSpec{name: "strange", node: "strange"})

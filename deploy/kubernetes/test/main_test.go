@@ -104,7 +104,7 @@ func newEnv(t *testing.T, version string, size kubetest.PoolSpec, flags ...strin
 		if size.OpenCL {
 			break // the test starts kubelets
 		}
-		must(e.AddNode(ctx, nodeName(i), map[string]string{"dxpu.dev/host": hostID(i, size.Simulate)}))
+		must(e.AddNode(ctx, nodeName(i), map[string]string{"dxpu.dev.node-restriction.kubernetes.io/host": hostID(i, size.Simulate)}))
 	}
 	e.startController()
 	t.Cleanup(func() { e.controller.Stop() })

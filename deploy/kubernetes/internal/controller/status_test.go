@@ -99,7 +99,7 @@ func TestHostOfTwoNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"w1", "w2"} {
-		if host, why := c.hostOf(name); host != "" || !strings.Contains(why, "nodes w1, w2 have the label dxpu.dev/host=host-1") {
+		if host, why := c.hostOf(name); host != "" || !strings.Contains(why, "nodes w1, w2 have the label dxpu.dev.node-restriction.kubernetes.io/host=host-1") {
 			t.Errorf("%s: host %q: %s", name, host, why)
 		}
 	}

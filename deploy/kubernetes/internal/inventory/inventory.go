@@ -23,8 +23,9 @@ import (
 const (
 	Driver = "gpu.dxpu.dev"
 	// HostLabel is the label of a node that names the host of the pool, by ID, whose slots
-	// belong to the node. Nodes without it get no GPUs.
-	HostLabel = "dxpu.dev/host"
+	// belong to the node. Nodes without it get no GPUs. The prefix keeps a kubelet from setting
+	// it (admission plugin NodeRestriction): a node that is taken over would get the GPUs of another.
+	HostLabel = "dxpu.dev.node-restriction.kubernetes.io/host"
 
 	// Attached is the binding condition: the scheduler binds the pod when it is true.
 	Attached = "dxpu.dev/Attached"

@@ -149,7 +149,7 @@ func TestClosedHosts(t *testing.T) {
 		Queued: map[string]int{"queued": 1, "less-queued": 1},
 	})
 	got := inv.Resources().Pools["dxpu/none"].NodeSelector.NodeSelectorTerms[0].MatchExpressions
-	if want := "[{dxpu.dev/host Exists []} {dxpu.dev/host NotIn [cordoned draining full queued silent unstable]}]"; fmt.Sprint(got) != want {
+	if want := "[{dxpu.dev.node-restriction.kubernetes.io/host Exists []} {dxpu.dev.node-restriction.kubernetes.io/host NotIn [cordoned draining full queued silent unstable]}]"; fmt.Sprint(got) != want {
 		t.Errorf("nodes %v, want %s", got, want)
 	}
 	none := New(State{})

@@ -2,6 +2,7 @@ package kubetest
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -15,6 +16,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Node is a node with a real kubelet and containerd. It has namespaces of its own for
@@ -210,18 +212,23 @@ func (n *Node) startKubelet(ctx context.Context, labels map[string]string) error
 	if err := n.write("kubelet.yaml", fmt.Sprintf(kubeletConfig, group)); err != nil {
 		return err
 	}
-	var list []string
-	for k, v := range labels {
-		list = append(list, k+"="+v)
-	}
-	slices.Sort(list)
 	kubelet, err := n.Start("kubelet", n.cluster.Programs.kubernetes("kubelet"), "--config", filepath.Join(n.Dir, "kubelet.yaml"),
-		"--kubeconfig", kubeconfig, "--hostname-override", n.Name, "--node-ip", "192.0.2.10", "--node-labels", strings.Join(list, ","))
+		"--kubeconfig", kubeconfig, "--hostname-override", n.Name, "--node-ip", "192.0.2.10")
 	if err != nil {
 		return err
 	}
+	// A kubelet may not set labels that say what its node may have.
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": labels}})
+	if err != nil {
+		return err
+	}
+	labelled := false
 	err = n.cluster.await(ctx, "node "+n.Name+" to be ready", func(ctx context.Context) bool {
-		return kubelet.ended() != nil || n.cluster.ready(ctx, n.Name)
+		if !labelled {
+			_, err := n.cluster.Kube.CoreV1().Nodes().Patch(ctx, n.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+			labelled = err == nil // not before the kubelet has registered the node
+		}
+		return kubelet.ended() != nil || labelled && n.cluster.ready(ctx, n.Name)
 	})
 	return errors.Join(err, kubelet.ended())
 }

@@ -18,7 +18,7 @@ func TestHostOf(t *testing.T) {
 	)
 	for _, test := range []struct{ node, host, err string }{
 		{node: "w1", host: "h1"},
-		{node: "w2", err: "node w2 has no label dxpu.dev/host"},
+		{node: "w2", err: "node w2 has no label dxpu.dev.node-restriction.kubernetes.io/host"},
 		{node: "w3", err: "not found"},
 	} {
 		host, err := HostOf(kube, test.node)(t.Context())
