@@ -46,8 +46,9 @@ func newModelPredictCommand() *cobra.Command {
 		Long: `Predict a recorded workload's performance over a longer round trip.
 
 TRACE is Chrome JSON of the PyTorch profiler (.json or .json.gz, of any version),
-a sqlite export of Nsight Systems, or a Chakra execution trace in protocol buffers
-(.et), which has no times and gets a wide range. The command reconstructs the run from calls
+a sqlite export of Nsight Systems, a database of rocprofv3 (.db), or a Chakra
+execution trace in protocol buffers (.et), which has no times and gets a wide
+range. The command reconstructs the run from calls
 on host threads and operations on streams, and replays it with the added cost of
 each operation: idle gaps absorb latency, synchronisations expose it. It prints
 the paper's additive estimate for comparison. Where the verdict rests on what a

@@ -3,16 +3,12 @@ package trace
 import (
 	"bytes"
 	"errors"
-	"fmt"
-	"io"
 	"strings"
 	"time"
 
 	"github.com/dxpu-project/dxpu/internal/model/trace/sqlite"
 	"github.com/dxpu-project/dxpu/internal/model/workload"
 )
-
-var sqliteMagic = []byte(sqlite.Magic)
 
 // Tables that are read. An export contains only the tables that have rows.
 const (
@@ -35,8 +31,7 @@ const (
 
 // nsys reads one export.
 type nsys struct {
-	db    *sqlite.DB
-	b     *workload.Builder
+	tables
 	steps []byte
 	// Strings by their id in the export: the names of kernels, calls and marks.
 	names      map[int64]uint32 // index into Workload.Names
@@ -45,23 +40,8 @@ type nsys struct {
 	events     []nsysEvent
 }
 
-// ReadNsys reads a sqlite export of Nsight Systems.
-func ReadNsys(r io.ReaderAt, size int64, o Options) (*workload.Workload, error) {
-	db, err := sqlite.Open(r, size)
-	if err != nil {
-		return nil, err
-	}
-	n := &nsys{
-		db: db, b: workload.NewBuilder("nsys"), steps: o.stepPrefix(),
-		names: map[int64]uint32{}, nameText: map[int64]string{}, referenced: map[int64]bool{},
-	}
-	if db.WAL {
-		n.b.Report.Note("the database is in write-ahead-log mode: rows that were not checkpointed are missing")
-	}
-	if db.Truncated {
-		n.b.Report.Incomplete = true
-		n.b.Report.Doubt("the database is truncated")
-	}
+// read reads all tables.
+func (n *nsys) read(progress func(done, of int)) error {
 	passes := []func() error{
 		n.findReferences, n.strings, n.devices, n.kernels, n.copies, n.memsets, n.graphs,
 		func() error { return n.calls(tableRuntime) }, func() error { return n.calls(tableDriver) }, n.cudaEvents, n.syncs, n.marks,
@@ -69,46 +49,11 @@ func ReadNsys(r io.ReaderAt, size int64, o Options) (*workload.Workload, error) 
 	}
 	for i, pass := range passes {
 		if err := pass(); err != nil {
-			return nil, err
-		}
-		if o.Progress != nil {
-			o.Progress(size*int64(i+1)/int64(len(passes)), size)
-		}
-	}
-	return n.b.Build()
-}
-
-// scan calls row for each row of a table with the indices of the named columns.
-// A missing table has no rows. The names of required columns end with "!".
-func (n *nsys) scan(table string, columns []string, count bool, row func(r *sqlite.Row, c []int, where func() string)) error {
-	t, ok := n.db.Table(table)
-	if !ok {
-		return nil
-	}
-	cols := make([]int, len(columns))
-	for i, name := range columns {
-		name, required := strings.CutSuffix(name, "!")
-		var err error
-		if cols[i], err = t.Column(name); err != nil {
 			return err
 		}
-		if cols[i] < 0 && required {
-			return fmt.Errorf("nsys: table %s has no column %s: the form of this export is not supported", table, name)
-		}
+		progress(i+1, len(passes))
 	}
-	return n.db.Scan(t, func(r *sqlite.Row) error {
-		if count {
-			n.b.Report.Events++
-		}
-		row(r, cols, func() string { return fmt.Sprintf("row %d of %s", r.ID(), table) })
-		return nil
-	}, func(err error) error {
-		if n.b.Report.Events++; n.b.Report.Dropped() > workload.MaxRecords {
-			return fmt.Errorf("nsys: table %s: too many damaged rows: %w", table, err)
-		}
-		n.b.Report.Drop("unreadable in the database", fmt.Sprintf("%s: %v", table, err))
-		return nil
-	})
+	return nil
 }
 
 // findReferences finds the few string ids that other tables refer to.

@@ -76,7 +76,7 @@ func small(tb testing.TB) []byte {
 }
 
 func read(b []byte) (*workload.Workload, error) {
-	return ReadNsys(bytes.NewReader(b), int64(len(b)), Options{})
+	return ReadSQLite(bytes.NewReader(b), int64(len(b)), Options{})
 }
 
 func TestDamagedDatabase(t *testing.T) {
@@ -144,8 +144,15 @@ func TestUnknownExport(t *testing.T) {
 	}
 }
 
-func FuzzReadNsys(f *testing.F) {
+func FuzzReadSQLite(f *testing.F) {
 	f.Add(small(f))
+	for _, name := range []string{"testdata/waits.sqlite", "testdata/rocpd.sqlite"} {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		w, err := read(b)
 		if (err == nil) != (w != nil) {

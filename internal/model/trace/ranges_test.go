@@ -60,7 +60,7 @@ func TestRangesOfNsys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := ReadNsys(f, st.Size(), Options{})
+	w, err := ReadSQLite(f, st.Size(), Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

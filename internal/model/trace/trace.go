@@ -1,7 +1,7 @@
-// Package trace reads traces of GPU programs, recorded by the PyTorch profiler
-// (Kineto) or by Nsight Systems, and Chakra execution traces into a workload. It reads
-// files as streams in bounded memory, and counts and reports damaged events instead of
-// using them.
+// Package trace reads traces of GPU programs, recorded by the PyTorch profiler (Kineto),
+// Nsight Systems or rocprofv3, and Chakra execution traces into a workload. It reads files
+// as streams in bounded memory, and counts and reports damaged events instead of using
+// them.
 package trace
 
 import (
@@ -37,7 +37,7 @@ func (o Options) stepPrefix() []byte {
 }
 
 // ErrFormat is returned for a file that is not a trace in a known format.
-var ErrFormat = errors.New("not a trace: want Chrome JSON of the PyTorch profiler (.json or .json.gz), a .sqlite export of Nsight Systems (nsys export --type sqlite) or a Chakra execution trace in protocol buffers (.et)")
+var ErrFormat = errors.New("not a trace: want Chrome JSON of the PyTorch profiler (.json or .json.gz), a .sqlite export of Nsight Systems (nsys export --type sqlite), a database of rocprofv3 (.db) or a Chakra execution trace in protocol buffers (.et)")
 
 const sniffLen = 512
 
@@ -60,7 +60,7 @@ func Open(path string, o Options) (*workload.Workload, error) {
 	var w *workload.Workload
 	if bytes.HasPrefix(head[:n], sqliteMagic) {
 		if err = checkLogs(path); err == nil {
-			w, err = ReadNsys(f, st.Size(), o)
+			w, err = ReadSQLite(f, st.Size(), o)
 		}
 	} else if _, err = f.Seek(0, io.SeekStart); err == nil {
 		w, err = readStream(&progressReader{r: f, size: st.Size(), report: o.Progress}, o)

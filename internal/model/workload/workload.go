@@ -155,7 +155,7 @@ func (r *Range) End() time.Duration { return r.Start + r.Dur }
 
 // Workload is a recorded run. Ops and Calls are stably sorted by Start.
 type Workload struct {
-	Format  string   // "kineto", "nsys" or "chakra"
+	Format  string   // "kineto", "nsys", "rocpd" or "chakra"
 	Devices []string // names of the GPUs in the trace
 	Names   []string // of kernels and calls; Names[0] is ""
 	Streams []Stream

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -147,6 +148,9 @@ func (db *DB) Table(name string) (Table, bool) {
 	t, ok := db.tables[strings.ToLower(name)]
 	return t, ok
 }
+
+// Names returns the names of all tables, in lower case and sorted.
+func (db *DB) Names() []string { return slices.Sorted(maps.Keys(db.tables)) }
 
 // Column returns the index of a column by name, case-insensitively; -1 if there is
 // none. It fails for a generated column whose values are not stored.
