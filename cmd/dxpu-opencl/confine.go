@@ -74,6 +74,13 @@ func confine() error {
 	for _, path := range readable {
 		allow(ruleset, path, rightsRead)
 	}
+	files, dirs := platformFiles(os.Getenv)
+	for _, path := range files {
+		allow(ruleset, path, rightsFile)
+	}
+	for _, path := range dirs {
+		allow(ruleset, path, unix.LANDLOCK_ACCESS_FS_READ_DIR)
+	}
 	for _, path := range append(devices, nvidia()...) {
 		allow(ruleset, path, rightsRead|rightsWrite)
 	}
