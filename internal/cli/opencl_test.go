@@ -68,6 +68,10 @@ func buildOpenCL(ts *testscript.TestScript, _ bool, args []string) {
 		program("absent"),
 		program("first"),
 		program("turns"),
+		program("groups"),
+		exec.Command("cc", slices.Concat(flags, []string{
+			"-fPIC", "-fvisibility=hidden", "-shared", "-o", filepath.Join(bin, "narrow.so"), filepath.Join(root, "icd/testdata/narrow.c"),
+		})...),
 	} {
 		c.Dir = root
 		c.Env = append(os.Environ(), "CGO_ENABLED=0")
