@@ -37,7 +37,7 @@ func (o Options) stepPrefix() []byte {
 }
 
 // ErrFormat is returned for a file that is not a trace in a known format.
-var ErrFormat = errors.New("not a trace: want Chrome JSON of the PyTorch profiler (.json or .json.gz), a .sqlite export of Nsight Systems (nsys export --type sqlite), a database of rocprofv3 (.db) or a Chakra execution trace in protocol buffers (.et)")
+var ErrFormat = errors.New("not a trace: want Chrome JSON of the PyTorch profiler (.json or .json.gz), a .sqlite export of Nsight Systems (nsys export --type sqlite), a database of rocprofv3 (.db) or a Chakra execution trace (.et)")
 
 const sniffLen = 512
 
