@@ -16,7 +16,7 @@ func TestValidDependsOnTime(t *testing.T) {
 	if s.Valid() {
 		t.Error("valid before the first election")
 	}
-	x := &term{margin: time.Second, lost: make(chan struct{})}
+	x := &term{now: sinceBoot, margin: time.Second, lost: make(chan struct{})}
 	s.term.Store(x)
 	for _, tt := range []struct {
 		left time.Duration
@@ -39,26 +39,30 @@ func TestValidDependsOnTime(t *testing.T) {
 	}
 }
 
-// slowLease delays the answers about leases, and records when it got the requests.
+// slowLease delays the answers about leases on a clock of its own, and records when it got the
+// requests.
 type slowLease struct {
 	clientv3.Lease
-	received atomic.Int64 // when the newest request arrived, on the clock of sinceBoot
+	late     atomic.Int64 // by which the clock is ahead of sinceBoot
+	received atomic.Int64 // when the newest request arrived
 	renewed  chan time.Duration
 }
 
 const answerDelay = 100 * time.Millisecond
 
+func (l *slowLease) now() time.Duration { return sinceBoot() + time.Duration(l.late.Load()) }
+
 func (l *slowLease) Grant(ctx context.Context, ttl int64) (*clientv3.LeaseGrantResponse, error) {
-	l.received.Store(int64(sinceBoot()))
+	l.received.Store(int64(l.now()))
 	res, err := l.Lease.Grant(ctx, ttl)
-	time.Sleep(answerDelay)
+	l.late.Add(int64(answerDelay))
 	return res, err
 }
 
 func (l *slowLease) KeepAliveOnce(ctx context.Context, id clientv3.LeaseID) (*clientv3.LeaseKeepAliveResponse, error) {
-	at := sinceBoot()
+	at := l.now()
 	res, err := l.Lease.KeepAliveOnce(ctx, id)
-	time.Sleep(answerDelay)
+	l.late.Add(int64(answerDelay))
 	select {
 	case l.renewed <- at:
 	default:
@@ -71,7 +75,7 @@ func (l *slowLease) KeepAliveOnce(ctx context.Context, id clientv3.LeaseID) (*cl
 func TestLeaseIsCountedFromTheRequest(t *testing.T) {
 	s := open(t, Options{Endpoints: []string{external(t)}})
 	slow := &slowLease{Lease: s.client.Lease, renewed: make(chan time.Duration)}
-	s.client.Lease = slow
+	s.client.Lease, s.now = slow, slow.now
 	x, err := s.newTerm(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -119,6 +119,7 @@ type Store struct {
 	// maxRecord is the size in bytes of the largest record that etcd takes.
 	maxRecord int
 
+	now      func() time.Duration // sinceBoot, or the clock of a test
 	term     atomic.Pointer[term] // nil: this manager has not led yet
 	managers atomic.Pointer[[]*dxpuv1.ManagerInfo]
 
@@ -138,7 +139,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if o.Self == nil {
 		o.Self = &dxpuv1.ManagerInfo{}
 	}
-	s := &Store{opts: o, log: o.Log, maxOps: externalOps, maxBytes: externalBytes, maxRecord: externalRequest - requestSlack, unlock: func() error { return nil }}
+	s := &Store{opts: o, log: o.Log, maxOps: externalOps, maxBytes: externalBytes, maxRecord: externalRequest - requestSlack, unlock: func() error { return nil }, now: sinceBoot}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}

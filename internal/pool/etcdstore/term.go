@@ -25,7 +25,8 @@ type term struct {
 	key      string // in the election
 	revision int64  // at which key was created
 
-	until  atomic.Int64 // when the lease may end, on the clock of sinceBoot
+	now    func() time.Duration // sinceBoot, or the clock of a test
+	until  atomic.Int64         // when the lease may end, on that clock
 	margin time.Duration
 	lost   chan struct{}
 	once   sync.Once
@@ -45,7 +46,7 @@ func (t *term) isLost() bool {
 }
 
 // left returns the minimum remaining lifetime of the lease.
-func (t *term) left() time.Duration { return time.Duration(t.until.Load()) - sinceBoot() }
+func (t *term) left() time.Duration { return time.Duration(t.until.Load()) - t.now() }
 
 // sinceBoot returns the time since the machine started. This clock cannot be set, and
 // unlike the clock of Go's runtime it does not stop while the machine is suspended,
@@ -107,7 +108,7 @@ func (s *Store) newTerm(ctx context.Context) (*term, error) {
 			return nil, err
 		}
 	}
-	begun := sinceBoot()
+	begun := s.now()
 	granting, cancel := context.WithTimeout(ctx, commitTimeout)
 	defer cancel()
 	lease, err := s.client.Grant(granting, int64(s.opts.TTL/time.Second))
@@ -123,7 +124,7 @@ func (s *Store) newTerm(ctx context.Context) (*term, error) {
 	}
 	t := &term{
 		session: session, election: concurrency.NewElection(session, s.key("election")),
-		margin: s.opts.TTL / 8, lost: make(chan struct{}), cancel: stop,
+		now: s.now, margin: s.opts.TTL / 8, lost: make(chan struct{}), cancel: stop,
 	}
 	t.until.Store(int64(begun + s.opts.TTL))
 	t.wg.Go(func() { s.renew(run, t) })
@@ -144,7 +145,7 @@ func (s *Store) renew(ctx context.Context, t *term) {
 	every := time.NewTicker(s.opts.TTL / 5)
 	defer every.Stop()
 	for {
-		sent := sinceBoot()
+		sent := t.now()
 		asking, cancel := context.WithTimeout(ctx, max(t.left(), time.Millisecond))
 		res, err := s.client.KeepAliveOnce(asking, t.session.Lease())
 		cancel()

@@ -92,7 +92,7 @@ func TestFencing(t *testing.T) {
 	if err := <-campaign; err != nil {
 		t.Fatal(err)
 	}
-	blind := &term{key: frozen.key, revision: frozen.revision, session: frozen.session, lost: make(chan struct{})}
+	blind := &term{now: sinceBoot, key: frozen.key, revision: frozen.revision, session: frozen.session, lost: make(chan struct{})}
 	first.term.Store(blind)
 	if err := first.Commit(t.Context(), record("stale"), nil); !errors.Is(err, ErrDeposed) || !blind.isLost() {
 		t.Errorf("a write of a deposed leader: %v", err)
