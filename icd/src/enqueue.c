@@ -211,32 +211,30 @@ static cl_int check_local(cl_kernel k, cl_uint dims, const size_t *global, const
 
 /* doubtful reports whether a kernel's properties forbid a size of work-groups. NVIDIA's platform
  * takes larger ones than those that it names, so it is asked. */
-static int doubtful(cl_kernel k, cl_uint dims, const size_t *local)
+static int doubtful(cl_kernel k, const size_t size[3])
 {
-	size_t size[3] = {1, 1, 1}, required[3], group;
+	size_t required[3], group;
 	struct property p;
 	int doubt = 0;
 
-	memcpy(size, local, dims * sizeof *local);
 	if (properties_find(&k->properties, CL_KERNEL_COMPILE_WORK_GROUP_SIZE, NO_INDEX, &p) && p.size == sizeof required) {
 		memcpy(required, p.value, sizeof required);
-		doubt = required[0] != 0 && memcmp(size, required, sizeof size);
+		doubt = required[0] != 0 && memcmp(size, required, sizeof required);
 	}
 	if (properties_find(&k->properties, CL_KERNEL_WORK_GROUP_SIZE, NO_INDEX, &p) && p.size == sizeof group) {
 		memcpy(&group, p.value, sizeof group);
 		doubt = doubt || size[0] * size[1] * size[2] > group;
 	}
 	pthread_mutex_lock(&dxpu_lock);
-	doubt = doubt && memcmp(size, k->accepted, sizeof size);
+	doubt = doubt && memcmp(size, k->accepted, sizeof k->accepted);
 	pthread_mutex_unlock(&dxpu_lock);
 	return doubt;
 }
 
 /* end_asked ends a call with the device's answer to the size of work-groups, unless the command
  * waits for a user event: then its event has the answer. */
-static cl_int end_asked(struct command *c, struct packet *p, cl_kernel k, cl_uint dims, const size_t *local, cl_event *event)
+static cl_int end_asked(struct command *c, struct packet *p, cl_kernel k, const size_t size[3], cl_event *event)
 {
-	const size_t size[3] = {local[0], dims > 1 ? local[1] : 1, dims > 2 ? local[2] : 1};
 	cl_event e = c->event;
 	cl_int code;
 
@@ -251,7 +249,7 @@ static cl_int end_asked(struct command *c, struct packet *p, cl_kernel k, cl_uin
 		}
 		if (!code) {
 			pthread_mutex_lock(&dxpu_lock);
-			memcpy(k->accepted, size, sizeof size);
+			memcpy(k->accepted, size, sizeof k->accepted);
 			pthread_mutex_unlock(&dxpu_lock);
 		}
 	}
@@ -283,7 +281,10 @@ cl_int CL_API_CALL dxpu_EnqueueNDRangeKernel(cl_command_queue q, cl_kernel k, cl
 	code = local ? check_local(k, dims, global, local) : CL_SUCCESS;
 	if (code)
 		return code;
-	int ask = local && doubtful(k, dims, local);
+	size_t size[3] = {1, 1, 1};
+	if (local)
+		memcpy(size, local, dims * sizeof *local);
+	int ask = local && doubtful(k, size);
 	packet_start(&p, PACKET_NDRANGE, q->handle);
 	p.flags = (uint16_t)((offset ? NDRANGE_OFFSET : 0) | (local ? NDRANGE_LOCAL : 0));
 	packet_u32(&p, k->handle);
@@ -300,7 +301,7 @@ cl_int CL_API_CALL dxpu_EnqueueNDRangeKernel(cl_command_queue q, cl_kernel k, cl
 		q->context->prints = 1;
 	if (code)
 		return code;
-	return ask ? end_asked(&c, &p, k, dims, local, event) : simple(&c, &p, event);
+	return ask ? end_asked(&c, &p, k, size, event) : simple(&c, &p, event);
 }
 
 cl_int CL_API_CALL dxpu_EnqueueTask(cl_command_queue q, cl_kernel k, cl_uint waits, const cl_event *list, cl_event *event)
