@@ -83,7 +83,7 @@ def profile(torch, step, trace):
 
 class Bench:
     def __init__(self, args):
-        self.args, self.out, self.runs = args, pathlib.Path(args.out), []
+        self.args, self.out = args, pathlib.Path(args.out)
         self.out.mkdir(parents=True, exist_ok=True)
 
     def command(self, name, settings=None, trace=None):
@@ -110,15 +110,16 @@ class Bench:
         plan = self.plan(name)
         times = {what: [] for what, _ in plan}
         plan.append(("trace", self.command(name, None, self.trace(name))))
+        runs = []
         for (what, _), run in zip(plan, ahead([functools.partial(Run, command) for _, command in plan], self.args.ahead)):
             run.go("ready")
             info = run.result()
             if what != "trace":
                 times[what].append(info["mean_ms"])
                 print(f"{name} {what}: {times[what][-1]:.3f} ms", file=sys.stderr)
-            self.runs.append(run)
-        while self.runs:
-            self.runs.pop().close()
+            runs.append(run)
+        for run in runs:
+            run.close()
         return {"model": name, "device": info["device"], "torch": info["torch"], "cuda": info["cuda"], "deltas": self.args.deltas,
                 "rounds": {str(what): found for what, found in times.items()},
                 "stats": {str(d): json.loads(self.stats(name, d).read_text()) for d in self.args.deltas}}

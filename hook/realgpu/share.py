@@ -24,6 +24,7 @@ Leave the GPU to it and lock the clocks (README.md).
 """
 
 import argparse
+import atexit
 import functools
 import json
 import math
@@ -109,6 +110,7 @@ def child_allocate(args):
 
     stage("ready")
     torch.cuda.init()
+    stage("warm")
     held, step = [], parse_bytes(args.step)
     free, total = torch.cuda.mem_get_info()
     allocated = 0
@@ -214,7 +216,8 @@ class Agent:
     """The agent, in a folder of its own."""
 
     def __init__(self, args, policy):
-        self.dir = tempfile.mkdtemp(prefix="share")
+        self.folder = tempfile.TemporaryDirectory(prefix="share", ignore_cleanup_errors=True)
+        self.dir = self.folder.name
         self.dxpu = args.dxpu
         # Its own state: the machine's agent keeps its shares.
         command = [self.dxpu, "share", "serve", "--dir", self.dir, "--state", os.path.join(self.dir, "state", "share.json"), "--log-level", "warn"]
@@ -223,6 +226,7 @@ class Agent:
         if policy:
             command += ["--policy", policy]
         self.process = subprocess.Popen(command)
+        atexit.register(self.process.terminate)  # after an error of a run
         for _ in range(100):
             if self.process.poll() is not None:
                 raise SystemExit("dxpu share serve ended")
@@ -273,11 +277,7 @@ def measured(args, groups):
 
 def accuracy(args):
     limit, step = parse_bytes(args.gpu_memory), parse_bytes(args.step)
-    group = Group(args, None, [("allocate", (limit, "100%", "offline"))])
-    group.runs[0].go("ready")
-    got = group.runs[0].result()
-    group.runs[0].close()
-    group.agent.close()
+    [got] = next(measured(args, [(None, [("allocate", (limit, "100%", "offline"))])]))
     row = accuracy_row(limit, got["allocated"], step)
     row["total told"] = got["total"]
     row["driver's own"] = max(0, got["whole"] - got["allocated"])

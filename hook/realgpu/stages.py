@@ -1,6 +1,7 @@
 """Runs that get ready while another run measures: a process goes on from each of its
 stages when it is told to. The import of PyTorch takes longer than a short run."""
 
+import atexit
 import json
 import subprocess
 import sys
@@ -14,6 +15,7 @@ class Run:
     def __init__(self, command):
         self.command, self.read = command, False
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        atexit.register(self.process.kill)  # after an error of another run; no signal once it has ended
 
     def go(self, *names):
         """Waits until the process is at each of the stages in turn, and lets it go on."""
