@@ -14,22 +14,7 @@ import (
 // the key phase of its peer.
 func unacknowledged(t testing.TB, n int) (box *Link, peer *phase) {
 	t.Helper()
-	cfg := Config{
-		Binding: 1, Epoch: 1, Session: 1, Ephemeral: [32]byte{1}, Initiator: true,
-		Local: frame.Endpoint{Node: 1}, Remote: frame.Endpoint{Node: 2}, Paths: []PathConfig{{MTU: 9000}},
-	}
-	host, err := New(0, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg.Initiator, cfg.Session, cfg.Local, cfg.Remote = false, 2, cfg.Remote, cfg.Local
-	if box, err = New(0, cfg); err != nil {
-		t.Fatal(err)
-	}
-	for range 10 {
-		pass(host, box, 0)
-		pass(box, host, 0)
-	}
+	host, box := pairOf(t, Config{Paths: []PathConfig{{MTU: 9000}}})
 	buf := make([]byte, frame.MaxDatagram)
 	for range n {
 		if err := box.Send(0, &tlp.Packet{Type: tlp.MWr, Addr: 0x1000, Length: 1, FirstBE: 15, Data: make([]byte, 4)}); err != nil {

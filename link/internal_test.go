@@ -14,10 +14,14 @@ import (
 // pair returns two ends of an open session.
 func pair(t testing.TB) (host, box *Link) {
 	t.Helper()
-	cfg := Config{
-		Binding: 1, Epoch: 1, Session: 1, Ephemeral: [32]byte{1}, Initiator: true, Window: minWindow,
-		Local: frame.Endpoint{Node: 1}, Remote: frame.Endpoint{Node: 2}, Paths: []PathConfig{{MTU: 9000}, {MTU: 1500}},
-	}
+	return pairOf(t, Config{Window: minWindow, Paths: []PathConfig{{MTU: 9000}, {MTU: 1500}}})
+}
+
+// pairOf is pair with the window and the paths of a configuration.
+func pairOf(t testing.TB, cfg Config) (host, box *Link) {
+	t.Helper()
+	cfg.Binding, cfg.Epoch, cfg.Session, cfg.Ephemeral, cfg.Initiator = 1, 1, 1, [32]byte{1}, true
+	cfg.Local, cfg.Remote = frame.Endpoint{Node: 1}, frame.Endpoint{Node: 2}
 	host, err := New(0, cfg)
 	if err != nil {
 		t.Fatal(err)

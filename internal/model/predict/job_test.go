@@ -62,13 +62,22 @@ func (c *cluster) run(steps int) time.Duration {
 			}
 			c.collective()
 		}
-		for _, p := range c.ranks {
-			p.order(compute, collectives)
-			p.launch(compute, 10*us)
-			p.sync(compute)
-		}
+		c.optimize()
 	}
-	var longest time.Duration
+	return c.length()
+}
+
+// optimize ends a step of each rank: a kernel behind the collectives, and a wait.
+func (c *cluster) optimize() {
+	for _, p := range c.ranks {
+		p.order(compute, collectives)
+		p.launch(compute, 10*us)
+		p.sync(compute)
+	}
+}
+
+// length returns the time of the slowest host.
+func (c *cluster) length() (longest time.Duration) {
 	for r, p := range c.ranks {
 		longest = max(longest, p.host-time.Duration(r)*stagger)
 	}

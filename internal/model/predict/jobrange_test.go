@@ -24,17 +24,9 @@ func slowHosts(t *testing.T, own, delta time.Duration) (*cluster, time.Duration)
 			p.order(collectives, compute)
 		}
 		c.collective()
-		for _, p := range c.ranks {
-			p.order(compute, collectives)
-			p.launch(compute, 10*us)
-			p.sync(compute)
-		}
+		c.optimize()
 	}
-	var longest time.Duration
-	for r, p := range c.ranks {
-		longest = max(longest, p.host-time.Duration(r)*stagger)
-	}
-	return c, longest
+	return c, c.length()
 }
 
 // The range of a job holds its performance without the profiler, whatever part of the
