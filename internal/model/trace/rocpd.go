@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -73,11 +74,7 @@ func (r *rocpd) agents() error {
 			return
 		}
 		r.gpus[id] = true
-		if name := row.Text(c[2]); name != "" {
-			r.b.AddDevice(name)
-		} else {
-			r.b.AddDevice(row.Text(c[3]))
-		}
+		r.b.AddDevice(cmp.Or(row.Text(c[2]), row.Text(c[3])))
 	})
 }
 
@@ -98,11 +95,7 @@ func (r *rocpd) names() error {
 		if !ok || len(r.symbols) >= maxStrings {
 			return
 		}
-		name := row.Text(c[1])
-		if name == "" {
-			name = row.Text(c[2])
-		}
-		r.symbols[id] = r.b.Name([]byte(name))
+		r.symbols[id] = r.b.Name([]byte(cmp.Or(row.Text(c[1]), row.Text(c[2]))))
 	})
 }
 
@@ -124,13 +117,7 @@ func (r *rocpd) stacks() error {
 // corr returns the stack of an event, or 0.
 func (r *rocpd) corr(event int64) uint32 {
 	i, ok := slices.BinarySearchFunc(r.events, event, func(e rocpdStack, id int64) int {
-		switch {
-		case e.id < id:
-			return -1
-		case e.id > id:
-			return 1
-		}
-		return 0
+		return cmp.Compare(e.id, id)
 	})
 	if !ok {
 		return 0
