@@ -162,6 +162,10 @@ func (s *slicing) opencl(ctx context.Context, params func(any) error, at device.
 	if err != nil {
 		return nil, err
 	}
+	policy, err := share.Find(cmp.Or(s.Policy, defaultPolicy))
+	if err != nil {
+		return nil, err
+	}
 	var clients []share.ClientSpec
 	divided, err := opencl.Divide(ctx, program, spec, func(memory uint64) (sizes []uint64, err error) {
 		if s.Parts > 0 {
@@ -178,15 +182,10 @@ func (s *slicing) opencl(ctx context.Context, params func(any) error, at device.
 	if err != nil {
 		return nil, err
 	}
-	policy, err := share.Find(cmp.Or(s.Policy, defaultPolicy))
+	d, err := dispatch.UncutByName(divided.Device, policy.Name)
 	if err != nil {
 		return nil, err
 	}
-	p, err := policy.New(divided.Device, share.Settings{})
-	if err != nil {
-		return nil, err
-	}
-	d := dispatch.NewUncut(divided.Device, p)
 	if s.Parts > 0 {
 		return boxproxy.PartSlots(at.Slot, divided.GPUs[0], divided.GPUs[1:], opencl.MemoryStep, d, policy), nil
 	}

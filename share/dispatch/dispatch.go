@@ -120,6 +120,10 @@ func New(d share.Device, p share.Policy) *Dispatcher {
 
 // ByName returns a dispatcher without clients, with a policy of package share.
 func ByName(d share.Device, policy string) (*Dispatcher, error) {
+	return byName(New, d, policy)
+}
+
+func byName(make func(share.Device, share.Policy) *Dispatcher, d share.Device, policy string) (*Dispatcher, error) {
 	info, err := share.Find(policy)
 	if err != nil {
 		return nil, err
@@ -128,7 +132,7 @@ func ByName(d share.Device, policy string) (*Dispatcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	return New(d, p), nil
+	return make(d, p), nil
 }
 
 // Device returns the description of the GPU.

@@ -47,20 +47,16 @@ var small = share.Device{SMs: 80, ThreadsPerSM: 2048, Memory: 1 << 30}
 
 func newWorld(t testing.TB, policy string, programs ...*program) *world {
 	t.Helper()
-	return worldOf(t, policy, dispatch.New, programs)
+	d, err := dispatch.ByName(small, policy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return worldOf(t, d, programs)
 }
 
-func worldOf(t testing.TB, policy string, dispatcher func(share.Device, share.Policy) *dispatch.Dispatcher, programs []*program) *world {
+func worldOf(t testing.TB, d *dispatch.Dispatcher, programs []*program) *world {
 	t.Helper()
-	info, err := share.Find(policy)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := info.New(small, share.Settings{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := &world{t: t, d: dispatcher(small, p), partEnds: machine.Never}
+	w := &world{t: t, d: d, partEnds: machine.Never}
 	for _, p := range programs {
 		w.add(p)
 	}
@@ -187,6 +183,32 @@ func percent(n int) share.ClientSpec {
 	return share.ClientSpec{Request: share.Percent(n), Limit: share.Percent(n), Memory: 1 << 20}
 }
 
+// wantShares runs the programs, and wants each that does not idle to have its share between 10
+// and 20 s, within a part of it.
+func (w *world) wantShares(t *testing.T, within float64) {
+	t.Helper()
+	w.run(10 * time.Second)
+	var before []time.Duration
+	for _, p := range w.programs {
+		before = append(before, w.d.Usage(p.id).Service)
+	}
+	w.run(20 * time.Second)
+	for i, p := range w.programs {
+		if p.pause == time.Second {
+			continue
+		}
+		got := (w.d.Usage(p.id).Service - before[i]).Seconds() / 10
+		want := float64(p.spec.Limit) / float64(share.Whole)
+		t.Logf("client %d: %.2f %% of %.0f %%", p.id, 100*got, 100*want)
+		if got < want*(1-within) || got > want*(1+within) {
+			t.Errorf("client %d got %.2f %% of the GPU, want %.0f %% within %.0f %%", p.id, 100*got, 100*want, 100*within)
+		}
+	}
+	if n := w.d.Violations(); n != 0 {
+		t.Errorf("the policy found %d events wrong", n)
+	}
+}
+
 // A client with more work than its share gets its share over ten seconds: within 3 % with
 // steady kernels, within 10 % with bursts, whatever the others do.
 func TestShares(t *testing.T) {
@@ -211,27 +233,7 @@ func TestShares(t *testing.T) {
 				for i, p := range c.programs {
 					p.id = share.ClientID(i + 1)
 				}
-				w := newWorld(t, policy, c.programs...)
-				w.run(10 * time.Second)
-				var before []time.Duration
-				for _, p := range c.programs {
-					before = append(before, w.d.Usage(p.id).Service)
-				}
-				w.run(20 * time.Second)
-				for i, p := range c.programs {
-					if p.pause == time.Second {
-						continue
-					}
-					got := (w.d.Usage(p.id).Service - before[i]).Seconds() / 10
-					want := float64(p.spec.Limit) / float64(share.Whole)
-					t.Logf("client %d: %.2f %% of %.0f %%", p.id, 100*got, 100*want)
-					if got < want*(1-c.within) || got > want*(1+c.within) {
-						t.Errorf("client %d got %.2f %% of the GPU, want %.0f %% within %.0f %%", p.id, 100*got, 100*want, 100*c.within)
-					}
-				}
-				if n := w.d.Violations(); n != 0 {
-					t.Errorf("the policy found %d events wrong", n)
-				}
+				newWorld(t, policy, c.programs...).wantShares(t, c.within)
 			})
 		}
 	}

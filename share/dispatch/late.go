@@ -38,6 +38,11 @@ func NewUncut(d share.Device, p share.Policy) *Dispatcher {
 	return out
 }
 
+// UncutByName is NewUncut with a policy of package share.
+func UncutByName(d share.Device, policy string) (*Dispatcher, error) {
+	return byName(NewUncut, d, policy)
+}
+
 // lateAt returns when the part that runs is late, or machine.Never.
 func (d *Dispatcher) lateAt() time.Duration {
 	if !d.uncut || d.out == nil {
