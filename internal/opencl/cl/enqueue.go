@@ -77,22 +77,22 @@ func (l *Library) CopyRect(q Queue, from, to Mem, a, b Rect, region [3]uintptr, 
 	return e, err
 }
 
-// NDRange runs a kernel. A nil offset or local leaves the choice to the platform.
-func (l *Library) NDRange(q Queue, k Kernel, offset, global, local []uintptr, wait []Event) (Event, error) {
-	e, err := l.enqueue(enqueueNDRangeKernel, wait, uintptr(q), uintptr(k), uintptr(len(global)), data(offset), data(global), data(local))
+// NDRange runs a kernel, without an event if quiet. A nil offset or local leaves the choice
+// to the platform.
+func (l *Library) NDRange(q Queue, k Kernel, offset, global, local []uintptr, wait []Event, quiet bool) (Event, error) {
+	event := new(Event)
+	place := pointer(event)
+	if quiet {
+		place = 0
+	}
+	err := l.post(enqueueNDRangeKernel, wait, place, uintptr(q), uintptr(k), uintptr(len(global)), data(offset), data(global), data(local))
 	runtime.KeepAlive(offset)
 	runtime.KeepAlive(global)
 	runtime.KeepAlive(local)
-	return e, err
-}
-
-// NDRangeQuiet is NDRange without an event.
-func (l *Library) NDRangeQuiet(q Queue, k Kernel, offset, global, local []uintptr, wait []Event) error {
-	err := l.post(enqueueNDRangeKernel, wait, 0, uintptr(q), uintptr(k), uintptr(len(global)), data(offset), data(global), data(local))
-	runtime.KeepAlive(offset)
-	runtime.KeepAlive(global)
-	runtime.KeepAlive(local)
-	return err
+	if err != nil {
+		return 0, err
+	}
+	return *event, nil
 }
 
 // Marker ends after the events, or after everything before it in its queue.

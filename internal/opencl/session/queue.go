@@ -250,10 +250,7 @@ func (s *Session) run(q *queue, h reg.PacketHeader, c *cursor) (cl.Event, error)
 			return 0, err
 		}
 	}
-	if s.quiet(q) {
-		return 0, s.Library.NDRangeQuiet(q.queue, k.kernel, l.offset, l.global, l.local, wait)
-	}
-	return s.Library.NDRange(q.queue, k.kernel, l.offset, l.global, l.local, wait)
+	return s.Library.NDRange(q.queue, k.kernel, l.offset, l.global, l.local, wait, s.quiet(q))
 }
 
 // maxLocal bounds the local memory of an argument; the platform has less.
