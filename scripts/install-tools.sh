@@ -2,7 +2,7 @@
 # Usage: install-tools.sh
 #
 # Installs the programs of other projects that the tests compare with, where they are missing: tshark and
-# capinfos (captures), lspci (configuration spaces), systemd-analyze (units), ip (namespaces), prometheus (rules), and
+# capinfos (captures), lspci (configuration spaces), systemd-analyze (units), ip (namespaces), prometheus (rules), skopeo (images), and
 # OpenCL: PoCL, its ICD loader, headers, clinfo, clpeak, PyOpenCL, the tests of CLBlast, hashcat. Uses apt, which needs root. A test without its
 # program is skipped with a message.
 #
@@ -16,7 +16,7 @@ cannot() {
 
 # command:package of Debian
 missing() {
-	for pair in tshark:tshark capinfos:wireshark-common lspci:pciutils systemd-analyze:systemd ip:iproute2 clinfo:clinfo clpeak:clpeak hashcat:hashcat clblast_test_xaxpy:clblast-tests promtool:prometheus runc:runc podman:podman; do
+	for pair in tshark:tshark capinfos:wireshark-common lspci:pciutils systemd-analyze:systemd ip:iproute2 clinfo:clinfo clpeak:clpeak hashcat:hashcat clblast_test_xaxpy:clblast-tests promtool:prometheus runc:runc podman:podman skopeo:skopeo; do
 		command -v "${pair%%:*}" >/dev/null || printf '%s ' "${pair#*:}"
 	done
 	for pair in /etc/OpenCL/vendors/pocl.icd:pocl-opencl-icd /usr/include/CL/cl_icd.h:opencl-headers /usr/lib/python3/dist-packages/pyopencl:python3-pyopencl; do
