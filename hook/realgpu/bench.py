@@ -7,8 +7,8 @@
 For each model it measures the time of a training step without the library, with it
 in transparent mode, and at each added round trip. It records a profiler trace of the
 same run without the library and predicts from it with "dxpu model predict". Each run
-is a process, which gets ready while others measure. Runs alternate in rounds, so that
-the warm-up of the GPU favours none. It writes results.json and table.md; --predict
+is a process; those of a batch get ready together, and then measure one after the other.
+Runs alternate in rounds, so that the warm-up of the GPU favours none. It writes results.json and table.md; --predict
 makes them again from the measurements in --out, without a GPU. README.md has the
 settings of the GPU.
 """
@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 
-from stages import Run, ahead, stage
+from stages import Run, batches, stage
 
 NATIVE_US = 1.2  # native round trip in the library and the predictor
 TRANSPARENT_LIMIT, PREDICTION_LIMIT = 1.0, 2.0  # per cent, points
@@ -111,7 +111,8 @@ class Bench:
         times = {what: [] for what, _ in plan}
         plan.append(("trace", self.command(name, None, self.trace(name))))
         runs = []
-        for (what, _), run in zip(plan, ahead([functools.partial(Run, command) for _, command in plan], self.args.ahead)):
+        starts = [functools.partial(Run, command) for _, command in plan]
+        for (what, _), run in zip(plan, batches(starts, self.args.batch, lambda run: run.reach("ready"))):
             run.go("ready")
             info = run.result()
             if what != "trace":
@@ -188,7 +189,7 @@ def main():
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--warmup", type=int, default=20, help="least number of steps before a measurement")
     p.add_argument("--steps", type=int, default=100)
-    p.add_argument("--ahead", type=int, default=1, help="processes that get ready while one measures")
+    p.add_argument("--batch", type=int, default=8, help="processes that get ready together")
     p.add_argument("--measure", action="store_true", help="measure only")
     p.add_argument("--predict", action="store_true", help="predict again, from the measurements and traces in --out")
     p.add_argument("--worker", help=argparse.SUPPRESS)

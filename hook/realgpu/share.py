@@ -17,8 +17,8 @@ colocate  serves requests online alone, then beside offline training, without th
           agent and with each policy: p99 of a request and the throughput of the
           training.
 
-Each run is a process, which gets ready while others measure, and runs alternate in
-rounds. It starts "dxpu share serve" in a folder of its own, needs root for that, and
+Each run is a process; those of a batch get ready together, and then measure one after the
+other. Runs alternate in rounds. It starts "dxpu share serve" in a folder of its own, needs root for that, and
 writes WHAT.json and WHAT.md to --out.
 Leave the GPU to it and lock the clocks (README.md).
 """
@@ -37,7 +37,7 @@ import sys
 import tempfile
 import time
 
-from stages import Run, ahead, stage
+from stages import Run, batches, stage
 
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 OVERHEAD_LIMIT = 1.0  # per cent
@@ -256,6 +256,10 @@ class Group:
         return [*prefix, sys.executable, os.path.abspath(__file__), "child", child, "--model", args.model,
                 "--seconds", str(args.seconds), "--pause", str(args.pause), "--step", args.step]
 
+    def reach(self):
+        for run in self.runs:
+            run.reach("ready")
+
     def measure(self):
         """Returns the results."""
         for name in ("ready", "warm"):
@@ -270,8 +274,8 @@ class Group:
 
 
 def measured(args, groups):
-    """Yields the results of groups, each with its policy and runs; the next one gets ready meanwhile."""
-    for group in ahead([functools.partial(Group, args, *g) for g in groups], 1):
+    """Yields the results of groups, each with its policy and runs."""
+    for group in batches([functools.partial(Group, args, *g) for g in groups], args.batch, Group.reach):
         yield group.measure()
 
 
@@ -328,6 +332,7 @@ def parser():
     p.add_argument("--seconds", type=float, default=30)
     p.add_argument("--pause", type=float, default=0.005, help="seconds between two requests")
     p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--batch", type=int, default=8, help="groups of runs that get ready together")
     p.add_argument("--policy", action="append", default=[], help="policy, of colocate more than one")
     p.add_argument("--shares", nargs="+", default=["30", "60", "30+60", "20+70"], help="shares of the compute in per cent")
     p.add_argument("--out", default="out/realshare")

@@ -1,5 +1,6 @@
-"""Runs that get ready while another run measures: a process goes on from each of its
-stages when it is told to. The import of PyTorch takes longer than a short run."""
+"""Runs that get ready together, and then measure one after the other: a process goes on
+from each of its stages when it is told to. The import of PyTorch takes longer than a short
+run, and disturbs the runs beside it."""
 
 import atexit
 import json
@@ -13,16 +14,22 @@ class Run:
     """A process that writes the name of each stage, and a JSON object at its end."""
 
     def __init__(self, command):
-        self.command, self.read = command, False
+        self.command, self.read, self.reached = command, False, None
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         atexit.register(self.process.kill)  # after an error of another run; no signal once it has ended
+
+    def reach(self, name):
+        """Waits until the process is at a stage."""
+        while self.reached != name:
+            if (line := self.process.stdout.readline()) == "":
+                self.end()
+            self.reached = line.rstrip("\n")
 
     def go(self, *names):
         """Waits until the process is at each of the stages in turn, and lets it go on."""
         for name in names:
-            while (line := self.process.stdout.readline()) != f"{name}\n":
-                if line == "":
-                    self.end()
+            self.reach(name)
+            self.reached = None
             try:
                 self.process.stdin.write("\n")
                 self.process.stdin.flush()
@@ -60,11 +67,11 @@ def stage(name):
         raise SystemExit("the benchmark has ended")
 
 
-def ahead(starts, number):
-    """Yields what each function of a list returns, and calls those of the next ones
-    before the caller is done with it."""
-    made = []
-    for i in range(len(starts)):
-        while len(made) < min(i + 1 + number, len(starts)):
-            made.append(starts[len(made)]())
-        yield made[i]
+def batches(starts, size, ready):
+    """Yields what each function of a list returns: calls those of a batch, and ready with
+    each of their results, before it yields the first."""
+    for i in range(0, len(starts), size):
+        made = [start() for start in starts[i:i + size]]
+        for one in made:
+            ready(one)
+        yield from made

@@ -45,15 +45,24 @@ class TestStages(unittest.TestCase):
         run.close()
         self.assertEqual(run.process.returncode, 1)
 
-    def test_ahead(self):
-        made = []
+    def test_reach(self):
+        run = stages.Run(command(CHILD % 5))
+        run.reach("ready")
+        run.reach("ready")
+        run.go("ready", "warm")
+        self.assertEqual(run.result(), {"n": 5})
+
+    def test_batches(self):
+        made, ready = [], []
 
         def make(i):
             made.append(i)
             return i
 
-        for i, got in enumerate(stages.ahead([lambda i=i: make(i) for i in range(5)], 2)):
-            self.assertEqual((got, len(made)), (i, min(i + 3, 5)))
+        for i, got in enumerate(stages.batches([lambda i=i: make(i) for i in range(5)], 2, ready.append)):
+            self.assertEqual(got, i)
+            self.assertEqual(made, ready)
+            self.assertEqual(len(made), min(i // 2 * 2 + 2, 5))
 
 
 if __name__ == "__main__":
