@@ -209,7 +209,7 @@ verdicts() {
 	local file=$1
 	shift
 	CL_DEVICE_TYPE=${CL_DEVICE_TYPE:-CL_DEVICE_TYPE_CPU} CL_WIMPY_MODE=1 timeout "${TIMEOUT:-600}" "$@" >"$work/output" 2>>"$work/log" || true
-	sed -En 's/^([A-Za-z0-9_]+) (passed|FAILED|skipped)$/\1 \2/p' "$work/output" | sort >"$file"
+	sed -En 's/^([A-Za-z0-9_]+) (passed|FAILED|skipped)$/\1 \2/p' "$work/output" | LC_ALL=C sort >"$file"
 }
 
 suites() {
@@ -225,7 +225,7 @@ suites() {
 		}
 		verdicts "$work/native" "$program"
 		verdicts "$work/pool" "$bin/dxpu" run --host h1 -- "$program"
-		join "$work/native" "$work/pool" >"$work/both"
+		LC_ALL=C join "$work/native" "$work/pool" >"$work/both"
 		result="equal in $(wc -l <"$work/both")"
 		[ -s "$work/both" ] && ! awk '$2 != $3 { print; bad = 1 } END { exit !bad }' "$work/both" >&2 || {
 			result=different

@@ -323,6 +323,13 @@ func TestCalibrateHost(t *testing.T) {
 	if _, err := p.CalibrateHost(s, 100*us); err == nil {
 		t.Error("a step shorter than the GPU's work")
 	}
+	// Kernels that a trace has a little longer than the run without a profiler.
+	if scale, err := gpuBound(t).CalibrateHost(s, 1960*us); scale != leastHost || err != nil {
+		t.Errorf("2 %% less than the GPU's work: %v, %v; want %v", scale, err, leastHost)
+	}
+	if _, err := gpuBound(t).CalibrateHost(s, 1900*us); err == nil {
+		t.Error("5 % less than the GPU's work")
+	}
 }
 
 func TestSettingIsChecked(t *testing.T) {
