@@ -253,3 +253,47 @@ func TestAllocator(t *testing.T) {
 		})
 	}
 }
+
+// TestUsedUp: a box whose GPUs the cluster's own claims have, all of each, is for no node, which
+// spares the scheduler the selectors of its devices. What is left of a GPU stays for all nodes.
+func TestUsedUp(t *testing.T) {
+	whole := func(lease string) *dxpuv1.GPU {
+		g := divided()
+		g.FreeMemoryBytes, g.FreeCompute, g.FreeParts = 0, 0, 0
+		g.LeaseId, g.State = lease, dxpuv1.GPUState_GPU_STATE_BOUND
+		return g
+	}
+	second := whole("l-1")
+	second.Id = "b1/1"
+	undivided := gpu("b1/0", func(g *dxpuv1.GPU) { g.LeaseId, g.State = "l-1", dxpuv1.GPUState_GPU_STATE_BOUND })
+	for name, tc := range map[string]struct {
+		gpus []*dxpuv1.GPU
+		used bool
+	}{
+		"whole":                      {[]*dxpuv1.GPU{whole("l-1")}, true},
+		"both":                       {[]*dxpuv1.GPU{whole("l-1"), second}, true},
+		"one of two":                 {[]*dxpuv1.GPU{divided(), second}, false},
+		"all memory in parts":        {[]*dxpuv1.GPU{divided(part("l-1", 30, 300), part("l-1", 50, 300))}, true},
+		"all compute in parts":       {[]*dxpuv1.GPU{divided(part("l-1", 30, 500), part("l-1", 20, 495))}, true},
+		"some left":                  {[]*dxpuv1.GPU{divided(part("l-1", 30, 500), part("l-1", 20, 490))}, false},
+		"the rest is that of others": {[]*dxpuv1.GPU{divided(part("l-1", 30, 500), part("x", 50, 500))}, true},
+		// A claim that tolerates the taint may wait for it.
+		"of others":                     {[]*dxpuv1.GPU{whole("x")}, false},
+		"all of it in parts, of others": {[]*dxpuv1.GPU{divided(part("x", 80, 1000))}, false},
+		"not divisible":                 {[]*dxpuv1.GPU{undivided}, false}, // the scheduler skips it by itself, and monitoring may ask for it
+	} {
+		t.Run(name, func(t *testing.T) {
+			inv := New(State{GPUs: tc.gpus, Ours: map[string]bool{"l-1": true}})
+			monitor := request("gpu", "", "")
+			yes := true
+			monitor.Exactly.AdminAccess, monitor.Exactly.Tolerations = &yes, []resourceapi.DeviceToleration{{Operator: resourceapi.DeviceTolerationOpExists}}
+			found, err := newScheduler(inv).allocate(t.Context(), "h1", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{monitor}})
+			if err != nil || (len(found) == 0) != tc.used {
+				t.Errorf("devices %v, %v; used up %v", found, err, tc.used)
+			}
+			if tc.used && New(State{GPUs: []*dxpuv1.GPU{divided()}}).Equal(inv) {
+				t.Error("equal to a box that is free") // and would not be published
+			}
+		})
+	}
+}

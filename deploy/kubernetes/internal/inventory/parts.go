@@ -2,6 +2,7 @@ package inventory
 
 import (
 	"fmt"
+	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -36,6 +37,15 @@ type shared struct {
 // divisible reports whether the pool can divide a GPU.
 func divisible(g *dxpuv1.GPU) bool {
 	return len(g.Device.ShareModes) > 0 && g.Device.MemoryBytes >= 2*memoryStep
+}
+
+// usedUp reports whether the claims of this cluster leave nothing of a GPU that can be divided.
+func usedUp(g *dxpuv1.GPU, ours map[string]bool) bool {
+	if !divisible(g) {
+		return false
+	}
+	own := slices.ContainsFunc(g.Parts, func(p *dxpuv1.GPUPart) bool { return ours[p.LeaseId] })
+	return ours[g.LeaseId] || own && (g.FreeParts == 0 || g.FreeMemoryBytes < memoryStep || g.FreeCompute < percent)
 }
 
 // divide lets several claims have a part of a device each. It reports whether the users
