@@ -108,11 +108,17 @@ func newEnv(t *testing.T, version string, size kubetest.PoolSpec, flags ...strin
 	}
 	e.startController()
 	t.Cleanup(func() { e.controller.Stop() })
-	e.wait("the devices of the pool", func(ctx context.Context) (bool, error) {
-		n, err := e.countDevices(ctx)
-		return n == size.Boxes*size.GPUs, err
-	})
+	e.waitDevices(size.Boxes * size.GPUs)
 	return e
+}
+
+// waitDevices waits until so many devices are published.
+func (e *env) waitDevices(n int) {
+	e.t.Helper()
+	e.wait("the devices of the pool", func(ctx context.Context) (bool, error) {
+		found, err := e.countDevices(ctx)
+		return found == n, err
+	})
 }
 
 func nodeName(i int) string { return fmt.Sprintf("n%03d", i) }

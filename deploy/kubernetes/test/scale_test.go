@@ -12,6 +12,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/inventory"
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/kubetest"
 )
 
@@ -41,9 +42,14 @@ func TestScale(t *testing.T) {
 		t.Fatalf("%d claims do not fit on %d nodes of %d slots and %d boxes of %d GPUs", n, scale.nodes, slotsPerNode, scale.boxes, gpusPerBox)
 	}
 	e := newEnv(t, versions[0], kubetest.PoolSpec{Boxes: scale.boxes, GPUs: gpusPerBox, Hosts: scale.nodes, Slots: slotsPerNode, Simulate: true})
+	e.controller.Stop()
+	e.withdraw(inventory.Driver)
 	plain := e.plainDevices(scale.boxes, gpusPerBox)
 	alone := e.bindAll("plain", plain, n)
 	e.deleteAll("plain")
+	e.withdraw(plain)
+	e.startController()
+	e.waitDevices(scale.boxes * gpusPerBox)
 	driver := e.bindAll("pool", class, n)
 	e.deleteAll("pool")
 	e.waitNoLease()
@@ -75,6 +81,16 @@ func (e *env) plainDevices(boxes, gpus int) (name string) {
 		e.t.Fatal(err)
 	}
 	return driver
+}
+
+// withdraw deletes the devices of a driver. The scheduler reads the slices of all drivers for
+// each pod and node, and evaluates the selectors of a claim for devices of another one.
+func (e *env) withdraw(driver string) {
+	e.t.Helper()
+	of := metav1.ListOptions{FieldSelector: "spec.driver=" + driver}
+	if err := e.Kube.ResourceV1().ResourceSlices().DeleteCollection(e.t.Context(), metav1.DeleteOptions{}, of); err != nil {
+		e.t.Fatal(err)
+	}
 }
 
 // bindAll creates pods with a claim each in a namespace, and returns the time until all run.
