@@ -112,7 +112,7 @@ func newEnv(t *testing.T, version string, size kubetest.PoolSpec, flags ...strin
 	return e
 }
 
-// waitDevices waits until so many devices are published.
+// waitDevices waits until n devices are published.
 func (e *env) waitDevices(n int) {
 	e.t.Helper()
 	e.wait("the devices of the pool", func(ctx context.Context) (bool, error) {

@@ -255,7 +255,7 @@ func TestAllocator(t *testing.T) {
 }
 
 // TestUsedUp: a box whose GPUs the cluster's own claims have, all of each, is for no node, which
-// spares the scheduler the selectors of its devices. What is left of a GPU stays for all nodes.
+// spares the scheduler the selectors of its devices. A GPU with something left is for all nodes.
 func TestUsedUp(t *testing.T) {
 	whole := func(lease string) *dxpuv1.GPU {
 		g := divided()
