@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"connectrpc.com/connect"
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -23,11 +24,13 @@ import (
 // APIs after each pause of the faults.
 func TestTorture(t *testing.T) {
 	const perRound = 25
-	e := newEnv(t, versions[0], kubetest.PoolSpec{Boxes: 4, GPUs: 4, Hosts: 6, Slots: 4, Simulate: true}, "--queue-timeout", "10s")
+	e := newEnv(t, versions[0], kubetest.PoolSpec{Boxes: tortureBoxes, GPUs: tortureGPUs, Hosts: 6, Slots: 4, Simulate: true}, "--queue-timeout", "10s")
 	const seed = 17
 	random := rand.New(rand.NewPCG(seed, 0))
 	pods := map[string]bool{}
+	ran := 0
 	for n := 0; n < scale.faults; {
+		ran += e.load(random, n, pods)
 		for range perRound {
 			e.fault(random, n, pods)
 			n++
@@ -39,22 +42,72 @@ func TestTorture(t *testing.T) {
 	}
 	e.waitNoLease()
 	e.checkInvariants()
+	t.Logf("%d faults in rounds of %d; %d pods ran when these began, together", scale.faults, perRound, ran)
+}
+
+// load makes the pool one in which faults hurt: no GPU is cordoned, and pods run. Faults come
+// faster than pods start. It returns the number of pods that run.
+func (e *env) load(r *rand.Rand, n int, pods map[string]bool) (running int) {
+	e.t.Helper()
+	for box := range tortureBoxes {
+		for slot := range tortureGPUs {
+			target := &dxpuv1.Target{Target: &dxpuv1.Target_GpuId{GpuId: fmt.Sprintf("box-%05d/%d", box, slot)}}
+			if _, err := e.pool.API.Pool.Uncordon(e.t.Context(), connect.NewRequest(&dxpuv1.UncordonRequest{Target: target})); err != nil {
+				e.t.Fatal(err)
+			}
+		}
+	}
+	added := 0
+	e.wait("pods to run", func(ctx context.Context) (bool, error) {
+		l, err := e.Kube.CoreV1().Pods("default").List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err
+		}
+		clear(pods) // some were evicted
+		running = 0
+		for i := range l.Items {
+			p := &l.Items[i]
+			if p.DeletionTimestamp != nil {
+				continue
+			}
+			pods[p.Name] = true
+			if p.Status.Phase == corev1.PodRunning {
+				running++
+			}
+		}
+		for ; len(pods) < 2*enough; added++ {
+			e.addPod(r, fmt.Sprintf("l%d-%d", n, added), pods)
+		}
+		return running >= enough, fmt.Errorf("%d of %d run", running, len(pods))
+	})
+	return running
+}
+
+// The pool of TestTorture, and the number of pods that run before the faults.
+const (
+	tortureBoxes, tortureGPUs = 4, 4
+	enough                    = 4
+)
+
+// addPod creates a pod with one or two GPUs, or with parts of them.
+func (e *env) addPod(r *rand.Rand, name string, pods map[string]bool) {
+	e.t.Helper()
+	s := podSpec{name: name, gpus: 1 + int64(r.IntN(2))}
+	if r.IntN(2) == 0 {
+		s.capacity = "memory=20Gi,compute=30"
+	}
+	e.createPod(s)
+	pods[name] = true
 }
 
 // fault makes one random change.
 func (e *env) fault(r *rand.Rand, n int, pods map[string]bool) {
 	ctx := e.t.Context()
-	gpu := fmt.Sprintf("box-%05d/%d", r.IntN(4), r.IntN(4))
+	gpu := fmt.Sprintf("box-%05d/%d", r.IntN(tortureBoxes), r.IntN(tortureGPUs))
 	target := &dxpuv1.Target{Target: &dxpuv1.Target_GpuId{GpuId: gpu}}
 	switch k := r.IntN(100); {
 	case k < 40 && len(pods) < 14: // more than the pool has room for, at times
-		name := "t" + strconv.Itoa(n)
-		s := podSpec{name: name, gpus: 1 + int64(r.IntN(2))}
-		if r.IntN(2) == 0 {
-			s.capacity = "memory=20Gi,compute=30"
-		}
-		e.createPod(s)
-		pods[name] = true
+		e.addPod(r, "t"+strconv.Itoa(n), pods)
 	case k < 70:
 		for name := range pods { // in mid-attach, often
 			e.removePod(name)
