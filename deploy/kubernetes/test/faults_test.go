@@ -8,7 +8,10 @@ import (
 
 	"connectrpc.com/connect"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 
@@ -26,6 +29,7 @@ func TestFaults(t *testing.T) {
 	})
 	t.Run("controller restarts", func(t *testing.T) { e.on(t).controllerRestarts() })
 	t.Run("no host", func(t *testing.T) { e.on(t).noHost() })
+	t.Run("a kubelet names a host", func(t *testing.T) { e.on(t).kubeletNamesHost() })
 	t.Run("quota", func(t *testing.T) { e.on(t).quota() })
 }
 
@@ -92,6 +96,33 @@ func (e *env) noHost() {
 	e.waitEvent("strange", "GPUNoHost", "but the pool has no such host")
 	e.deletePod("strange")
 	e.waitNoLease()
+}
+
+// kubeletNamesHost: a node that is taken over cannot ask for the GPUs of another one.
+func (e *env) kubeletNamesHost() {
+	const name = "kubelet-1"
+	ctx := e.t.Context()
+	if err := e.AddNode(ctx, name, nil); err != nil {
+		e.t.Fatal(err)
+	}
+	kubelet, err := kubernetes.NewForConfig(e.Config("system:node:" + name))
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	label := func(key string) error {
+		patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:"host-00000"}}}`, key)
+		_, err := kubelet.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+		return err
+	}
+	if err := label("example.com/rack"); err != nil {
+		e.t.Errorf("a label that says nothing about rights: %v", err)
+	}
+	if err := label(inventory.HostLabel); !apierrors.IsForbidden(err) {
+		e.t.Errorf("the label of the host: %v, want a refusal", err)
+	}
+	if err := e.RemoveNode(ctx, name); err != nil {
+		e.t.Fatal(err)
+	}
 }
 
 // quota: a claim beyond the quota of its tenant waits, with the manager's reason.
