@@ -182,7 +182,7 @@ func printLeaseLine(w io.Writer, l *dxpuv1.Lease) {
 }
 
 func newLeaseDeleteCommand(conn *connection) *cobra.Command {
-	var force, wait bool
+	var force, leave, wait bool
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use: "delete LEASE...", Short: "Detach the GPUs of leases and end them", Args: cobra.MinimumNArgs(1),
@@ -195,6 +195,7 @@ then the GPU is reset and its memory is scrubbed. --force does not ask the guest
 	out.register(cmd, true)
 	waitFlags(cmd, &wait, &timeout, "all GPUs are free again")
 	cmd.Flags().BoolVar(&force, "force", false, "remove the GPUs without asking the guest")
+	cmd.Flags().BoolVar(&leave, "leave-gang", false, "leave the other leases of its gang as they are")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := checkWait(cmd, wait); err != nil {
 			return err
@@ -205,7 +206,7 @@ then the GPU is reset and its memory is scrubbed. --force does not ask the guest
 		}
 		var leases []*dxpuv1.Lease
 		err = each(args, func(id string) error {
-			res, err := callOn(cmd.Context(), api, poolAPI.DeleteLease, &dxpuv1.DeleteLeaseRequest{LeaseId: id, Force: force})
+			res, err := callOn(cmd.Context(), api, poolAPI.DeleteLease, &dxpuv1.DeleteLeaseRequest{LeaseId: id, Force: force, LeaveGang: leave})
 			if err == nil {
 				leases = append(leases, res.Lease)
 			}

@@ -1317,7 +1317,10 @@ type DeleteLeaseRequest struct {
 	LeaseId         string                 `protobuf:"bytes,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
 	ResourceVersion uint64                 `protobuf:"varint,2,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
 	// Remove the devices at once (surprise removal), without the guest's consent.
-	Force         bool `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"`
+	Force bool `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"`
+	// The lease leaves its gang first, so the other leases stay: for a job whose programs do
+	// not end at the same time. A gang in the queue then waits for a lease in its place.
+	LeaveGang     bool `protobuf:"varint,4,opt,name=leave_gang,json=leaveGang,proto3" json:"leave_gang,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1369,6 +1372,13 @@ func (x *DeleteLeaseRequest) GetResourceVersion() uint64 {
 func (x *DeleteLeaseRequest) GetForce() bool {
 	if x != nil {
 		return x.Force
+	}
+	return false
+}
+
+func (x *DeleteLeaseRequest) GetLeaveGang() bool {
+	if x != nil {
+		return x.LeaveGang
 	}
 	return false
 }
@@ -5643,11 +5653,13 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12&\n" +
 	"\x04spec\x18\x02 \x01(\v2\x12.dxpu.v1.LeaseSpecR\x04spec\";\n" +
 	"\x13CreateLeaseResponse\x12$\n" +
-	"\x05lease\x18\x01 \x01(\v2\x0e.dxpu.v1.LeaseR\x05lease\"p\n" +
+	"\x05lease\x18\x01 \x01(\v2\x0e.dxpu.v1.LeaseR\x05lease\"\x8f\x01\n" +
 	"\x12DeleteLeaseRequest\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\tR\aleaseId\x12)\n" +
 	"\x10resource_version\x18\x02 \x01(\x04R\x0fresourceVersion\x12\x14\n" +
-	"\x05force\x18\x03 \x01(\bR\x05force\";\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\x12\x1d\n" +
+	"\n" +
+	"leave_gang\x18\x04 \x01(\bR\tleaveGang\";\n" +
 	"\x13DeleteLeaseResponse\x12$\n" +
 	"\x05lease\x18\x01 \x01(\v2\x0e.dxpu.v1.LeaseR\x05lease\".\n" +
 	"\x11RenewLeaseRequest\x12\x19\n" +

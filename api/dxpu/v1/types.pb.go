@@ -3522,7 +3522,7 @@ func (x *PartRules) GetWorkload() string {
 // several hosts. Leases of one tenant that name the same gang belong to it. They get
 // their GPUs when all of them exist and all fit at once, and wait as one until then:
 // wait must be set. They have one priority, and all or none of them are preemptible.
-// They return to the queue together, and end together.
+// They return to the queue together, and end together; DeleteLease can end one by itself.
 type Gang struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 1 to 63 of a-z, 0-9, '-', '_' and '.'. It is free again when all leases of the gang have ended.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -16,7 +17,8 @@ import (
 // only together. They wait in the queue until all of them exist, get their GPUs in one
 // transaction or not at all, and share their fate from then on: when one of them is
 // preempted or loses its host all of them return to the queue, and when one of them ends
-// all of them end. So a job never runs, or waits, with a part of its leases.
+// all of them end. So a job never begins, or waits, with a part of its leases. The user alone
+// can end one by itself, for jobs whose programs do not end at the same time.
 
 // maxGang bounds the leases of a gang, and maxGangGPUs the GPUs of all of them, which one
 // transaction binds.
@@ -29,7 +31,7 @@ const (
 type gangKey struct{ tenant, name string }
 
 func (l *leaseRecord) gang() gangKey {
-	if l.spec.Gang == nil {
+	if l.spec.Gang == nil || l.LeftGang {
 		return gangKey{}
 	}
 	return gangKey{l.spec.Tenant, l.spec.Gang.Name}
@@ -117,6 +119,22 @@ func (t *tx) completeGang(l *leaseRecord) {
 	}
 }
 
+// leaveGang takes a lease that is about to end out of its gang. The others keep what they
+// have; in the queue they wait for a lease in its place.
+func (t *tx) leaveGang(l *leaseRecord) {
+	if l.spec.Gang == nil {
+		return
+	}
+	gang, waits := slices.Clone(t.gangOf(l.ID)), l.State == leasePending
+	t.editLease(l.ID).LeftGang = true
+	for _, id := range gang {
+		if waits && id != l.ID {
+			o := t.editLease(id)
+			o.GangComplete, o.StateReason = time.Time{}, "in the queue: "+t.lacksMembersWhy(o)
+		}
+	}
+}
+
 // lacksMembers reports whether leases of the gang of a pending lease do not exist yet.
 func (l *leaseRecord) lacksMembers() bool { return l.spec.Gang != nil && l.GangComplete.IsZero() }
 
@@ -130,7 +148,7 @@ func (t *tx) lacksMembersWhy(l *leaseRecord) string {
 // their creation; without a gang, the lease itself.
 func (t *tx) gangOf(id string) []string {
 	t.reindex()
-	if l := t.leases.get(id); l != nil && !l.ended() && l.spec.Gang != nil {
+	if l := t.leases.get(id); l != nil && !l.ended() && l.gang() != (gangKey{}) {
 		return t.gangs[l.gang()]
 	}
 	return []string{id} // a later gang may have the name

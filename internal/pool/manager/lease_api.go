@@ -127,6 +127,9 @@ func (s *poolService) DeleteLease(ctx context.Context, req *connect.Request[dxpu
 		case r.ResourceVersion != 0 && r.ResourceVersion != l.ResourceVersion:
 			return conflict("lease", l.ID, l.ResourceVersion, r.ResourceVersion)
 		case !l.ended():
+			if r.LeaveGang {
+				t.leaveGang(l)
+			}
 			gang := t.gangOf(l.ID)
 			t.endLease(l.ID, dxpuv1.Reason_REASON_LEASE_DELETED, "it was deleted", !r.Force)
 			if r.Force {

@@ -164,7 +164,7 @@ func (s *scenario) command(t *testing.T, d *datadriven.TestData) error {
 		_, err := s.api().ResizeLease(ctx, connect.NewRequest(&dxpuv1.ResizeLeaseRequest{LeaseId: s.ids[name], Count: uint32(number("count", 1))}))
 		return err
 	case "delete":
-		_, err := s.api().DeleteLease(ctx, connect.NewRequest(&dxpuv1.DeleteLeaseRequest{LeaseId: s.ids[name], Force: d.HasArg("force")}))
+		_, err := s.api().DeleteLease(ctx, connect.NewRequest(&dxpuv1.DeleteLeaseRequest{LeaseId: s.ids[name], Force: d.HasArg("force"), LeaveGang: d.HasArg("leave-gang")}))
 		return err
 	case "fail", "mend":
 		box, slot := s.gpu(t, name)

@@ -246,6 +246,7 @@ type leaseRecord struct {
 	Running      time.Time       `json:"running,omitzero"`       // when the lease became ACTIVE since it was last in the queue; its lifetime counts from then
 	Granted      time.Time       `json:"grant_time,omitzero"`    // Running, before that when the lease got GPUs: for managers of the previous version, which count from then
 	GangComplete time.Time       `json:"gang_complete,omitzero"` // when all leases of its gang existed; its place in the queue counts from then
+	LeftGang     bool            `json:"left_gang,omitzero"`     // it ends without the other leases of its gang
 	Model        string          `json:"model,omitempty"`        // that of the lease's GPUs, once it has been granted
 	Asked        uint32          `json:"asked,omitempty"`        // the count with which the lease was created, if it has been resized
 	// AskedPart is the part with which the lease was created, if it has been resized. It is not changed.
