@@ -66,6 +66,9 @@ type Device struct {
 	// Parameters are those of the request; ParametersErr says why they cannot be read.
 	Parameters    Parameters
 	ParametersErr string
+	// GangRuns is whether leases of the gang of the parameters have GPUs already. The device is
+	// then for the successor of a pod, and waits for no others.
+	GangRuns bool
 	// Tolerations are those of the request.
 	Tolerations []*dxpuv1.Toleration
 	// Attached and Failed are whether the claim says so already.
@@ -265,6 +268,9 @@ func (c *Claim) request(d Device, p Policy) Request {
 		spec.Labels[LabelShare] = d.Share
 	}
 	d.Parameters.apply(spec)
+	if g := d.Parameters; g.Gang != "" && !d.GangRuns {
+		spec.Gang = &dxpuv1.Gang{Name: GangName(p.Cluster, c.Namespace, g.Gang), Size: g.GangSize}
+	}
 	// The manager bounds the ID to 128 characters: a UID has 36, a device 63, a share 36, a
 	// time 10.
 	return Request{ID: "k8s-" + c.UID + "-" + which + "-" + at, Device: d.Name, Share: d.Share, Spec: spec}

@@ -19,6 +19,7 @@ import (
 //	claim      uid= [allocated=SECONDS] [node=] [host=] devices=(NAME[@SHARE][:GPU][=MEMORY/COMPUTE][!+?],...):
 //	           the allocated claim; "!" is a device that has failed before, "+" one that was
 //	           attached, "?" one with bad parameters, "*" admin access; without GPU it has left the pool.
+//	           [gang=(NAME,SIZE)] [runs] is the gang of its devices, and whether that has GPUs;
 //	           [serves=LEASE] is the lease that the claim's status names
 //	gone       the claim is gone, or not allocated
 //	lease      id= claim= device= [share=] allocated= node= state= [preempted] [tenant=] [gpu=] [host=]: replaces
@@ -44,7 +45,11 @@ func TestScenarios(t *testing.T) {
 					if a.Key == "devices" {
 						for _, v := range a.Vals {
 							device := parseDevice(v)
-							device.Lease = text("serves")
+							device.Lease, device.GangRuns = text("serves"), d.HasArg("runs")
+							if g, ok := d.Arg("gang"); ok {
+								device.Parameters.Gang = g.Vals[0]
+								g.Scan(t, 1, &device.Parameters.GangSize)
+							}
 							claim.Devices = append(claim.Devices, device)
 						}
 					}
@@ -110,6 +115,9 @@ func describe(p Plan) string {
 		part := ""
 		if p := r.Spec.Part; p != nil {
 			part = fmt.Sprintf(" %d bytes, %d thousandths", p.MemoryBytes, p.Compute)
+		}
+		if g := r.Spec.Gang; g != nil {
+			part += fmt.Sprintf(" of gang %s of %d", g.Name, g.Size)
 		}
 		fmt.Fprintf(&out, "create %s: %v%s for tenant %s on %s\n", r.ID, r.Spec.GpuIds, part, r.Spec.Tenant, r.Spec.HostId)
 	}

@@ -5,6 +5,8 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"hash/fnv"
+	"strings"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
@@ -34,6 +36,10 @@ type Parameters struct {
 	// Priority is that in the queue of the pool, -100 to 100. Only a device class, which an
 	// administrator writes, may have one above 0, and a claim may only lower that of its class.
 	Priority *int32 `json:"priority"`
+	// Gang names the job of the claim's pod: GangSize is the number of GPUs of all its pods,
+	// which are attached when all of them can be. Only a claim, not a device class, has it.
+	Gang     string `json:"gang"`
+	GangSize uint32 `json:"gangSize"`
 	// Preemptible is whether the lease may be ended for one of higher priority. A claim cannot
 	// take that back from its class.
 	Preemptible *bool `json:"preemptible"`
@@ -68,6 +74,9 @@ func (p *Parameters) Add(raw []byte, class bool) error {
 	if _, ok := shareModes[next.Sharing]; !ok {
 		return fmt.Errorf("sharing %q is not space, time or partition", next.Sharing)
 	}
+	if err := next.checkGang(class); err != nil {
+		return err
+	}
 	if !class {
 		if err := p.allows(next); err != nil {
 			return err
@@ -77,9 +86,48 @@ func (p *Parameters) Add(raw []byte, class bool) error {
 		Class: cmp.Or(next.Class, p.Class), Sharing: cmp.Or(next.Sharing, p.Sharing),
 		Affinity: cmp.Or(next.Affinity, p.Affinity), AntiAffinity: cmp.Or(next.AntiAffinity, p.AntiAffinity),
 		Exclusion: cmp.Or(next.Exclusion, p.Exclusion), Workload: cmp.Or(next.Workload, p.Workload),
+		Gang: cmp.Or(next.Gang, p.Gang), GangSize: cmp.Or(next.GangSize, p.GangSize),
 		Priority: cmp.Or(next.Priority, p.Priority), Preemptible: cmp.Or(next.Preemptible, p.Preemptible),
 	}
 	return nil
+}
+
+// maxGang bounds a gang, as the manager does, and maxGangName its name.
+const (
+	maxGang     = 64
+	maxGangName = 253
+)
+
+// checkGang reports what is wrong with the gang of parameters. A class would join the jobs of
+// all its users.
+func (p *Parameters) checkGang(class bool) error {
+	switch {
+	case p.Gang == "" && p.GangSize == 0:
+		return nil
+	case class:
+		return fmt.Errorf("gang: only a claim may have one, not a device class")
+	case p.Gang == "" || len(p.Gang) > maxGangName:
+		return fmt.Errorf("gang %q is not a name of 1 to %d bytes", p.Gang, maxGangName)
+	case p.GangSize < 2 || p.GangSize > maxGang:
+		return fmt.Errorf("gangSize %d is not 2 to %d: it is the number of GPUs of all pods", p.GangSize, maxGang)
+	}
+	return nil
+}
+
+// GangName returns the name of a gang in the pool, whose tenant may have several namespaces and
+// clusters: the name that its user gave, as far as the manager allows, and a hash.
+func GangName(cluster, namespace, gang string) string {
+	h := fnv.New64a()
+	for _, part := range []string{cluster, namespace, gang} {
+		fmt.Fprintf(h, "%d %s", len(part), part)
+	}
+	plain := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '-' || r == '.' || r == '_' {
+			return r
+		}
+		return '-'
+	}, gang)
+	return fmt.Sprintf("k8s-%s-%016x", plain[:min(len(plain), 40)], h.Sum64())
 }
 
 // allows reports what a claim may not say after its class.

@@ -1,6 +1,7 @@
 package claims
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 
@@ -80,7 +81,11 @@ func TestParametersRefused(t *testing.T) {
 		`{` + header + `,"sharing":""x`:    "invalid character",
 		`{` + header + `,"sharing":"mig"}`: "space, time or partition",
 		`{` + header + `,"priority":1}`:    "only a device class",
-		strings.Repeat(" ", maxParameters) + `{}`: "at most",
+		`{` + header + `,"gangSize":2}`:    "1 to 253 bytes",
+		`{` + header + `,"gang":"g"}`:      "gangSize 0 is not 2 to 64",
+		`{` + header + `,"gang":"g","gangSize":65}`: "gangSize 65 is not 2 to 64",
+		`{` + header + `,"gang":"g","gangSize":-2}`: "cannot unmarshal",
+		strings.Repeat(" ", maxParameters) + `{}`:   "at most",
 	} {
 		var p Parameters
 		if err := p.Add([]byte(in), false); err == nil || !strings.Contains(err.Error(), want) {
@@ -89,5 +94,38 @@ func TestParametersRefused(t *testing.T) {
 		if p != (Parameters{}) {
 			t.Errorf("%.40s: %v is left", in, p)
 		}
+	}
+}
+
+// TestGangOfAClass: a class would join the jobs of all its users.
+func TestGangOfAClass(t *testing.T) {
+	var p Parameters
+	raw := []byte(`{` + header + `,"gang":"train","gangSize":4}`)
+	if err := p.Add(raw, true); err == nil || !strings.Contains(err.Error(), "not a device class") {
+		t.Errorf("error %v", err)
+	}
+	if err := p.Add(raw, false); err != nil || p.Gang != "train" || p.GangSize != 4 {
+		t.Errorf("%+v, %v", p, err)
+	}
+}
+
+// TestGangName: tenants have one space of names, which namespaces and clusters share. The
+// manager takes 1 to 63 of a-z, 0-9, '-', '_' and '.'.
+func TestGangName(t *testing.T) {
+	seen := map[string]bool{}
+	for _, g := range [][3]string{
+		{"k", "lab", "train"},
+		{"k2", "lab", "train"},
+		{"k", "lab2", "train"},
+		{"k", "lab", "Train"},
+		{"k", "la", "btrain"},
+		{"k", "lab", "größe/1"},
+		{"k", "lab", strings.Repeat("x", maxGangName)},
+	} {
+		name := GangName(g[0], g[1], g[2])
+		if seen[name] || !regexp.MustCompile(`^[a-z0-9._-]{1,63}$`).MatchString(name) {
+			t.Errorf("%q: name %q", g, name)
+		}
+		seen[name] = true
 	}
 }

@@ -191,7 +191,11 @@ func (c *Controller) view(ctx context.Context, claim *resourceapi.ResourceClaim)
 		if r.Driver != inventory.Driver {
 			continue
 		}
-		v.Devices = append(v.Devices, viewDevice(claim, r, inv))
+		d := viewDevice(claim, r, inv)
+		if gang := d.Parameters.Gang; gang != "" {
+			d.GangRuns = c.watch.GangRuns(claims.GangName(c.cfg.Policy.Cluster, claim.Namespace, gang))
+		}
+		v.Devices = append(v.Devices, d)
 	}
 	if len(v.Devices) == 0 {
 		return nil, nil
@@ -305,8 +309,9 @@ func (c *Controller) hostOf(node string) (host, why string) {
 	return host, ""
 }
 
+// deleteLease ends a lease. The others of its gang stay: pods of a job end one after the other.
 func (c *Controller) deleteLease(ctx context.Context, id string) error {
-	res, err := c.cfg.Pool.DeleteLease(ctx, connect.NewRequest(&dxpuv1.DeleteLeaseRequest{LeaseId: id}))
+	res, err := c.cfg.Pool.DeleteLease(ctx, connect.NewRequest(&dxpuv1.DeleteLeaseRequest{LeaseId: id, LeaveGang: true}))
 	if connect.CodeOf(err) == connect.CodeNotFound {
 		return nil // the manager has forgotten it
 	}

@@ -143,6 +143,22 @@ func (w *Watcher) Queued() map[string]int {
 	return out
 }
 
+// GangRuns reports whether a lease of a gang has GPUs, or gets them now.
+func (w *Watcher) GangRuns(gang string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, l := range w.leases {
+		if l.GetSpec().GetGang().GetName() != gang {
+			continue
+		}
+		switch l.State {
+		case dxpuv1.LeaseState_LEASE_STATE_BINDING, dxpuv1.LeaseState_LEASE_STATE_ACTIVE, dxpuv1.LeaseState_LEASE_STATE_DEGRADED:
+			return true
+		}
+	}
+	return false
+}
+
 // Put records a lease that a call has returned, which the watch may report later.
 func (w *Watcher) Put(l *dxpuv1.Lease) {
 	w.mu.Lock()
