@@ -20,6 +20,7 @@ import (
 // TestBinding: the cases of KEP-5007 in which a pod does not get the devices that the scheduler
 // has chosen. A user outside of the cluster takes a GPU before the controller asks for it.
 func TestBinding(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, versions[0], kubetest.PoolSpec{Boxes: 1, GPUs: 4, Hosts: 2, Slots: 4, Simulate: true})
 	for _, test := range []struct {
 		name string

@@ -20,6 +20,7 @@ func quantity(n int64) *resource.Quantity { return resource.NewQuantity(n, resou
 
 // TestClaims runs the life of claims in each version of Kubernetes.
 func TestClaims(t *testing.T) {
+	t.Parallel()
 	for _, v := range versions {
 		t.Run(v, func(t *testing.T) {
 			e := newEnv(t, v, kubetest.PoolSpec{Boxes: 4, GPUs: 4, Hosts: 3, Slots: 4, Simulate: true})

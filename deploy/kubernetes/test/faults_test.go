@@ -22,6 +22,7 @@ import (
 
 // TestFaults makes the faults that a platform sees, one after the other.
 func TestFaults(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, versions[0], kubetest.PoolSpec{Boxes: 4, GPUs: 4, Hosts: 3, Slots: 4, Simulate: true})
 	t.Run("lease ended by an operator", func(t *testing.T) { e.on(t).leaseEnded(podSpec{name: "lost"}) })
 	t.Run("lease ended, a pod that tolerates it", func(t *testing.T) {

@@ -25,6 +25,7 @@ const (
 // TestFractions gives parts of GPUs to pods, in each version of Kubernetes. The cases of
 // consumable capacity are those of KEP-5075.
 func TestFractions(t *testing.T) {
+	t.Parallel()
 	for _, v := range versions {
 		t.Run(v, func(t *testing.T) {
 			e := newEnv(t, v, kubetest.PoolSpec{Boxes: 2, GPUs: 2, Hosts: 3, Slots: 4, Simulate: true})

@@ -16,6 +16,7 @@ import (
 // TestGangs: the pods of a job get their GPUs when all of them can have them. A pod that ends
 // takes its own GPUs only, and its successor waits for its own only.
 func TestGangs(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, versions[0], kubetest.PoolSpec{Boxes: 2, GPUs: 4, Hosts: 3, Slots: 4, Simulate: true}, "--queue-timeout", "20s")
 	member := func(i int) string { return fmt.Sprintf("train-%d", i) }
 	create := func(i int) {

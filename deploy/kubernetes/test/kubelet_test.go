@@ -30,6 +30,7 @@ type nodesEnv struct {
 // TestKubelet runs pods on nodes with a real kubelet and containerd: an OpenCL program that
 // knows nothing of the pool computes on the device of a box.
 func TestKubelet(t *testing.T) {
+	t.Parallel()
 	kubetest.NeedNode(t)
 	n := newNodesEnv(t, versions[0])
 	t.Run("a program computes", func(t *testing.T) { n.on(t).computes() })
@@ -43,6 +44,7 @@ func TestKubelet(t *testing.T) {
 
 // TestKubeletVersions runs the program with the other versions of Kubernetes.
 func TestKubeletVersions(t *testing.T) {
+	t.Parallel()
 	kubetest.NeedNode(t)
 	for _, v := range versions[1:] {
 		t.Run(v, func(t *testing.T) { newNodesEnv(t, v).computes() })

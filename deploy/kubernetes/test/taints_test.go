@@ -17,6 +17,7 @@ import (
 
 // TestTaints: the cases of KEP-5055 with taints that operators of the pool give.
 func TestTaints(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, versions[0], kubetest.PoolSpec{Boxes: 1, GPUs: 2, Hosts: 2, Slots: 2, Simulate: true})
 	t.Run("no schedule", func(t *testing.T) { e.on(t).noSchedule() })
 	t.Run("no execute", func(t *testing.T) { e.on(t).noExecute() })

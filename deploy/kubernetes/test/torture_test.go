@@ -23,6 +23,7 @@ import (
 // TestTorture makes random faults while pods come and go, and checks the invariants of both
 // APIs after each pause of the faults.
 func TestTorture(t *testing.T) {
+	t.Parallel()
 	const perRound = 25
 	e := newEnv(t, versions[0], kubetest.PoolSpec{Boxes: tortureBoxes, GPUs: tortureGPUs, Hosts: 6, Slots: 4, Simulate: true}, "--queue-timeout", "10s")
 	const seed = 17

@@ -50,21 +50,23 @@ func Start(ctx context.Context, programs Programs, dir string) (*Cluster, error)
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	c := &Cluster{Programs: programs, Dir: dir, tokens: map[string]string{}, parts: map[string]*Process{}, args: map[string][]string{}}
-	ports, err := freePorts(5)
+	client, err := freePort()
 	if err != nil {
 		return c, err
 	}
-	if err := c.startEtcd(ports[0], ports[1]); err != nil {
-		return c, err
-	}
-	if err := c.startAPIServer(ctx, ports[0], ports[2]); err != nil {
-		return c, err
-	}
-	if err := c.startControllers(ports[3]); err != nil {
-		return c, err
-	}
-	if err := c.startScheduler(ports[4]); err != nil {
-		return c, err
+	for _, start := range []func(port int) error{
+		func(peer int) error { return c.startEtcd(client, peer) },
+		func(port int) error { return c.startAPIServer(ctx, client, port) },
+		c.startControllers,
+		c.startScheduler,
+	} {
+		port, err := freePort()
+		if err != nil {
+			return c, err
+		}
+		if err := start(port); err != nil {
+			return c, err
+		}
 	}
 	c.nodes = newFakeNodes(c.Kube)
 	return c, c.await(ctx, "the service account of the namespace default", func(ctx context.Context) bool {

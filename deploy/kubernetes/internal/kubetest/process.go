@@ -4,7 +4,6 @@
 package kubetest
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -97,17 +96,13 @@ func (p *Process) Tail(lines int) string {
 	return strings.Join(all[max(0, len(all)-lines):], "\n")
 }
 
-// freePorts returns ports of the loopback address that no one uses now.
-func freePorts(n int) ([]int, error) {
-	var out []int
-	var errs []error
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, errors.Join(append(errs, err)...)
-		}
-		defer l.Close() // after the loop: the ports must differ
-		out = append(out, l.Addr().(*net.TCPAddr).Port)
+// freePort returns a port of the loopback address that no one uses now. It is for a program that
+// starts at once: another one may get the port until then.
+func freePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
 	}
-	return out, nil
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port, nil
 }
