@@ -144,8 +144,10 @@ func (e *env) startController() {
 // wait polls until a condition holds.
 func (e *env) wait(what string, holds func(context.Context) (bool, error)) {
 	e.t.Helper()
-	ctx, cancel := context.WithTimeout(e.t.Context(), patience)
+	// The calls may take longer: their own end would hide what does not hold.
+	ctx, cancel := context.WithTimeout(e.t.Context(), 2*patience)
 	defer cancel()
+	late := time.After(patience)
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -154,7 +156,7 @@ func (e *env) wait(what string, holds func(context.Context) (bool, error)) {
 			return
 		}
 		select {
-		case <-ctx.Done():
+		case <-late:
 			e.t.Fatalf("waited for %s: %v; the controller says:\n%s", what, err, e.controller.Tail(10))
 		case <-tick.C:
 		}
