@@ -392,7 +392,7 @@ func (r builds) sanitized(t *testing.T, name, flags string) (hookDir, program st
 	t.Helper()
 	hookDir, program = "hook-"+name, "share-"+name
 	dir := r.sanitizedHook(t, name, flags)
-	if err := r.shareProgram(filepath.Join(r.dir, program), dir, flags); err != nil {
+	if err := r.shareProgram(filepath.Join(r.dir, program), dir, flags, "testdata/share.c"); err != nil {
 		t.Fatal(err)
 	}
 	return hookDir, program

@@ -22,7 +22,7 @@ type served struct {
 	api *agent.Client
 }
 
-func serveShares(t testing.TB) *served {
+func serveShares(t testing.TB, policy string) *served {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "share") // t.TempDir is too long for a socket
 	if err != nil {
@@ -30,7 +30,7 @@ func serveShares(t testing.TB) *served {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	a, err := agent.New(agent.Config{
-		Broker: broker.Config{Policy: "timeslice", GPUs: []broker.GPU{{Name: "fake", Device: share.Device{SMs: 80, ThreadsPerSM: 2048, Memory: 1 << 30}}}},
+		Broker: broker.Config{Policy: policy, GPUs: []broker.GPU{{Name: "fake", Device: share.Device{SMs: 80, ThreadsPerSM: 2048, Memory: 1 << 30}}}},
 		Dir:    dir, Group: -1, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
@@ -83,7 +83,7 @@ func (s *served) share(id string) agent.Share {
 // once, up to their limits to the byte, launch in turns, and are killed. Nothing is left.
 func TestServedShares(t *testing.T) {
 	const limit, processes = 40_000, 3
-	s := serveShares(t)
+	s := serveShares(t, "timeslice")
 	x := newSharing(t, 0)
 	var all []*sharer
 	for i, name := range []string{"a", "b"} {
@@ -153,7 +153,7 @@ func TestServedShares(t *testing.T) {
 
 // A share that is resized, held and ended takes its programs along.
 func TestServedShareChanges(t *testing.T) {
-	s := serveShares(t)
+	s := serveShares(t, "timeslice")
 	x := newSharing(t, 0)
 	made, err := s.api.Create(t.Context(), agent.Part{ID: "a", Memory: 1000, Compute: new(int64(500_000))})
 	if err != nil {

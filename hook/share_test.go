@@ -36,12 +36,15 @@ var gpuBuilds = sync.OnceValues(func() (string, error) {
 	if err := command(".", r.cc, append(args, sources...)...); err != nil {
 		return "", err
 	}
-	return dir, r.shareProgram(filepath.Join(r.dir, "share"), generated, "")
+	if err := r.shareProgram(filepath.Join(r.dir, "colocated"), generated, "", "testdata/colocated.c"); err != nil {
+		return "", err
+	}
+	return dir, r.shareProgram(filepath.Join(r.dir, "share"), generated, "", "testdata/share.c")
 })
 
-// shareProgram builds the program against the library in a folder.
-func (r builds) shareProgram(out, hookDir, flags string) error {
-	args := []string{"-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-g", "-Isrc", "testdata/share.c", "-o", out, "-L" + hookDir, "-lcuda", "-pthread", "-Wl,--allow-shlib-undefined"}
+// shareProgram builds a program against the library in a folder.
+func (r builds) shareProgram(out, hookDir, flags, source string) error {
+	args := []string{"-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-g", "-Isrc", source, "-o", out, "-L" + hookDir, "-lcuda", "-pthread", "-Wl,--allow-shlib-undefined"}
 	return command(".", r.cc, append(args, strings.Fields(flags)...)...)
 }
 
@@ -74,14 +77,14 @@ func newSharing(t testing.TB, limit uint64, env ...string) *sharing {
 }
 
 // start starts a process. It ends with the test.
-func (x *sharing) start(t testing.TB) *sharer {
+func (x *sharing) start(t testing.TB, args ...string) *sharer {
 	t.Helper()
 	r := needBuilds(t)
 	dirs := filepath.Join(r.dir, x.hookDir) + ":" + filepath.Join(r.dir, "gpu")
 	if x.bare {
 		dirs = filepath.Join(r.dir, "gpu")
 	}
-	p := &sharer{t: t, cmd: exec.Command(filepath.Join(r.dir, x.program))}
+	p := &sharer{t: t, cmd: exec.Command(filepath.Join(r.dir, x.program), args...)}
 	p.cmd.Env = append([]string{"LD_LIBRARY_PATH=" + dirs, "DXPU_SHARE=" + x.agent.path, "FAKE_GPU=" + x.gpu, "PATH=" + os.Getenv("PATH")}, x.env...)
 	p.cmd.Stderr = &p.errOut
 	var err error
