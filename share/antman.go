@@ -139,6 +139,17 @@ func (p *antman) Transmit(now time.Duration, out []Decision) []Decision {
 	return out
 }
 
+// Credits implements Creditor. Offline clients ask in their idle slots.
+func (p *antman) Credits(out []Credit) []Credit {
+	measuring, limited := p.measuring(), p.limited()
+	for _, c := range p.clients {
+		if c.spec.Class == Online || !limited || p.now >= max(measuring, c.state.until) {
+			out = c.credit(out, MaxInFlight)
+		}
+	}
+	return out
+}
+
 // Wake implements Policy.
 func (p *antman) Wake() time.Duration {
 	at := p.wake()

@@ -22,6 +22,9 @@ type checker struct {
 	out     []share.Decision
 	trail   []share.Decision // all decisions
 	over    int64            // memory that the policy may over-commit
+	credits map[share.ClientID]int32
+	owed    share.ClientID // has to get its permit now; 0: none
+	used    int            // launches with a credit
 }
 
 type checked struct {
@@ -29,6 +32,7 @@ type checked struct {
 	waiting share.LaunchID // 0: none
 	next    share.LaunchID
 	flights map[share.LaunchID]time.Duration // since
+	longest time.Duration                    // that a launch ran
 	asked   int64
 	memory  int64
 	evicted bool
@@ -45,7 +49,7 @@ func newChecker(t testing.TB, name string, d share.Device) *checker {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &checker{t: t, device: d, policy: p, clients: map[share.ClientID]*checked{}}
+	c := &checker{t: t, device: d, policy: p, clients: map[share.ClientID]*checked{}, credits: map[share.ClientID]int32{}}
 	if name == "tgs" || name == "antman" {
 		c.over = d.Memory
 	}
@@ -80,6 +84,10 @@ func (c *checker) launch(id share.ClientID, k share.Kernel) {
 	}
 	x.next++
 	x.waiting = x.next
+	c.owed = 0
+	if int(c.credits[id]) > len(x.flights) && k.Expected <= x.longest {
+		c.owed = id
+	}
 	c.receive(share.Event{Kind: share.Launch, Client: id, Launch: x.waiting, Kernel: k})
 }
 
@@ -115,6 +123,7 @@ func (c *checker) complete(id share.ClientID, ran time.Duration) {
 		return
 	}
 	l := x.oldest()
+	x.longest = max(x.longest, min(ran, c.now-x.flights[l]))
 	delete(x.flights, l)
 	c.receive(share.Event{Kind: share.Completed, Client: id, Launch: l, Ran: ran})
 	if len(x.flights) == 0 && x.waiting == 0 {
@@ -140,6 +149,30 @@ func (c *checker) decide() {
 	}
 	if at := c.policy.Wake(); at <= c.now {
 		c.t.Fatalf("at %v, nothing to decide, but Wake is %v", c.now, at)
+	}
+	c.credit()
+}
+
+// credit checks that the last launch with a credit got its permit, and takes the new ones.
+func (c *checker) credit() {
+	c.t.Helper()
+	if x := c.clients[c.owed]; c.owed != 0 && x != nil {
+		c.used++
+		if x.waiting != 0 {
+			c.t.Fatalf("a launch of client %d waits beside %d in flight, with a credit of %d", c.owed, len(x.flights), c.credits[c.owed])
+		}
+	}
+	c.owed = 0
+	clear(c.credits)
+	p, ok := c.policy.(share.Creditor)
+	if !ok {
+		return
+	}
+	for _, x := range p.Credits(nil) {
+		if k := c.clients[x.Client]; k == nil || k.evicted || c.credits[x.Client] != 0 || x.Launches < 1 || x.Launches > share.MaxInFlight {
+			c.t.Fatalf("credit %+v", x)
+		}
+		c.credits[x.Client] = x.Launches
 	}
 }
 

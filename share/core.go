@@ -34,6 +34,7 @@ type flight struct {
 	id     LaunchID
 	since  time.Duration // when it came to the gate; when it was permitted
 	waited time.Duration // since then, for others
+	before time.Duration // ran at most so long before it was permitted, by a credit
 	kernel Kernel
 }
 
@@ -120,7 +121,7 @@ func (k *core[S]) apply(c *client[S], e *Event) bool {
 			return false
 		}
 		e.Kernel = e.Kernel.clamp(k.device)
-		c.waiting, c.head = true, flight{id: e.Launch, since: k.now, kernel: e.Kernel}
+		c.waiting, c.head = true, flight{id: e.Launch, since: k.now, before: min(max(e.Ran, 0), maxBefore), kernel: e.Kernel}
 	case Completed, Killed:
 		return k.end(c, e)
 	case Waited:
@@ -148,6 +149,9 @@ func (k *core[S]) apply(c *client[S], e *Event) bool {
 	return true
 }
 
+// maxBefore bounds how long before its event a launch with credit may have started.
+const maxBefore = 10 * time.Millisecond
+
 // end takes a launch out of the flights. The time that a client reports cannot be
 // longer than the launch has been in flight.
 func (k *core[S]) end(c *client[S], e *Event) bool {
@@ -156,7 +160,7 @@ func (k *core[S]) end(c *client[S], e *Event) bool {
 		return false
 	}
 	f := c.flights[i]
-	e.Kernel, e.Ran = f.kernel, min(max(e.Ran, 0), k.now-f.since)
+	e.Kernel, e.Ran = f.kernel, min(max(e.Ran, 0), k.now-f.since+f.before)
 	c.flights = append(c.flights[:i], c.flights[i+1:]...)
 	if e.Kind == Killed {
 		c.waiting = false

@@ -12,7 +12,7 @@ type EventKind uint8
 const (
 	Join      EventKind = iota // Spec
 	Leave                      // the client ended; its launches and memory are gone
-	Launch                     // Launch, Kernel: the client's next launch waits at the gate
+	Launch                     // Launch, Kernel, Ran: the client's next launch waits at the gate, or started by a credit at most so long ago
 	Completed                  // Launch, Ran: a permitted launch ended
 	Killed                     // Launch: a Preempt ended a permitted launch. Withdraws the waiting launch: the enforcement presents the killed one first
 	Idle                       // the client's host waits, and all its launches completed: the end of a burst

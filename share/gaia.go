@@ -134,6 +134,16 @@ func (p *gaia) Transmit(now time.Duration, out []Decision) []Decision {
 	return out
 }
 
+// Credits implements Creditor: clients without a limit.
+func (p *gaia) Credits(out []Credit) []Credit {
+	for _, c := range p.clients {
+		if c.state.soft >= 100 {
+			out = c.credit(out, MaxInFlight)
+		}
+	}
+	return out
+}
+
 // Wake implements Policy.
 func (p *gaia) Wake() time.Duration {
 	at := p.wake()

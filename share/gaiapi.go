@@ -105,6 +105,16 @@ func (p *gaiapi) Transmit(now time.Duration, out []Decision) []Decision {
 	return out
 }
 
+// Credits implements Creditor: clients without a limit.
+func (p *gaiapi) Credits(out []Credit) []Credit {
+	for _, c := range p.clients {
+		if c.spec.Limit == Whole {
+			out = c.credit(out, MaxInFlight)
+		}
+	}
+	return out
+}
+
 // Wake implements Policy.
 func (p *gaiapi) Wake() time.Duration {
 	at := p.wake()

@@ -16,6 +16,9 @@ const (
 	geminiMerge   = 2 * time.Millisecond   // bursts with a shorter gap are one
 )
 
+// geminiMost is how long the length of a kernel bounds the credit. Ours.
+const geminiMost = 30 * time.Second
+
 // gemini gives the GPU to one client at a time, the holder of the token. A token is
 // valid for a quota that follows the client's bursts of kernels. Clients below their
 // request come first; a client at its limit over the window gets none.
@@ -39,10 +42,12 @@ type geminiClient struct {
 	used    usage
 	bursts  peak
 	longest peak          // kernels
-	burst   time.Duration // when the burst began
+	burst   time.Duration // when the burst began, less the waits for the token
+	part    time.Duration // of the burst, in earlier turns
 	end     time.Duration // when the last one ended
 	inBurst bool
 	fresh   bool          // the burst's first launch waits
+	most    peak          // kernels, of a longer time
 	quota   time.Duration // the last one
 }
 
@@ -61,7 +66,7 @@ func (p *gemini) Receive(now time.Duration, e Event) {
 	case Join:
 		*s = geminiClient{
 			used: newUsage(geminiWindow, 100), bursts: newPeak(geminiPredict, 30), longest: newPeak(geminiPredict, 30),
-			end: -geminiMerge, quota: geminiBase,
+			most: newPeak(geminiMost, 30), end: -geminiMerge, quota: geminiBase,
 		}
 	case Leave:
 		if c == p.holder {
@@ -70,12 +75,13 @@ func (p *gemini) Receive(now time.Duration, e Event) {
 	case Launch:
 		if !s.inBurst {
 			if p.now-s.end >= geminiMerge {
-				s.burst = p.now
+				s.burst, s.part = p.now, 0
 			}
 			s.inBurst, s.fresh = true, true
 		}
 	case Completed:
 		s.longest.add(p.now, e.Ran)
+		s.most.add(p.now, e.Ran)
 	case Idle:
 		s.inBurst, s.end = false, p.now
 		b := p.now - s.burst
@@ -110,8 +116,13 @@ func (p *gemini) charge() {
 	}
 }
 
+// release takes the token back. A burst that goes on in a later turn is as long as its parts
+// with the token: the wait for it does not count.
 func (p *gemini) release() {
 	p.charge()
+	if s := &p.holder.state; s.inBurst {
+		s.part = p.now - s.burst
+	}
 	p.holder, p.over = nil, false
 }
 
@@ -170,6 +181,32 @@ func (p *gemini) fits(c *client[geminiClient]) bool {
 	return need <= p.rest(c)
 }
 
+// Credits implements Creditor: the launches of a turn, as long as those that the client
+// launches without a permit fit its limit twice.
+func (p *gemini) Credits(out []Credit) []Credit {
+	h := p.holder
+	if h == nil || p.over || p.now >= p.freshEnd() {
+		return out
+	}
+	if h.spec.Limit < Whole {
+		most := h.state.most.max(p.now)
+		if most == 0 || 2*(sliceWindow+time.Duration(len(h.flights)))*most > p.rest(h) {
+			return out
+		}
+	}
+	return h.credit(out, sliceWindow)
+}
+
+// freshEnd returns until when a new burst of the holder would end in its quota, or Never
+// within a burst.
+func (p *gemini) freshEnd() time.Duration {
+	s := &p.holder.state
+	if s.inBurst && !s.fresh {
+		return machine.Never
+	}
+	return machine.After(p.from, max(p.quota-s.bursts.max(p.now), 0))
+}
+
 // give chooses the next holder: the client that misses the largest part of its request,
 // then the one that used the least.
 func (p *gemini) give() {
@@ -193,6 +230,9 @@ func (p *gemini) give() {
 		s.quota = b/2 + s.quota/2
 	}
 	s.quota = min(max(s.quota, geminiMin), best.spec.Limit.Of(geminiWindow))
+	if s.inBurst {
+		s.burst, s.part = p.now-s.part, 0
+	}
 	p.holder, p.from, p.count, p.quota, p.over = best, p.now, p.now, s.quota, false
 }
 
@@ -215,6 +255,9 @@ func (p *gemini) Wake() time.Duration {
 	if h := p.holder; h != nil {
 		if !p.over {
 			at = min(at, machine.After(p.from, p.quota))
+			if end := p.freshEnd(); end > p.now {
+				at = min(at, end) // of its credit
+			}
 		}
 		return at
 	}

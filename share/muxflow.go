@@ -128,6 +128,20 @@ func (p *muxflow) Transmit(now time.Duration, out []Decision) []Decision {
 	return out
 }
 
+// Credits implements Creditor.
+func (p *muxflow) Credits(out []Credit) []Credit {
+	state := p.monitor.State()
+	if state != HealthDisabled {
+		out = p.creditOnline(out)
+	}
+	for _, c := range p.clients {
+		if c.spec.Class == Offline && state == Healthy {
+			out = c.credit(out, muxWindow)
+		}
+	}
+	return out
+}
+
 // hold tells the offline clients whether they are held.
 func (p *muxflow) hold(out []Decision, state Health) []Decision {
 	held := state != Healthy

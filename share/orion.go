@@ -26,6 +26,7 @@ const (
 type orion struct {
 	core[orionClient]
 	sum   time.Duration // of the offline launches since all had ended
+	long  time.Duration // the longest of them that was expected
 	size  int32         // multiprocessors of the offline launches in flight
 	hp    Bound         // the bound of the online kernel that was released last
 	seen  int           // online launches in requests that are under way
@@ -148,6 +149,7 @@ func (p *orion) Transmit(now time.Duration, out []Decision) []Decision {
 			continue
 		}
 		p.sum += c.head.kernel.Expected
+		p.long = max(p.long, c.head.kernel.Expected)
 		p.size += c.head.kernel.SMs
 		p.drain = p.sum > orionDuration
 		p.next = (p.next + i + 1) % n
@@ -197,6 +199,41 @@ func (p *orion) measuring() (until time.Duration) {
 		}
 	}
 	return until
+}
+
+// orionAhead bounds the credit of an offline client. Ours.
+const orionAhead = 16
+
+// Credits implements Creditor. While the online clients have nothing in their requests, an
+// offline client has as many of the longest launches as the bound lets pass. Beside a request
+// of unknown bound it has one at a time: any launch fits then.
+func (p *orion) Credits(out []Credit) []Credit {
+	out = p.creditOnline(out)
+	if p.now < p.measuring() {
+		return out
+	}
+	flights, alone := 0, p.seen == 0
+	training := false
+	for _, c := range p.clients {
+		if c.spec.Class == Offline {
+			flights += len(c.flights)
+		}
+		training = training || c.state.training
+	}
+	more := 1
+	if p.long > 0 {
+		more = int(min((orionDuration-p.sum)/p.long+1, orionAhead))
+	}
+	for _, c := range p.clients {
+		switch {
+		case c.spec.Class == Online:
+		case alone && !p.drain:
+			out = c.credit(out, int32(min(len(c.flights)+more, MaxInFlight)))
+		case flights <= 1 && flights == len(c.flights) && (alone || p.hp == BoundUnknown && !training):
+			out = c.credit(out, 1)
+		}
+	}
+	return out
 }
 
 // Wake implements Policy.

@@ -111,5 +111,16 @@ func (p *reef) pad(c *client[reefClient]) (sms int32, ok bool) {
 	return free, k.Expected*time.Duration(waves) <= first
 }
 
+// Credits implements Creditor. Beside a request the best-effort clients ask.
+func (p *reef) Credits(out []Credit) []Credit {
+	out = p.creditOnline(out)
+	for _, c := range p.clients {
+		if c.spec.Class == Offline && p.requests == 0 {
+			out = c.credit(out, reefWindow)
+		}
+	}
+	return out
+}
+
 // Wake implements Policy.
 func (p *reef) Wake() time.Duration { return p.wake() }

@@ -60,6 +60,7 @@ const (
 
 type tgsClient struct {
 	counter  int64 // blocks in this window
+	largest  int64 // blocks of a launch
 	resident int64 // memory on the GPU that was told last
 }
 
@@ -216,6 +217,7 @@ func (p *tgs) Transmit(now time.Duration, out []Decision) []Decision {
 			out = p.permit(c, out, true, 0)
 		case p.state == tgsUnlimited, p.state != tgsProfiling && c.state.counter <= p.limit:
 			c.state.counter += c.head.kernel.Blocks
+			c.state.largest = max(c.state.largest, c.head.kernel.Blocks)
 			out = p.permit(c, out, false, 0)
 		}
 	}
@@ -240,6 +242,25 @@ func (p *tgs) place(out []Decision) []Decision {
 		if n != c.state.resident {
 			c.state.resident = n
 			out = append(out, Decision{Kind: SetMemory, Client: c.id, Bytes: n})
+		}
+	}
+	return out
+}
+
+// tgsAhead is the credit of an opportunistic client. Ours.
+const tgsAhead = 8
+
+// Credits implements Creditor. An opportunistic client has one while its largest launches
+// would fit the limit.
+func (p *tgs) Credits(out []Credit) []Credit {
+	out = p.creditOnline(out)
+	for _, c := range p.clients {
+		switch {
+		case c.spec.Class == Online:
+		case p.state == tgsUnlimited:
+			out = c.credit(out, MaxInFlight)
+		case p.state != tgsProfiling && c.state.largest > 0 && c.state.largest <= (p.limit-c.state.counter)/tgsAhead:
+			out = c.credit(out, tgsAhead)
 		}
 	}
 	return out

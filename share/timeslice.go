@@ -94,6 +94,14 @@ func (p *timeslice) turn() {
 	}
 }
 
+// Credits implements Creditor: the launches of a turn.
+func (p *timeslice) Credits(out []Credit) []Credit {
+	if p.holder == nil || p.over {
+		return out
+	}
+	return p.holder.credit(out, sliceWindow)
+}
+
 func (p *timeslice) end() time.Duration {
 	return machine.After(p.from, p.quantum*time.Duration(p.holder.spec.Weight))
 }

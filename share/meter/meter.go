@@ -50,6 +50,12 @@ func (m *Meter) End(now time.Duration) {
 	m.running = max(m.running-1, 0)
 }
 
+// Ran adds time with a launch that ran and that no Begin and End saw.
+func (m *Meter) Ran(now, d time.Duration) {
+	m.pass(now)
+	m.busy += d
+}
+
 // Serve adds time of all multiprocessors.
 func (m *Meter) Serve(d time.Duration) { m.service += d }
 

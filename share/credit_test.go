@@ -1,0 +1,182 @@
+package share_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/dxpu-project/dxpu/share"
+)
+
+// colocated is a policy with an online client 1 and an offline client 2, which has run alone
+// for some seconds.
+func colocated(t *testing.T, name string) *checker {
+	t.Helper()
+	c := newChecker(t, name, share.A100)
+	half := share.ClientSpec{Request: share.Whole / 2}
+	c.join(1, half)
+	half.Class = share.Offline
+	c.join(2, half)
+	c.warm()
+	for range 300 {
+		c.request(100 * time.Microsecond)
+		c.pass(c.now + 100*time.Millisecond)
+	}
+	for range 20 { // kernels of the offline client get profiles
+		c.offline(50 * time.Microsecond)
+	}
+	return c
+}
+
+// request makes one request of the online client: a launch that runs for some time.
+func (c *checker) request(long time.Duration) {
+	c.t.Helper()
+	c.launch(1, share.Kernel{Blocks: 100, SMs: 10, First: true})
+	c.pass(c.now + long)
+	c.complete(1, long)
+	c.decide()
+}
+
+// offline makes one launch of the offline client, which may wait.
+func (c *checker) offline(long time.Duration) {
+	c.t.Helper()
+	c.launch(2, share.Kernel{Blocks: 1000, SMs: 100, Expected: long})
+	c.pass(c.now + time.Second)
+	c.complete(2, long)
+	c.pass(c.now + 100*time.Millisecond)
+}
+
+// The policies that never hold an online client give it all of the credit, whatever the offline
+// one does, and the offline one some of it while nothing is to be protected.
+func TestOnlineClientsHaveCredit(t *testing.T) {
+	for _, name := range []string{"antman", "muxflow", "orion", "reef", "tgs"} {
+		t.Run(name, func(t *testing.T) {
+			c := colocated(t, name)
+			if got := c.credits[1]; got != share.MaxInFlight {
+				t.Errorf("credit of %d for the online client", got)
+			}
+			c.pass(c.now + 10*time.Second)
+			if c.credits[2] < 1 {
+				t.Error("no credit for the offline client while the online one does nothing")
+			}
+			before := c.used
+			c.launch(2, share.Kernel{Blocks: 1, SMs: 1})
+			c.decide()
+			c.launch(1, share.Kernel{Blocks: 100, SMs: 10, First: true})
+			c.decide()
+			if c.used != before+2 {
+				t.Errorf("%d launches with credit, want both", c.used-before)
+			}
+			if got := c.credits[1]; got != share.MaxInFlight {
+				t.Errorf("credit of %d for the online client within a request", got)
+			}
+			if most, ok := map[string]int32{"orion": 1, "reef": 0}[name]; ok && c.credits[2] > most {
+				t.Errorf("credit of %d for the offline client beside a request, want %d", c.credits[2], most)
+			}
+		})
+	}
+}
+
+// In turns the holder alone has credit, until its turn is over.
+func TestCreditOfATurn(t *testing.T) {
+	for _, name := range []string{"timeslice", "gemini"} {
+		t.Run(name, func(t *testing.T) {
+			c := newChecker(t, name, share.A100)
+			for id := range share.ClientID(2) {
+				c.join(id+1, share.ClientSpec{Request: share.Whole / 2})
+			}
+			k := share.Kernel{Blocks: 100, SMs: 10}
+			c.launch(1, k)
+			c.decide()
+			c.launch(2, k)
+			c.decide()
+			if c.credits[1] == 0 || c.credits[2] != 0 {
+				t.Fatalf("credits %v", c.credits)
+			}
+			for range 1000 {
+				if c.pass(c.now + time.Millisecond); c.credits[1] == 0 {
+					break
+				}
+			}
+			if len(c.credits) != 0 {
+				t.Errorf("credits %v after the turn", c.credits)
+			}
+			c.complete(1, time.Millisecond)
+			c.decide()
+			if c.credits[1] != 0 || c.credits[2] == 0 {
+				t.Errorf("credits %v in the other turn", c.credits)
+			}
+		})
+	}
+}
+
+// Near its limit a client asks for each launch.
+func TestCreditNearTheLimit(t *testing.T) {
+	c := newChecker(t, "gemini", share.A100)
+	c.join(1, share.ClientSpec{Limit: share.Percent(30)})
+	const kernel = 10 * time.Millisecond
+	with := 0
+	for c.now < 9*time.Second {
+		for range 2 { // a burst without an end
+			c.launch(1, share.Kernel{Blocks: 100, SMs: 10})
+			c.decide()
+		}
+		c.pass(c.now + kernel)
+		c.complete(1, kernel)
+		c.decide()
+		if c.credits[1] > 0 {
+			with++
+		}
+	}
+	if c.credits[1] != 0 {
+		t.Errorf("credit of %d at the limit", c.credits[1])
+	}
+	if with < 200 {
+		t.Errorf("%d launches with credit, want most of 300", with)
+	}
+}
+
+// The wait for the token is no part of a burst: two clients with long bursts have the quotas
+// that each has alone, not ever longer ones.
+func TestBurstsWithoutTheirWaits(t *testing.T) {
+	c := newChecker(t, "gemini", share.A100)
+	for id := range share.ClientID(2) {
+		c.join(id+1, share.ClientSpec{Request: share.Whole / 2})
+	}
+	const kernel, burst = 5 * time.Millisecond, 60
+	var left [3]int
+	var rest [3]time.Duration // until then the client has nothing to do
+	var turn, longest time.Duration
+	var holder share.ClientID
+	for c.now < time.Minute {
+		for id := share.ClientID(1); id <= 2; id++ {
+			x := c.clients[id]
+			if left[id] == 0 && x.waiting == 0 && len(x.flights) == 0 && c.now >= rest[id] {
+				left[id] = burst
+			}
+			for left[id] > 0 && x.waiting == 0 && len(x.flights) < 2 {
+				c.launch(id, share.Kernel{Blocks: 100, SMs: 10})
+				left[id]--
+				c.decide()
+			}
+		}
+		c.pass(c.now + kernel)
+		for id := share.ClientID(1); id <= 2; id++ {
+			if len(c.clients[id].flights) == 0 {
+				continue
+			}
+			if id != holder {
+				holder, turn = id, c.now-kernel
+			}
+			if c.now > 30*time.Second {
+				longest = max(longest, c.now-turn)
+			}
+			c.complete(id, kernel)
+			rest[id] = c.now + 2*kernel
+			c.decide()
+		}
+	}
+	t.Logf("turns of up to %v", longest)
+	if most := 5 * burst * kernel / 4; longest > most {
+		t.Errorf("a turn of %v, want at most %v", longest, most)
+	}
+}
