@@ -37,11 +37,11 @@ const (
 	end
 )
 
-// message is one message of the sharing protocol, without its last two arguments.
+// message is one message of the sharing protocol.
 type message struct {
 	kind, gpu uint32
 	id, bytes uint64
-	arg       [4]uint64
+	arg       [5]uint64
 }
 
 func (m message) encode() []byte {
@@ -78,6 +78,7 @@ const (
 	gpuWindow     = pageGPU + 28
 	gpuLimit      = pageGPU + 32
 	gpuUsed       = pageGPU + 40
+	gpuCredit     = pageGPU + 52
 )
 
 // scripted is an agent of one share that does what a test says. It grants memory up to
@@ -102,6 +103,7 @@ type scripted struct {
 	// The GPU of the last ALLOCATE.
 	lastAsked uint32
 	mute      bool // leave ALLOCATE without an answer
+	packets   bool // it has given credit: packets may have several messages
 	dead      bool // the page changes no more
 }
 
@@ -150,6 +152,10 @@ func (a *scripted) set32(at int, v uint32) {
 
 func (a *scripted) set64(at int, v uint64) {
 	atomic.StoreUint64((*uint64)(unsafe.Pointer(&a.page[at])), v)
+}
+
+func (a *scripted) get32(at int) uint32 {
+	return atomic.LoadUint32((*uint32)(unsafe.Pointer(&a.page[at])))
 }
 
 func (a *scripted) get64(at int) uint64 {
@@ -203,17 +209,23 @@ func (a *scripted) serve(c *net.UnixConn) {
 		a.mu.Unlock()
 		_ = c.Close()
 	}()
-	b := make([]byte, 128)
+	b := make([]byte, 16*64+1)
 	for {
 		n, err := c.Read(b)
 		if err != nil || n == 0 {
 			return
 		}
-		if n != 64 {
-			a.t.Errorf("a message of %d bytes", n)
+		a.mu.Lock()
+		a.packets = a.packets || a.get32(gpuCredit) > 0
+		several := a.packets
+		a.mu.Unlock()
+		if n%64 != 0 || n > 16*64 || n > 64 && !several {
+			a.t.Errorf("a packet of %d bytes", n)
 			return
 		}
-		a.handle(c, decode(b))
+		for at := 0; at < n; at += 64 {
+			a.handle(c, decode(b[at:]))
+		}
 	}
 }
 
@@ -223,7 +235,7 @@ func (a *scripted) handle(c *net.UnixConn, m message) {
 	defer a.changed.Broadcast()
 	switch m.kind {
 	case hello:
-		_, _, err := c.WriteMsgUnix(message{kind: welcome, id: 1, arg: [4]uint64{1}}.encode(), unix.UnixRights(int(a.file.Fd())), nil)
+		_, _, err := c.WriteMsgUnix(message{kind: welcome, id: 1, arg: [5]uint64{1}}.encode(), unix.UnixRights(int(a.file.Fd())), nil)
 		if err != nil && !errors.Is(err, net.ErrClosed) {
 			a.t.Error(err)
 		}
@@ -252,7 +264,7 @@ func (a *scripted) handle(c *net.UnixConn, m message) {
 		a.counted += m.arg[0]
 		return
 	case launchAsked:
-		if !a.wait {
+		if !a.wait && m.arg[4] == 0 {
 			a.send(c, message{kind: permit, gpu: m.gpu, id: m.id})
 		}
 	}

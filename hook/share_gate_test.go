@@ -246,7 +246,7 @@ func TestShareEnd(t *testing.T) {
 		p := x.start(t)
 		p.do(success, "init")
 		p.do(success, "launch cuLaunchKernel 0 1")
-		x.agent.all(message{kind: end, arg: [4]uint64{hour}})
+		x.agent.all(message{kind: end, arg: [5]uint64{hour}})
 		err := p.cmd.Wait()
 		var exit *exec.ExitError
 		if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGTERM {
@@ -261,7 +261,7 @@ func TestShareEnd(t *testing.T) {
 		p := x.start(t)
 		p.do(success, "init")
 		p.do(success, "catch")
-		x.agent.all(message{kind: end, arg: [4]uint64{hour}})
+		x.agent.all(message{kind: end, arg: [5]uint64{hour}})
 		for caught := uint64(0); caught == 0; {
 			caught, _ = p.do(success, "caught")
 		}
@@ -273,7 +273,7 @@ func TestShareEnd(t *testing.T) {
 		p := x.start(t)
 		p.do(success, "init")
 		p.do(success, "catch")
-		x.agent.all(message{kind: end, arg: [4]uint64{1}})
+		x.agent.all(message{kind: end, arg: [5]uint64{1}})
 		x.agent.await("EXIT", func() bool { return x.agent.count(exit) == 1 })
 		p.send("launch cuLaunchKernel")
 		_ = p.cmd.Process.Kill()
@@ -372,6 +372,7 @@ func TestShareSanitizers(t *testing.T) {
 			x.threads(t, 50)
 			p := x.start(t)
 			p.do(success, "init")
+			x.creditThreads(t, p, 200)
 			p.do(success, "stress x 1 300")
 			p.do(success, "fork")
 			x.agent.stop()

@@ -197,3 +197,40 @@ func TestServedShareChanges(t *testing.T) {
 		return err == nil && len(list) == 0
 	})
 }
+
+// Beside another share, launches by credit reach the account: their number and their time.
+func TestServedCredit(t *testing.T) {
+	s := serveShares(t, "reef")
+	x := newSharing(t, 0)
+	var all []*sharer
+	for i, name := range []string{"online", "offline"} {
+		made, err := s.api.Create(t.Context(), agent.Part{ID: name, Memory: 1000, Offline: i > 0})
+		if err != nil {
+			t.Fatal(err)
+		}
+		x.env = []string{"DXPU_SHARE=" + made.Socket}
+		p := x.start(t)
+		p.do(success, "init")
+		all = append(all, p)
+	}
+	const launches = 50
+	for range launches {
+		for _, p := range all {
+			p.do(success, "launch cuLaunchKernel 0 1") // of one millisecond
+			p.do(success, "sync")
+		}
+	}
+	for _, name := range []string{"online", "offline"} {
+		s.until("the launches of the "+name+" share are counted", func() bool { return s.share(name).Launches == launches })
+		// A launch that was told late may have waited in the account, and no time is made up.
+		if got := s.share(name).GPUTime; got < 0.9*launches/1000 || got > 2*launches/1000.0 {
+			t.Errorf("%s: %v s of the GPU, want %v s", name, got, launches/1000.0)
+		}
+		if p := s.share(name).Processes[0]; p.Wrong != 0 {
+			t.Errorf("%s: %d messages did not fit", name, p.Wrong)
+		}
+	}
+	for _, p := range all {
+		p.end()
+	}
+}

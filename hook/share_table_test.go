@@ -161,23 +161,28 @@ func TestShareBenchmark(t *testing.T) {
 }
 
 // BenchmarkShareLaunch reports the time of a launch without the library, with an open
-// gate and with a gate that asks an agent in Go, in ns. The driver's function
+// gate, with credit, and with a gate that asks an agent in Go, in ns. The driver's function
 // does nothing.
 func BenchmarkShareLaunch(b *testing.B) {
 	for _, tc := range []struct {
 		name string
 		bare bool
 		gate uint32
-		n    int
+		// Launches that may be in flight without permits.
+		credit uint32
+		n      int
 	}{
-		{"driver", true, 0, 200_000},
-		{"open", false, 0, 200_000},
-		{"asked", false, 1, 5_000},
+		{"driver", true, 0, 0, 200_000},
+		{"open", false, 0, 0, 200_000},
+		{"credit", false, 1, 64, 20_000},
+		{"asked", false, 1, 0, 5_000},
 	} {
 		b.Run(tc.name, func(b *testing.B) {
 			x := newSharing(b, 1000, "FAKE_GPU_FREE=1")
 			x.bare = tc.bare
 			x.agent.set32(gpuGate, tc.gate)
+			x.agent.set32(gpuCredit, tc.credit)
+			x.agent.set32(gpuWindow, 64)
 			p := x.start(b)
 			p.do(success, "init")
 			for b.Loop() {

@@ -11,14 +11,15 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 enum { FIRST_ANSWER = 5000, POLL_IDLE = 100, PAUSE_FIRST = 10, PAUSE_LAST = 1000 }; /* ms */
 #define POLL_FLIGHTS 50000  /* ns between two looks at launches in flight */
+#define POLL_CREDIT 100000  /* while nobody waits for their ends */
+#define REPORT_AFTER 200000 /* ns that a report may wait for others */
+#define TIMER_SLACK 1000ul  /* ns */
 #define POLL_GATE 1000000   /* ns between two looks at the page while a launch waits */
 #define POOLS_EVERY 50000000u  /* ns */
 #define USAGE_EVERY 100000000u /* ns */
@@ -28,7 +29,9 @@ const struct share_page *dxpu_share_page;
 atomic_uint dxpu_share_hold;
 atomic_ullong dxpu_share_launches;
 unsigned dxpu_share_connection;
-pthread_mutex_t dxpu_share_mu = PTHREAD_MUTEX_INITIALIZER;
+/* Held for microseconds: a thread that launches spins before it sleeps. */
+pthread_mutex_t dxpu_share_mu = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP;
+bool dxpu_share_looks;
 
 /* A thread of the program that waits for an answer. */
 struct request {
@@ -48,6 +51,9 @@ static unsigned nrequests, nwaiting;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static pthread_t thread;
 static bool stopping;
+static struct share_message reports[SHARE_PACKET];
+static unsigned nreports;
+static uint64_t oldest_report; /* ns */
 
 bool dxpu_share_up_locked(void) { return connection == UP; }
 
@@ -84,6 +90,7 @@ static void lose_locked(void)
 	if (fd >= 0)
 		close(fd);
 	fd = -1;
+	nreports = 0; /* the next agent does not know these launches */
 	if (connection == UP)
 		dxpu_share_alone_locked();
 	connection = DOWN;
@@ -96,17 +103,46 @@ static void lose_locked(void)
 	dxpu_share_changed_locked();
 }
 
-/* Returns whether the message was sent. A full socket is no error. */
-static bool send_locked(const struct share_message *m)
+/* Returns whether the packet was sent. A full socket is no error. */
+static bool send_packet_locked(const struct share_message *m, unsigned n)
 {
+	size_t size = n * sizeof *m;
+
 	if (fd < 0)
 		return false;
-	if (send(fd, m, sizeof *m, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof *m)
+	if (send(fd, m, size, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)size)
 		return true;
 	if (errno != EAGAIN && errno != EINTR && errno != ENOBUFS)
 		lose_locked();
 	return false;
 }
+
+void dxpu_share_send_reports_locked(void)
+{
+	if (nreports > 0 && send_packet_locked(reports, nreports))
+		nreports = 0;
+}
+
+/* Returns whether the message was sent, after all reports before it. */
+static bool send_locked(const struct share_message *m)
+{
+	dxpu_share_send_reports_locked();
+	return nreports == 0 && send_packet_locked(m, 1);
+}
+
+bool dxpu_share_report_locked(const struct share_message *m)
+{
+	if (nreports == SHARE_PACKET)
+		dxpu_share_send_reports_locked();
+	if (connection != UP || nreports == SHARE_PACKET)
+		return false;
+	if (nreports == 0)
+		oldest_report = dxpu_now();
+	reports[nreports++] = *m;
+	return true;
+}
+
+uint64_t dxpu_share_id_locked(void) { return ++last_id; }
 
 bool dxpu_share_tell_locked(const struct share_message *m)
 {
@@ -132,7 +168,7 @@ uint32_t dxpu_share_ask_locked(struct share_message *m)
 
 	while (connection == UP && nrequests >= SHARE_REQUESTS)
 		dxpu_share_wait_locked();
-	r.id = m->id = ++last_id;
+	r.id = m->id = dxpu_share_id_locked();
 	r.next = requests;
 	requests = &r;
 	nrequests++;
@@ -149,50 +185,9 @@ uint32_t dxpu_share_ask_locked(struct share_message *m)
 
 /* ---- receiving ---- */
 
-/*
- * Maps the page of a WELCOME in the place of an earlier one, so that threads may look
- * at it at any time.
- */
-static bool map_page(int page_fd)
-{
-	struct stat st;
-	const struct share_page *p;
-	void *at = (void *)(uintptr_t)dxpu_share_page;
-
-	if (fstat(page_fd, &st) != 0 || st.st_size != SHARE_PAGE)
-		return false;
-	p = mmap(at, SHARE_PAGE, PROT_READ, MAP_SHARED | (at ? MAP_FIXED : 0), page_fd, 0);
-	if (p == MAP_FAILED)
-		return false;
-	dxpu_share_page = p;
-	return p->magic == SHARE_MAGIC && p->version == SHARE_VERSION && p->gpus <= SHARE_GPUS;
-}
-
-/* Receives one message; 0: none now, negative: the connection is lost. */
-static int receive_locked(struct share_message *m, int *page_fd)
-{
-	union {
-		char space[CMSG_SPACE(sizeof(int))];
-		struct cmsghdr align;
-	} control;
-	struct iovec v = {m, sizeof *m};
-	struct msghdr h = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-	ssize_t n = recvmsg(fd, &h, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-	struct cmsghdr *c;
-
-	*page_fd = -1;
-	if (n < 0 && (errno == EAGAIN || errno == EINTR))
-		return 0;
-	for (c = n > 0 ? CMSG_FIRSTHDR(&h) : NULL; c; c = CMSG_NXTHDR(&h, c)) {
-		if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS && *page_fd < 0)
-			memcpy(page_fd, CMSG_DATA(c), sizeof *page_fd);
-	}
-	return n == (ssize_t)sizeof *m ? 1 : -1;
-}
-
 static void welcome_locked(int page_fd)
 {
-	if (connection != GREETING || page_fd < 0 || !map_page(page_fd)) {
+	if (connection != GREETING || page_fd < 0 || !dxpu_share_map_page(page_fd)) {
 		fprintf(stderr, "dxpu: DXPU_SHARE=%s: the agent's page is not one of version %d\n", dxpu_config.share, SHARE_VERSION);
 		lose_locked();
 		return;
@@ -244,7 +239,7 @@ static void receive_all_locked(void)
 	struct share_message m;
 	int page_fd, n;
 
-	while (fd >= 0 && (n = receive_locked(&m, &page_fd)) != 0) {
+	while (fd >= 0 && (n = dxpu_share_receive(fd, &m, &page_fd)) != 0) {
 		if (n > 0)
 			handle_locked(&m, page_fd);
 		else
@@ -258,22 +253,11 @@ static void receive_all_locked(void)
 
 static bool connect_locked(void)
 {
-	struct sockaddr_un a = {.sun_family = AF_UNIX};
 	struct share_message hello = {.type = SHARE_HELLO, .id = SHARE_VERSION, .arg = {(uint64_t)getpid()}};
 
-	if (strlen(dxpu_config.share) >= sizeof a.sun_path) {
-		errno = ENAMETOOLONG;
-		return false;
-	}
-	strcpy(a.sun_path, dxpu_config.share);
-	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	fd = dxpu_share_dial();
 	if (fd < 0)
 		return false;
-	if (connect(fd, (struct sockaddr *)&a, sizeof a) != 0) {
-		close(fd);
-		fd = -1;
-		return false;
-	}
 	connection = GREETING;
 	return send_locked(&hello);
 }
@@ -315,15 +299,27 @@ static void report_usage_locked(void)
 	usage_told = now;
 }
 
-static void sleep_until_something(bool flights)
+/* Sends the reports that waited long enough, or that the program or the agent waits for. */
+static void reports_due_locked(void)
+{
+	if (nreports > 0 && (dxpu_share_urgent_locked() || dxpu_now() - oldest_report >= REPORT_AFTER))
+		dxpu_share_send_reports_locked();
+}
+
+/* Returns whether the socket has something, or may have. */
+static bool sleep_until_something(bool flights)
 {
 	struct pollfd p[2] = {{.fd = fd, .events = POLLIN}, {.fd = waker, .events = POLLIN}};
-	long ns = flights ? POLL_FLIGHTS : nwaiting > 0 ? POLL_GATE : POLL_IDLE * 1000000L;
+	long busy = nwaiting == 0 && !dxpu_share_urgent_locked() ? POLL_CREDIT : POLL_FLIGHTS;
+	long ns = flights ? busy : nwaiting > 0 ? POLL_GATE : POLL_IDLE * 1000000L;
 	struct timespec t = {.tv_nsec = ns};
 	uint64_t count;
+	int n;
 
+	dxpu_share_looks = flights;
 	pthread_mutex_unlock(&dxpu_share_mu);
-	if (ppoll(p, 2, &t, NULL) > 0 && p[1].revents)
+	n = ppoll(p, 2, &t, NULL);
+	if (n > 0 && p[1].revents)
 		(void)!read(waker, &count, sizeof count);
 	if (dxpu_now() - pools_seen >= POOLS_EVERY) {
 		dxpu_share_pools_settle();
@@ -331,33 +327,38 @@ static void sleep_until_something(bool flights)
 		pools_seen = dxpu_now();
 	}
 	pthread_mutex_lock(&dxpu_share_mu);
+	return n < 0 || p[0].revents;
 }
 
 static void *serve(void *arg)
 {
 	int (*exchange)(int *) = REAL(CUresult(*)(int *), cuThreadExchangeStreamCaptureMode);
 	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	bool readable = true;
 
 	(void)arg;
 	/* Queries of this thread must not invalidate the captures of others. */
 	if (exchange)
 		(void)exchange(&mode);
+	(void)prctl(PR_SET_TIMERSLACK, TIMER_SLACK); /* of this thread: POLL_FLIGHTS is as long as the default */
 	dxpu_depth++;
 	pthread_mutex_lock(&dxpu_share_mu);
 	while (!stopping) {
 		bool flights = dxpu_share_poll_locked();
 
 		reconnect_locked();
-		receive_all_locked();
+		if (readable)
+			receive_all_locked();
 		watch_locked();
 		dxpu_share_flush_locked();
 		dxpu_share_flights_flush_locked();
+		reports_due_locked();
 		report_usage_locked();
 		if (nwaiting > 0)
 			dxpu_share_changed_locked();
 		dxpu_share_end_locked();
 		if (!stopping)
-			sleep_until_something(flights);
+			readable = sleep_until_something(flights);
 	}
 	pthread_mutex_unlock(&dxpu_share_mu);
 	return NULL;
@@ -399,9 +400,9 @@ static CUresult first_connection_locked(void)
 
 		if (now >= until || poll(&p, 1, (int)((until - now) / 1000000) + 1) < 0)
 			break;
-		if ((n = receive_locked(&m, &page_fd)) == 0)
+		if ((n = dxpu_share_receive(fd, &m, &page_fd)) == 0)
 			continue;
-		if (n > 0 && m.type == SHARE_WELCOME && page_fd >= 0 && map_page(page_fd))
+		if (n > 0 && m.type == SHARE_WELCOME && page_fd >= 0 && dxpu_share_map_page(page_fd))
 			connection = UP;
 		if (page_fd >= 0)
 			close(page_fd);
@@ -472,7 +473,8 @@ void dxpu_share_in_child(void)
 	fd = waker = -1;
 	connection = DOWN;
 	requests = NULL;
-	nrequests = nwaiting = 0;
+	nrequests = nwaiting = nreports = 0;
+	dxpu_share_looks = false;
 	stopping = false;
 	atomic_store(&dxpu_share_hold, 0);
 	atomic_store(&dxpu_share_launches, 0);

@@ -25,7 +25,7 @@
 
 /* ---- the format of hook/SHARE.md, little endian ---- */
 
-enum { SHARE_VERSION = 1, SHARE_GPUS = 16, SHARE_PAGE = 4096, SHARE_REQUESTS = 128, SHARE_MAGIC = 0x48535844 };
+enum { SHARE_VERSION = 1, SHARE_GPUS = 16, SHARE_PAGE = 4096, SHARE_REQUESTS = 128, SHARE_PACKET = 16, SHARE_STARTED = 1, SHARE_MAGIC = 0x48535844 };
 
 #define SHARE_MOST ((uint64_t)1 << 50) /* bytes, of a message */
 
@@ -48,7 +48,8 @@ struct share_gpu {
 	_Atomic uint32_t gate, window;
 	_Atomic uint64_t limit, used; /* bytes */
 	_Atomic uint32_t compute;     /* parts per million */
-	uint8_t reserved[76];
+	_Atomic uint32_t credit;      /* launches in flight that need no permit */
+	uint8_t reserved[72];
 };
 
 struct share_page {
@@ -67,7 +68,7 @@ struct share_page {
 _Static_assert(sizeof(struct share_message) == 64, "a message has 64 bytes");
 _Static_assert(offsetof(struct share_message, id) == 8 && offsetof(struct share_message, bytes) == 16 && offsetof(struct share_message, arg) == 24, "message");
 _Static_assert(sizeof(struct share_gpu) == 128 && offsetof(struct share_gpu, domain) == 16 && offsetof(struct share_gpu, gate) == 24 &&
-		       offsetof(struct share_gpu, limit) == 32 && offsetof(struct share_gpu, compute) == 48,
+		       offsetof(struct share_gpu, limit) == 32 && offsetof(struct share_gpu, compute) == 48 && offsetof(struct share_gpu, credit) == 52,
 	       "GPU of the page");
 _Static_assert(sizeof(struct share_page) == SHARE_PAGE && offsetof(struct share_page, sequence) == 8 && offsetof(struct share_page, heartbeat) == 16 &&
 		       offsetof(struct share_page, agent) == 40 && offsetof(struct share_page, gpus) == 48 && offsetof(struct share_page, gpu) == 64,
@@ -115,10 +116,38 @@ uint32_t dxpu_share_ask_locked(struct share_message *m);
 /* Sends a message without an answer; false if it has to be repeated later. */
 bool dxpu_share_tell_locked(const struct share_message *m);
 
+/*
+ * Leaves a report to the library's thread, which sends several in one packet before any
+ * other message; false if it has to be repeated later. Only for agents that give credit:
+ * older ones read packets of one message.
+ */
+bool dxpu_share_report_locked(const struct share_message *m);
+void dxpu_share_send_reports_locked(void);
+
+/* A new ID of a request or launch. */
+uint64_t dxpu_share_id_locked(void);
+
 /* Wakes the library's thread, or the threads that wait for a gate. */
 void dxpu_share_wake(void);
+
+/* Whether the library's thread looks at the launches in flight soon, without being woken. */
+extern bool dxpu_share_looks; /* guarded by dxpu_share_mu */
 void dxpu_share_changed_locked(void);
 void dxpu_share_wait_locked(void);
+
+/* ---- share_socket.c ---- */
+
+/* Connects to the socket of DXPU_SHARE; negative: errno says why not. */
+int dxpu_share_dial(void);
+
+/*
+ * Maps the page of a WELCOME in the place of an earlier one, so that threads may look
+ * at it at any time. Returns whether it is a page of this version.
+ */
+bool dxpu_share_map_page(int page_fd);
+
+/* Receives one message; 0: none now, negative: the connection is lost. */
+int dxpu_share_receive(int fd, struct share_message *m, int *page_fd);
 
 /* ---- share_ledger.c: memory by owner ---- */
 
@@ -212,8 +241,14 @@ static inline bool dxpu_share_is_open(void)
 void dxpu_share_before_copy(void);
 void dxpu_share_before_wait(void);
 
-/* For the library's thread: finds completed launches; true: some are in flight. */
+/*
+ * For the library's thread: finds completed launches. Returns whether it is to look again
+ * soon: some are in flight, or were a moment ago.
+ */
 bool dxpu_share_poll_locked(void);
+
+/* Whether the agent is to hear of ends at once: the program waits, or a turn may be over. */
+bool dxpu_share_urgent_locked(void);
 
 /* Forgets the launches in flight of a context that ends, NULL: of all. */
 void dxpu_share_flights_forget_locked(CUcontext c);

@@ -6,11 +6,14 @@
  */
 #include "share.h"
 
+#include <sched.h>
 #include <string.h>
 
 #include "wrap.h"
 
-enum { FLIGHTS = 1024, SPARE = 256 };
+enum { FLIGHTS = 1024, SPARE = 256, BUSY_STREAMS = 8 };
+#define LOOK 50000     /* ns for which a launch looks for room itself */
+#define RECENT 1000000 /* ns after a launch in which others are likely */
 
 /* Guarded by dxpu_share_mu. */
 static struct share_launch flights[FLIGHTS];
@@ -23,24 +26,33 @@ static struct spare {
 } spares[SPARE];
 static unsigned nspares;
 static atomic_bool burst; /* launches since the last IDLE */
+static uint64_t last_launch; /* ns */
+static unsigned credited;    /* 1 + the connection to an agent that gave credit, and so reads packets */
 
 /* ---- events ---- */
 
-static CUevent new_event(CUcontext c)
+/* Returns a spare event of a context, or NULL. */
+static CUevent spare_locked(CUcontext c)
+{
+	for (unsigned i = nspares; i-- > 0;) {
+		if (spares[i].context == c) {
+			CUevent e = spares[i].event;
+
+			spares[i] = spares[--nspares];
+			return e;
+		}
+	}
+	return NULL;
+}
+
+/* Returns the spare event, or a new one of the current context; NULL: there is none. */
+static CUevent event_or_new(CUevent spare)
 {
 	CUevent e = NULL;
 
-	pthread_mutex_lock(&dxpu_share_mu);
-	for (unsigned i = 0; i < nspares && !e; i++) {
-		if (spares[i].context == c) {
-			e = spares[i].event;
-			spares[i] = spares[--nspares];
-		}
-	}
-	pthread_mutex_unlock(&dxpu_share_mu);
-	if (!e && REAL(CUresult(*)(CUevent *, unsigned), cuEventCreate)(&e, 0) != CUDA_SUCCESS)
-		return NULL;
-	return e;
+	if (spare)
+		return spare;
+	return REAL(CUresult(*)(CUevent *, unsigned), cuEventCreate)(&e, 0) == CUDA_SUCCESS ? e : NULL;
 }
 
 static void keep_event_locked(CUcontext c, CUevent e)
@@ -59,7 +71,9 @@ static void tell_done_locked(const struct share_launch *l, uint64_t ns)
 {
 	struct share_message m = {.type = SHARE_DONE, .gpu = (uint32_t)l->gpu, .id = l->id, .arg = {ns}};
 
-	if (l->connection == dxpu_share_connection && dxpu_share_up_locked() && !dxpu_share_tell_locked(&m) && dxpu_share_up_locked()) {
+	bool (*tell)(const struct share_message *) = credited == dxpu_share_connection + 1 ? dxpu_share_report_locked : dxpu_share_tell_locked;
+
+	if (l->connection == dxpu_share_connection && dxpu_share_up_locked() && !tell(&m) && dxpu_share_up_locked()) {
 		untold[nuntold++] = m;
 		return;
 	}
@@ -115,13 +129,41 @@ static CUresult query(const struct share_launch *l)
 	return REAL(CUresult(*)(CUevent), cuEventQuery)(l->end);
 }
 
+/* Streams of which a launch runs: the later ones of the same stream are not done either. */
+struct busy {
+	CUcontext context[BUSY_STREAMS];
+	CUstream stream[BUSY_STREAMS];
+	unsigned n;
+};
+
+static bool is_busy(const struct busy *b, const struct share_launch *l)
+{
+	for (unsigned i = 0; i < b->n; i++) {
+		if (b->stream[i] == l->stream && b->context[i] == l->context)
+			return true;
+	}
+	return false;
+}
+
+static void note_busy(struct busy *b, const struct share_launch *l)
+{
+	/* The default stream of each thread has the same handle. */
+	if (b->n == BUSY_STREAMS || l->stream == CU_STREAM_PER_THREAD)
+		return;
+	b->context[b->n] = l->context;
+	b->stream[b->n++] = l->stream;
+}
+
 bool dxpu_share_poll_locked(void)
 {
+	struct busy b = {.n = 0};
+
 	for (unsigned i = 0; i < nflights;) {
 		struct share_launch l = flights[i];
-		CUresult r = query(&l);
+		CUresult r = is_busy(&b, &l) ? CUDA_ERROR_NOT_READY : query(&l);
 
 		if (r == CUDA_ERROR_NOT_READY) {
+			note_busy(&b, &l);
 			i++;
 			continue;
 		}
@@ -130,7 +172,7 @@ bool dxpu_share_poll_locked(void)
 			failed_locked(l.gpu, r);
 		done_locked(&l, r == CUDA_SUCCESS ? elapsed(&l) : 0);
 	}
-	return nflights > 0;
+	return nflights > 0 || dxpu_now() - last_launch < RECENT;
 }
 
 void dxpu_share_flights_forget_locked(CUcontext c)
@@ -152,7 +194,7 @@ void dxpu_share_flights_forget_locked(CUcontext c)
 		tell_done_locked(&l, 0); /* the driver destroys the events with the context */
 	}
 	if (!c) {
-		nuntold = 0;
+		nuntold = credited = 0;
 		memset(in_flight, 0, sizeof in_flight);
 	}
 }
@@ -196,17 +238,102 @@ static bool wait_hold_locked(void)
 	return atomic_load(&dxpu_share_state) == SHARE_ON;
 }
 
+/* Launches of a GPU that may be in flight without a permit. */
+static unsigned credit_of(int gpu)
+{
+	return gate_of(gpu) == SHARE_ASKED ? atomic_load_explicit(&dxpu_share_page->gpu[gpu].credit, memory_order_relaxed) : 0;
+}
+
+bool dxpu_share_urgent_locked(void)
+{
+	bool all = true;
+
+	for (uint32_t i = 0; i < dxpu_share_page->gpus; i++)
+		all = all && (gate_of((int)i) == SHARE_OPEN || credit_of((int)i) > 0);
+	return !all || !atomic_load_explicit(&burst, memory_order_relaxed);
+}
+
 /*
- * Waits until the launch may go; true: with a permit. Without an agent, and if the page
- * is open then, launches go without one.
+ * Reports a launch that goes without waiting for a permit. The first one of a burst is sent
+ * at once, because a policy may have to hold others for it.
+ */
+static bool start_locked(struct share_message *m)
+{
+	m->id = dxpu_share_id_locked();
+	m->arg[4] = SHARE_STARTED;
+	if (!dxpu_share_report_locked(m)) {
+		m->arg[4] = 0;
+		return false;
+	}
+	in_flight[m->gpu]++;
+	credited = dxpu_share_connection + 1;
+	if (!atomic_exchange_explicit(&burst, true, memory_order_relaxed))
+		dxpu_share_send_reports_locked();
+	return true;
+}
+
+/* Looks for completed launches in a thread of the program. */
+static void poll_here_locked(void)
+{
+	CUresult (*set)(CUcontext) = REAL(CUresult(*)(CUcontext), cuCtxSetCurrent);
+	int (*exchange)(int *) = REAL(CUresult(*)(int *), cuThreadExchangeStreamCaptureMode);
+	CUcontext was = dxpu_share_context();
+	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+
+	if (exchange)
+		(void)exchange(&mode);
+	dxpu_depth++;
+	(void)dxpu_share_poll_locked();
+	dxpu_depth--;
+	if (exchange)
+		(void)exchange(&mode);
+	if (set)
+		(void)set(was);
+}
+
+/*
+ * Waits for a change: the end of a launch, or of the page. The library's thread is too slow
+ * for kernels of microseconds, so the thread that launches looks itself first.
+ */
+static void wait_room_locked(uint64_t *until)
+{
+	uint64_t now = dxpu_now();
+
+	if (*until == 0)
+		*until = now + LOOK;
+	if (nflights == 0 || now >= *until) {
+		*until = 0;
+		dxpu_share_wait_locked();
+		return;
+	}
+	pthread_mutex_unlock(&dxpu_share_mu);
+	sched_yield();
+	pthread_mutex_lock(&dxpu_share_mu);
+	poll_here_locked();
+}
+
+/*
+ * Waits until the launch may go; true: with a permit, or by a credit. Without an agent, and
+ * if the page is open then, launches go without one.
  */
 static bool wait_permit_locked(struct share_message *m, unsigned *connection)
 {
 	int gpu = (int)m->gpu;
+	uint64_t until = 0;
 
 	while (wait_hold_locked() && gate_of(gpu) != SHARE_OPEN && dxpu_share_up_locked()) {
-		if (!has_room_locked(gpu)) {
-			dxpu_share_wait_locked();
+		unsigned credit = credit_of(gpu);
+
+		if (!has_room_locked(gpu) || (credit > 0 && in_flight[gpu] >= credit)) {
+			wait_room_locked(&until);
+			continue;
+		}
+		if (credit > 0) {
+			if (start_locked(m)) {
+				*connection = dxpu_share_connection;
+				return true;
+			}
+			dxpu_share_wait_locked(); /* the socket is full */
 			continue;
 		}
 		in_flight[gpu]++;
@@ -236,18 +363,22 @@ static CUresult begin_in_context(struct share_launch *l, const struct share_work
 	}
 	m.gpu = (uint32_t)l->gpu;
 	m.arg[3] = name_hash(w->function);
+	l->context = dxpu_share_context();
 	pthread_mutex_lock(&dxpu_share_mu);
 	permit = wait_permit_locked(&m, &l->connection);
 	l->id = m.id;
+	if (permit) {
+		l->start = spare_locked(l->context);
+		l->end = spare_locked(l->context);
+	}
 	pthread_mutex_unlock(&dxpu_share_mu);
 	if (!permit) {
 		l->gpu = -1;
 		return CUDA_SUCCESS;
 	}
 	atomic_store_explicit(&burst, true, memory_order_relaxed);
-	l->context = dxpu_share_context();
-	l->start = new_event(l->context);
-	l->end = new_event(l->context);
+	l->start = event_or_new(l->start);
+	l->end = event_or_new(l->end);
 	if (l->start)
 		(void)REAL(CUresult(*)(CUevent, CUstream), cuEventRecord)(l->start, l->stream);
 	return CUDA_SUCCESS;
@@ -276,8 +407,11 @@ void dxpu_share_follow(struct share_launch *l, CUresult result)
 	pthread_mutex_lock(&dxpu_share_mu);
 	if (recorded) {
 		flights[nflights++] = *l;
-		if (nflights == 1)
+		last_launch = dxpu_now();
+		if (!dxpu_share_looks) {
+			dxpu_share_looks = true;
 			dxpu_share_wake();
+		}
 	} else {
 		done_locked(l, 0);
 	}

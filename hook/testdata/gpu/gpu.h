@@ -12,7 +12,7 @@
  *   FAKE_GPU_CHUNKS_STAY=1  a trimmed pool keeps whole chunks while anything of it is in use
  *   FAKE_GPU_PAD=n          arrays take multiples of n bytes; default 1
  *   FAKE_GPU_UNFREED=n      n bytes that destroyed graphs allocated are not freed
- *   FAKE_GPU_FREE=1         launches do nothing, to measure what the library adds
+ *   FAKE_GPU_FREE=1         launches and events do nothing, to measure what the library adds
  *   FAKE_GPU_ERRORS=list    NAME@K=E, separated by spaces: call K of NAME returns E
  */
 #ifndef GPU_H

@@ -80,3 +80,53 @@ func BenchmarkIdle(b *testing.B) {
 	time.Sleep(time.Duration(b.N) * time.Millisecond)
 	b.ReportMetric(100*(processorTime(b)-before).Seconds()/b.Elapsed().Seconds(), "cpu-%")
 }
+
+// BenchmarkCredit measures launches by credit of clients at once: packets of eight LAUNCHes and
+// their DONEs, without answers.
+func BenchmarkCredit(b *testing.B) {
+	for _, clients := range []int{1, 64} {
+		b.Run(fmt.Sprintf("clients=%d", clients), func(b *testing.B) {
+			m := start(b, "", "orion")
+			var all []*client
+			for range clients {
+				all = append(all, m.connect(m.create(agent.Part{Memory: 1 << 20, Limit: new(int64(999_000))})))
+			}
+			before := processorTime(b)
+			done := make(chan error, clients)
+			b.ResetTimer()
+			for _, c := range all {
+				go func() { done <- c.credit(b.N) }()
+			}
+			for range clients {
+				if err := <-done; err != nil {
+					b.Error(err)
+				}
+			}
+			n := float64(b.N)
+			b.ReportMetric(n/b.Elapsed().Seconds(), "launches/s/client")
+			b.ReportMetric(float64((processorTime(b)-before).Nanoseconds())/n/float64(clients), "cpu-ns/launch")
+		})
+	}
+}
+
+// credit makes launches by credit, and waits until the agent has read them.
+func (c *client) credit(n int) error {
+	const each = wire.MaxPacket / 2
+	for i := 0; i < n; i += each {
+		var packet []wire.Message
+		for k := range uint64(each) {
+			id := uint64(i) + k
+			packet = append(packet,
+				wire.Message{Type: wire.Launch, ID: id, Arg: [wire.Args]uint64{80, 256, 1, 7, wire.Started}},
+				wire.Message{Type: wire.Done, ID: id, Arg: [wire.Args]uint64{1000}})
+		}
+		if err := c.packet(packet...); err != nil {
+			return err
+		}
+	}
+	if err := c.send(wire.Message{Type: wire.Allocate, ID: 1}); err != nil {
+		return err
+	}
+	_, err := c.receive()
+	return err
+}

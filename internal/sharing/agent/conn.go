@@ -212,25 +212,36 @@ func (p *pace) next(now time.Duration) time.Duration {
 	return p.from + paceTime - now
 }
 
+// packetLocked hands the messages of a packet to the broker.
+func (a *Agent) packetLocked(c *conn, packet []byte) {
+	now := a.now()
+	for len(packet) > 0 {
+		m, err := wire.Parse(packet[:min(len(packet), wire.MessageSize)])
+		if err != nil || len(packet) > wire.MaxPacket*wire.MessageSize {
+			a.broker.Wrong(c.id)
+			return
+		}
+		a.broker.Receive(now, c.id, m)
+		packet = packet[min(len(packet), wire.MessageSize):]
+	}
+}
+
 // read hands the messages of a connection to the broker until it ends.
 func (a *Agent) read(c *conn) {
-	var buffer [wire.MessageSize + 1]byte // a longer message is wrong, not cut
+	var buffer [wire.MaxPacket*wire.MessageSize + 1]byte // a longer packet is wrong, not cut
 	for {
 		n, err := c.socket.Read(buffer[:])
-		for rest := c.pace.next(a.now()); rest > 0; rest = c.pace.next(a.now()) {
-			time.Sleep(rest)
+		for range max(n/wire.MessageSize, 1) {
+			for rest := c.pace.next(a.now()); rest > 0; rest = c.pace.next(a.now()) {
+				time.Sleep(rest)
+			}
 		}
 		if err != nil || n == 0 {
 			break
 		}
-		m, wrong := wire.Parse(buffer[:n])
 		a.mu.Lock()
 		if a.conns[c.id] == c && !a.closing {
-			if wrong != nil {
-				a.broker.Wrong(c.id)
-			} else {
-				a.broker.Receive(a.now(), c.id, m)
-			}
+			a.packetLocked(c, buffer[:n])
 			a.flushLocked()
 		}
 		a.mu.Unlock()

@@ -384,6 +384,7 @@ func (b *Broker) Transmit(now time.Duration, out *Output) {
 			}
 		}
 	}
+	b.credit()
 	b.due(now)
 	for _, r := range b.shares {
 		if now >= r.killAt {
@@ -452,6 +453,17 @@ func (b *Broker) refresh() {
 	}
 }
 
+// credit brings the credits that have changed into the pages.
+func (b *Broker) credit() {
+	for _, g := range b.gates {
+		for _, id := range g.Changed() {
+			if i := slices.IndexFunc(b.shares, func(r *room) bool { return r.client == id }); i >= 0 {
+				b.shares[i].dirty = true
+			}
+		}
+	}
+}
+
 // Page returns the page of a share.
 func (b *Broker) Page(id string) (wire.Page, bool) {
 	r := b.find(id)
@@ -468,7 +480,7 @@ func (b *Broker) Page(id string) (wire.Page, bool) {
 		g := &b.config.GPUs[p.gpu]
 		page.GPUs = append(page.GPUs, wire.GPU{
 			UUID: g.UUID, Domain: g.Domain, Address: g.Address, Gate: p.state, Window: p.window,
-			Limit: uint64(r.spec.Memory), Used: p.used, Compute: uint32(limit),
+			Limit: uint64(r.spec.Memory), Used: p.used, Compute: uint32(limit), Credit: uint32(b.gates[p.gpu].Credit(r.client)),
 		})
 	}
 	return page, true

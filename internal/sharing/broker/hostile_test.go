@@ -53,6 +53,9 @@ func TestHostile(t *testing.T) {
 					for i := range m.Arg {
 						m.Arg[i] = rng.Uint64() >> rng.IntN(64)
 					}
+					if rng.IntN(2) == 0 {
+						m.Arg[4] = wire.Started // with credit or without
+					}
 					x.b.Receive(x.now, broker.ProcessID(rng.Uint64N(uint64(next)+1)), m)
 				}
 				x.flush()

@@ -273,6 +273,7 @@ func (b *Broker) launch(now time.Duration, p *process, g *gate.Gate, m wire.Mess
 	l := gate.Launch{
 		ID: m.ID, Blocks: int64(min(m.Arg[0], 1<<40)), Threads: int64(min(m.Arg[1], 1024)),
 		Kernels: int64(min(m.Arg[2], 1<<20)), Function: m.Arg[3],
+		Started: m.Arg[4] == wire.Started,
 	}
 	waiting := 0
 	for _, q := range p.share.parts {

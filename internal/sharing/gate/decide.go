@@ -65,9 +65,48 @@ func (g *Gate) Transmit(now time.Duration, out []Permit) []Permit {
 		g.read()
 	}
 	g.decide()
+	g.renew()
 	out = append(out, g.out...)
 	g.out = g.out[:0]
 	return out
+}
+
+// renew takes the credits of the policy over. The processes of a client divide its credit.
+func (g *Gate) renew() {
+	if g.creditor == nil {
+		return
+	}
+	for _, c := range g.clients {
+		c.next = 0
+	}
+	g.credits = g.creditor.Credits(g.credits[:0])
+	for _, x := range g.credits {
+		if c := g.find(x.Client); c != nil && !c.held && c.members > 0 {
+			c.next = x.Launches / int32(c.members)
+		}
+	}
+	for _, c := range g.clients {
+		if c.credit != c.next {
+			c.credit = c.next
+			g.changed = append(g.changed, c.id)
+		}
+	}
+}
+
+// Changed returns the clients whose credit may have changed since the last call.
+func (g *Gate) Changed() []share.ClientID {
+	out := g.changed
+	g.changed = g.changed[:0]
+	return out
+}
+
+// Credit returns the number of launches that a process of a client may have in flight without
+// a permit, until another Transmit says otherwise. The program tells each launch (Launch).
+func (g *Gate) Credit(id share.ClientID) int32 {
+	if c := g.find(id); c != nil {
+		return c.credit
+	}
+	return 0
 }
 
 // Evicted returns the clients that the policy has evicted since the last call. Each has
@@ -204,8 +243,7 @@ func (g *Gate) apply(c *client, d share.Decision) {
 // permit is used up at once.
 func (g *Gate) permit(c *client) {
 	c.known = false
-	c.meter.Begin(g.now)
-	g.total.Begin(g.now)
+	g.begin(c)
 	c.flights = append(c.flights, flight{id: c.launch, since: g.now})
 	last := len(c.flights) - 1
 	if c.held || len(c.queue) == 0 {
@@ -222,10 +260,21 @@ func (g *Gate) start(c *client, f *flight) {
 	w := c.queue[0]
 	c.queue = slices.Delete(c.queue, 0, 1)
 	f.process, f.launch, f.since = w.process, w.launch, g.now
+	if w.launch.Started {
+		f.since = w.since
+	}
 	w.process.waiting--
-	w.process.usage.Launches += uint64(max(w.launch.Kernels, 1))
-	c.usage.Launches += uint64(max(w.launch.Kernels, 1))
+	g.count(w.process, w.launch)
+	if w.launch.Started {
+		g.stop(c) // it has begun already
+		return
+	}
 	g.out = append(g.out, Permit{w.process.id, w.launch.ID})
+}
+
+func (g *Gate) begin(c *client) {
+	c.meter.Begin(g.now)
+	g.total.Begin(g.now)
 }
 
 func (g *Gate) stop(c *client) {

@@ -25,6 +25,12 @@ const (
 	maxDecisions = 1000
 	// maxProfiles is the number of functions of one client whose times the gate knows.
 	maxProfiles = 1024
+	// reportDelay bounds how long before it is told a launch with credit may have started.
+	// Programs report after 200 µs; a busy machine is slower.
+	reportDelay = time.Millisecond
+	// linger is how long a turn waits for launches of its holder. It is longer than the time
+	// in which programs report those that a credit let start.
+	linger = 500 * time.Microsecond
 )
 
 // ProcessID names a process. The caller chooses it, and does not use it again.
@@ -37,6 +43,7 @@ type Launch struct {
 	Threads  int64  // of a block
 	Kernels  int64  // more than 1 for a graph
 	Function uint64 // hash of its name
+	Started  bool   // by the client's credit: it waits for no permit
 }
 
 // Permit lets a launch of a process start.
@@ -61,8 +68,10 @@ type Usage struct {
 type Gate struct {
 	device    share.Device
 	policy    share.Policy
-	permits   bool      // the policy withholds permits; otherwise its gate stays open
-	clients   []*client // in the order in which they joined
+	creditor  share.Creditor // the policy, or nil: no client has credit
+	permits   bool           // the policy withholds permits; otherwise its gate stays open
+	clients   []*client      // in the order in which they joined
+	byID      map[share.ClientID]*client
 	processes map[ProcessID]*process
 	now       time.Duration
 	readAt    time.Duration
@@ -70,6 +79,8 @@ type Gate struct {
 	out       []Permit
 	evicted   []Eviction
 	buffer    []share.Decision
+	credits   []share.Credit
+	changed   []share.ClientID // whose credit has changed
 }
 
 type client struct {
@@ -84,7 +95,9 @@ type client struct {
 	busy    int            // processes that are in a burst
 	inBurst bool
 	window  int32
-	refused bool // the policy has no room
+	credit  int32 // of each process
+	next    int32 // credit of all, while it is worked out
+	refused bool  // the policy has no room
 	last    time.Duration
 	meter   meter.Meter
 	usage   Usage
@@ -94,6 +107,7 @@ type client struct {
 type waiting struct {
 	process *process // nil: it ended
 	launch  Launch
+	since   time.Duration
 }
 
 type flight struct {
@@ -121,24 +135,19 @@ func New(d share.Device, policy string) (*Gate, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, err := info.New(d, share.Settings{})
+	p, err := info.New(d, share.Settings{Linger: linger})
 	if err != nil {
 		return nil, err
 	}
-	return &Gate{
+	g := &Gate{
 		device: d, policy: p, permits: !slices.Contains(openPolicies, policy),
-		processes: map[ProcessID]*process{}, readAt: machine.Never,
-	}, nil
+		byID: map[share.ClientID]*client{}, processes: map[ProcessID]*process{}, readAt: machine.Never,
+	}
+	g.creditor, _ = p.(share.Creditor)
+	return g, nil
 }
 
-func (g *Gate) find(id share.ClientID) *client {
-	for _, c := range g.clients {
-		if c.id == id {
-			return c
-		}
-	}
-	return nil
-}
+func (g *Gate) find(id share.ClientID) *client { return g.byID[id] }
 
 // Join adds a client. It fails if the policy has no room for it.
 func (g *Gate) Join(now time.Duration, id share.ClientID, spec share.ClientSpec) error {
@@ -148,6 +157,7 @@ func (g *Gate) Join(now time.Duration, id share.ClientID, spec share.ClientSpec)
 	}
 	c := &client{id: id, spec: spec, window: share.MaxInFlight, profile: map[uint64]time.Duration{}}
 	g.clients = append(g.clients, c)
+	g.byID[id] = c
 	if !g.enter(c) {
 		g.Leave(now, id)
 		return errors.New("the policy of the GPU has no room for another share of this size")
@@ -180,6 +190,8 @@ func (g *Gate) Leave(now time.Duration, id share.ClientID) {
 	for range c.flights {
 		g.stop(c)
 	}
+	g.withdraw(c, func(waiting) bool { return true })
+	delete(g.byID, id)
 	g.clients = slices.DeleteFunc(g.clients, func(x *client) bool { return x == c })
 	g.evicted = slices.DeleteFunc(g.evicted, func(e Eviction) bool { return e.Client == id })
 	g.policy.Receive(g.now, share.Event{Kind: share.Leave, Client: id})
@@ -257,10 +269,22 @@ func (g *Gate) Withdraw(now time.Duration, id ProcessID) {
 	if p == nil {
 		return
 	}
-	c := p.client
-	c.queue = slices.DeleteFunc(c.queue, func(w waiting) bool { return w.process == p })
+	g.withdraw(p.client, func(w waiting) bool { return w.process == p })
 	p.waiting = 0
 	g.setBusy(p, false)
+}
+
+// withdraw drops launches from the queue.
+func (g *Gate) withdraw(c *client, which func(waiting) bool) {
+	c.queue = slices.DeleteFunc(c.queue, func(w waiting) bool {
+		if !which(w) {
+			return false
+		}
+		if w.launch.Started {
+			g.stop(c)
+		}
+		return true
+	})
 }
 
 // Launch puts a launch into the queue. It returns false if the process is unknown or has
@@ -273,7 +297,10 @@ func (g *Gate) Launch(now time.Duration, id ProcessID, l Launch) bool {
 	}
 	p.waiting++
 	c := p.client
-	c.queue = append(c.queue, waiting{p, l})
+	c.queue = append(c.queue, waiting{p, l, g.now})
+	if l.Started {
+		g.begin(c)
+	}
 	g.setBusy(p, true)
 	g.present(c)
 	g.decide()
@@ -290,7 +317,7 @@ func (g *Gate) present(c *client) {
 	k := g.kernel(c, c.queue[0].launch)
 	k.First = !c.inBurst
 	c.inBurst = true
-	g.policy.Receive(g.now, share.Event{Kind: share.Launch, Client: c.id, Launch: c.launch, Kernel: k})
+	g.policy.Receive(g.now, share.Event{Kind: share.Launch, Client: c.id, Launch: c.launch, Kernel: k, Ran: c.queue[0].launch.before()})
 }
 
 // kernel describes a launch to the policy. A multiprocessor has room for ThreadsPerSM.
@@ -316,7 +343,7 @@ func (g *Gate) Done(now time.Duration, id ProcessID, launch uint64, ran time.Dur
 	c := p.client
 	i := slices.IndexFunc(c.flights, func(f flight) bool { return f.process == p && f.launch.ID == launch })
 	if i < 0 {
-		return false
+		return g.doneBefore(p, launch, ran)
 	}
 	g.complete(c, i, ran)
 	g.calm(c)
@@ -324,11 +351,33 @@ func (g *Gate) Done(now time.Duration, id ProcessID, launch uint64, ran time.Dur
 	return true
 }
 
+// doneBefore takes the end of a launch that started by a credit, which the policy took back
+// before it saw the launch. The sensors tell the policy of it.
+func (g *Gate) doneBefore(p *process, launch uint64, ran time.Duration) bool {
+	c := p.client
+	i := slices.IndexFunc(c.queue, func(w waiting) bool { return w.process == p && w.launch.Started && w.launch.ID == launch })
+	if i < 0 {
+		return false
+	}
+	w := c.queue[i]
+	if ran <= 0 {
+		ran = g.now - w.since
+	}
+	ran = min(ran, g.now-w.since+reportDelay)
+	c.queue = slices.Delete(c.queue, i, i+1)
+	p.waiting--
+	g.stop(c)
+	g.count(p, w.launch)
+	g.charge(p, w.launch, w.since, ran)
+	g.calm(c)
+	return true
+}
+
 // complete takes a launch out of the flights. A program that measured nothing is charged
 // from the permit, or from the end of the launch before.
 func (g *Gate) complete(c *client, i int, ran time.Duration) {
 	f := c.flights[i]
-	most := g.now - f.since
+	most := g.now - f.since + f.launch.before()
 	if ran <= 0 {
 		ran = g.now - max(f.since, min(c.last, g.now))
 	}
@@ -336,16 +385,39 @@ func (g *Gate) complete(c *client, i int, ran time.Duration) {
 	c.flights = slices.Delete(c.flights, i, i+1)
 	c.last = g.now
 	g.stop(c)
-	c.usage.Busy += ran
 	if f.process != nil {
-		f.process.usage.Busy += ran
-		c.note(f.launch, ran)
-	}
-	k := g.kernel(c, f.launch)
-	for _, m := range []*meter.Meter{&c.meter, &g.total} {
-		m.Serve(ran * time.Duration(k.SMs) / time.Duration(g.device.SMs))
+		g.charge(f.process, f.launch, f.since, ran)
 	}
 	g.policy.Receive(g.now, share.Event{Kind: share.Completed, Client: c.id, Launch: f.id, Ran: ran})
+}
+
+// count counts a launch that starts.
+func (g *Gate) count(p *process, l Launch) {
+	for _, u := range []*Usage{&p.usage, &p.client.usage} {
+		u.Launches += uint64(max(l.Kernels, 1))
+	}
+}
+
+// before returns how long a launch may have run when the gate was told of it.
+func (l Launch) before() time.Duration {
+	if l.Started {
+		return reportDelay
+	}
+	return 0
+}
+
+// charge adds the time of a launch, which the gate has known since a time, to what its client
+// has used.
+func (g *Gate) charge(p *process, l Launch, since, ran time.Duration) {
+	c := p.client
+	p.usage.Busy += ran
+	c.usage.Busy += ran
+	c.note(l, ran)
+	k := g.kernel(c, l)
+	for _, m := range []*meter.Meter{&c.meter, &g.total} {
+		m.Ran(g.now, max(ran-(g.now-since), 0))
+		m.Serve(ran * time.Duration(k.SMs) / time.Duration(g.device.SMs))
+	}
 }
 
 func (c *client) note(l Launch, ran time.Duration) {

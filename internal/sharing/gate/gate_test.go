@@ -23,6 +23,9 @@ type program struct {
 	next, left, out int
 	ran             time.Duration
 	gone            bool
+
+	credit bool // it launches by its credit, and reports later, as the library does
+	asking bool // its one thread waits for a permit
 }
 
 // world is a GPU that runs one kernel at a time, in the order of the permits.
@@ -34,6 +37,9 @@ type world struct {
 	programs map[gate.ProcessID]*program
 	queue    []gate.Permit
 	busy     bool
+	byCredit int // launches
+	asked    int
+	resizes  bool // launches in flight may be forgotten
 }
 
 var device = share.Device{SMs: 80, ThreadsPerSM: 2048, Memory: 16 << 30}
@@ -74,6 +80,10 @@ func (w *world) remove(p *program) {
 }
 
 func (w *world) fill(p *program) {
+	if p.credit {
+		w.fillByCredit(p)
+		return
+	}
 	for p.out < p.ahead && (p.burst == 0 || p.left > 0) {
 		p.next++
 		p.out++
@@ -105,7 +115,7 @@ func (w *world) ended(p *program, x gate.Permit) {
 	if !p.gone {
 		p.ran += p.kernel
 		p.out--
-		w.g.Done(w.now, p.id, x.Launch, p.kernel)
+		w.done(p, x.Launch)
 		switch {
 		case p.burst == 0 || p.left > 0:
 			w.fill(p)
@@ -123,7 +133,7 @@ func (w *world) ended(p *program, x gate.Permit) {
 
 func (w *world) run(until time.Duration) {
 	for steps := 0; ; steps++ {
-		w.queue = append(w.queue, w.g.Transmit(w.now, nil)...)
+		w.permitted(w.g.Transmit(w.now, nil))
 		w.start()
 		at := min(w.events.Wake(), max(w.g.Wake(), w.now))
 		if at > until {
@@ -157,116 +167,129 @@ func TestShares(t *testing.T) {
 		name     string
 		within   float64
 		shares   []int
-		programs []*program
+		programs []program
 	}{
-		{"alone", 0.03, []int{30}, []*program{{kernel: 7 * time.Millisecond}}},
-		{"steady", 0.03, []int{30, 50, 20}, []*program{{kernel: 7 * time.Millisecond}, {kernel: 2 * time.Millisecond}, {kernel: 200 * time.Microsecond}}},
-		{"long and short kernels", 0.03, []int{25, 75}, []*program{{kernel: 500 * time.Microsecond}, {kernel: 60 * time.Millisecond}}},
-		{"two processes of a share", 0.03, []int{60, 40}, []*program{{kernel: 3 * time.Millisecond}, {kernel: 3 * time.Millisecond}, {client: 1, kernel: time.Millisecond}}},
-		{"bursts", 0.10, []int{20, 40, 40}, []*program{
+		{"alone", 0.03, []int{30}, []program{{kernel: 7 * time.Millisecond}}},
+		{"steady", 0.03, []int{30, 50, 20}, []program{{kernel: 7 * time.Millisecond}, {kernel: 2 * time.Millisecond}, {kernel: 200 * time.Microsecond}}},
+		{"long and short kernels", 0.03, []int{25, 75}, []program{{kernel: 500 * time.Microsecond}, {kernel: 60 * time.Millisecond}}},
+		{"two processes of a share", 0.03, []int{60, 40}, []program{{kernel: 3 * time.Millisecond}, {kernel: 3 * time.Millisecond}, {client: 1, kernel: time.Millisecond}}},
+		{"bursts", 0.10, []int{20, 40, 40}, []program{
 			{kernel: 5 * time.Millisecond, burst: 60, pause: 20 * time.Millisecond},
 			{kernel: 5 * time.Millisecond, burst: 60, pause: 20 * time.Millisecond},
 			{kernel: 5 * time.Millisecond},
 		}},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, "gemini")
-			for i, n := range c.shares {
-				w.join(share.ClientID(i+1), percent(n))
-			}
-			for i, p := range c.programs {
-				p.id = gate.ProcessID(i + 100)
-				if p.client == 0 {
-					p.client = share.ClientID(i + 1)
-				}
-				w.add(p)
-			}
-			w.run(10 * time.Second)
-			before := make([]time.Duration, len(c.shares))
-			for i := range c.shares {
-				before[i] = w.g.Usage(share.ClientID(i + 1)).Busy
-			}
-			w.run(20 * time.Second)
-			for i, n := range c.shares {
-				got := (w.g.Usage(share.ClientID(i+1)).Busy - before[i]).Seconds() * 10
-				t.Logf("share %d: %.2f %% of %d %%", i+1, got, n)
-				if got < float64(n)*(1-c.within) || got > float64(n)*(1+c.within) {
-					t.Errorf("share %d got %.2f %% of the GPU, want %d %% within %.0f %%", i+1, got, n, 100*c.within)
-				}
-			}
-			if n := w.g.Violations(); n != 0 {
-				t.Errorf("the policy found %d events wrong", n)
-			}
-		})
+		t.Run(c.name, func(t *testing.T) { testShares(t, c.shares, c.programs, c.within, false) })
+		t.Run(c.name+" by credit", func(t *testing.T) { testShares(t, c.shares, c.programs, c.within, true) })
 	}
+}
+
+func testShares(t *testing.T, shares []int, programs []program, within float64, credit bool) {
+	t.Helper()
+	w := newWorld(t, "gemini")
+	for i, n := range shares {
+		w.join(share.ClientID(i+1), percent(n))
+	}
+	for i := range programs {
+		p := programs[i]
+		p.id, p.credit = gate.ProcessID(i+100), credit
+		if p.client == 0 {
+			p.client = share.ClientID(i + 1)
+		}
+		w.add(&p)
+	}
+	w.run(10 * time.Second)
+	before := make([]time.Duration, len(shares))
+	for i := range shares {
+		before[i] = w.g.Usage(share.ClientID(i + 1)).Busy
+	}
+	w.run(20 * time.Second)
+	for i, n := range shares {
+		got := (w.g.Usage(share.ClientID(i+1)).Busy - before[i]).Seconds() * 10
+		t.Logf("share %d: %.2f %% of %d %%", i+1, got, n)
+		if got < float64(n)*(1-within) || got > float64(n)*(1+within) {
+			t.Errorf("share %d got %.2f %% of the GPU, want %d %% within %.0f %%", i+1, got, n, 100*within)
+		}
+	}
+	if n := w.g.Violations(); n != 0 {
+		t.Errorf("the policy found %d events wrong", n)
+	}
+	if credit && w.byCredit == 0 {
+		t.Error("no launch had a credit")
+	}
+	t.Logf("%d launches by credit, %d asked", w.byCredit, w.asked)
 }
 
 // Every policy gets work done, with processes that come, end in the middle of their
 // launches, are held and resized, and finds no event wrong. In the end nothing is left.
 func TestEveryPolicy(t *testing.T) {
 	for _, info := range share.Policies() {
-		t.Run(info.Name, func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t, info.Name)
-			for i := range share.ClientID(3) {
-				w.join(i+1, share.ClientSpec{Class: share.Class(i % 2), Request: share.Percent(30), Memory: 1 << 30})
+		t.Run(info.Name, func(t *testing.T) { t.Parallel(); testEveryPolicy(t, info.Name, false) })
+		t.Run(info.Name+" by credit", func(t *testing.T) { t.Parallel(); testEveryPolicy(t, info.Name, true) })
+	}
+}
+
+func testEveryPolicy(t *testing.T, policy string, credit bool) {
+	t.Helper()
+	w := newWorld(t, policy)
+	w.resizes = true
+	for i := range share.ClientID(3) {
+		w.join(i+1, share.ClientSpec{Class: share.Class(i % 2), Request: share.Percent(30), Memory: 1 << 30})
+	}
+	online := &program{id: 1, client: 1, kernel: time.Millisecond, burst: 5, pause: 20 * time.Millisecond, credit: credit}
+	offline := &program{id: 2, client: 2, kernel: 4 * time.Millisecond, credit: credit}
+	w.add(online)
+	w.add(offline)
+	rng := rand.New(rand.NewPCG(1, 2))
+	var guests []*program
+	next := gate.ProcessID(10)
+	for range 200 {
+		w.run(w.now + time.Duration(rng.Int64N(int64(100*time.Millisecond))))
+		switch rng.IntN(6) {
+		case 0, 1:
+			if len(guests) < 10 {
+				next++
+				p := &program{id: next, client: share.ClientID(rng.IntN(3) + 1), kernel: time.Duration(rng.Int64N(int64(3 * time.Millisecond))), ahead: 20, credit: credit}
+				w.add(p)
+				guests = append(guests, p)
 			}
-			online := &program{id: 1, client: 1, kernel: time.Millisecond, burst: 5, pause: 20 * time.Millisecond}
-			offline := &program{id: 2, client: 2, kernel: 4 * time.Millisecond}
-			w.add(online)
-			w.add(offline)
-			rng := rand.New(rand.NewPCG(1, 2))
-			var guests []*program
-			next := gate.ProcessID(10)
-			for range 200 {
-				w.run(w.now + time.Duration(rng.Int64N(int64(100*time.Millisecond))))
-				switch rng.IntN(6) {
-				case 0, 1:
-					if len(guests) < 10 {
-						next++
-						p := &program{id: next, client: share.ClientID(rng.IntN(3) + 1), kernel: time.Duration(rng.Int64N(int64(3 * time.Millisecond))), ahead: 20}
-						w.add(p)
-						guests = append(guests, p)
-					}
-				case 2:
-					w.g.Hold(w.now, 3, rng.IntN(2) == 0)
-				case 3:
-					spec := share.ClientSpec{Class: share.Offline, Request: share.Percent(10 + rng.IntN(20)), Memory: 1 << 30}
-					if !w.g.Resize(w.now, 3, spec) {
-						t.Fatal("no room for a small change")
-					}
-				default:
-					if n := len(guests); n > 0 {
-						i := rng.IntN(n)
-						w.remove(guests[i])
-						guests = slices.Delete(guests, i, i+1)
-					}
-				}
+		case 2:
+			w.g.Hold(w.now, 3, rng.IntN(2) == 0)
+		case 3:
+			spec := share.ClientSpec{Class: share.Offline, Request: share.Percent(10 + rng.IntN(20)), Memory: 1 << 30}
+			if !w.g.Resize(w.now, 3, spec) {
+				t.Fatal("no room for a small change")
 			}
-			for _, p := range guests {
-				w.remove(p)
+		default:
+			if n := len(guests); n > 0 {
+				i := rng.IntN(n)
+				w.remove(guests[i])
+				guests = slices.Delete(guests, i, i+1)
 			}
-			before := [...]time.Duration{online.ran, offline.ran}
-			w.run(w.now + time.Minute)
-			if online.ran == before[0] || offline.ran == before[1] {
-				t.Errorf("in a minute the programs ran for %v and %v", online.ran-before[0], offline.ran-before[1])
-			}
-			if n := w.g.Violations(); n != 0 {
-				t.Errorf("the policy found %d events wrong", n)
-			}
-			w.remove(online)
-			w.remove(offline)
-			for id := range share.ClientID(3) {
-				w.run(w.now + time.Second)
-				if n := w.g.InFlight(id + 1); n != 0 {
-					t.Errorf("%d launches of client %d are left", n, id+1)
-				}
-				w.g.Leave(w.now, id+1)
-			}
-			if e := w.g.Evicted(); len(e) > 0 {
-				t.Errorf("evicted %v", e)
-			}
-		})
+		}
+	}
+	for _, p := range guests {
+		w.remove(p)
+	}
+	before := [...]time.Duration{online.ran, offline.ran}
+	w.run(w.now + time.Minute)
+	if online.ran == before[0] || offline.ran == before[1] {
+		t.Errorf("in a minute the programs ran for %v and %v", online.ran-before[0], offline.ran-before[1])
+	}
+	if n := w.g.Violations(); n != 0 {
+		t.Errorf("the policy found %d events wrong", n)
+	}
+	w.remove(online)
+	w.remove(offline)
+	for id := range share.ClientID(3) {
+		w.run(w.now + time.Second)
+		if n := w.g.InFlight(id + 1); n != 0 {
+			t.Errorf("%d launches of client %d are left", n, id+1)
+		}
+		w.g.Leave(w.now, id+1)
+	}
+	if e := w.g.Evicted(); len(e) > 0 {
+		t.Errorf("evicted %v", e)
 	}
 }
 

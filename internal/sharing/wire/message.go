@@ -17,6 +17,8 @@ const (
 	// MaxUnanswered is the number of requests (ALLOCATE and LAUNCH) without an answer
 	// that one process may have. The answers fit the smallest buffer of a socket.
 	MaxUnanswered = 128
+	// MaxPacket is the number of messages in a packet of a process. The agent sends one.
+	MaxPacket = 16
 )
 
 // Type is the type of a message.
@@ -27,7 +29,7 @@ const (
 	Hello    Type = iota + 1 // ID: Version; Arg[0]: process ID, as the process sees itself
 	Allocate                 // ID, GPU, Bytes; answered by Granted or Refused
 	Free                     // GPU, Bytes
-	Launch                   // ID, GPU, Arg: blocks, threads of a block, kernels, hash of the name; answered by Permit
+	Launch                   // ID, GPU, Arg: blocks, threads of a block, kernels, hash of the name, Started; answered by Permit unless it has started
 	Done                     // ID, GPU, Arg[0]: nanoseconds that it ran, 0 if not known
 	Idle                     // GPU: the process waits for its launches
 	Failed                   // GPU, Arg[0]: the CUresult
@@ -61,6 +63,9 @@ func (t Type) String() string {
 	}
 	return fmt.Sprintf("Type(%d)", uint32(t))
 }
+
+// Started is the last argument of a Launch that a credit let start without a permit.
+const Started = 1
 
 // ofProcess reports whether a process sends messages of this type.
 func (t Type) ofProcess() bool { return t >= Hello && t < lastOfProcess }

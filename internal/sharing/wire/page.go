@@ -36,7 +36,8 @@ const (
 	entryWindow  = 28 // 4
 	entryLimit   = 32 // 8: bytes
 	entryUsed    = 40 // 8: bytes
-	entryCompute = 48 // 4: parts per million, then 76 of zero
+	entryCompute = 48 // 4: parts per million
+	entryCredit  = 52 // 4, then 72 of zero
 )
 
 // Flags of a page.
@@ -87,6 +88,7 @@ type GPU struct {
 	Limit   uint64 // of the share's memory, in bytes
 	Used    uint64 // by all processes of the share, in bytes; above Limit after a shrink
 	Compute uint32 // limit of the compute, in parts per million
+	Credit  uint32 // launches that a process may have in flight without asking for permits
 }
 
 // Encode writes the page to b, without sequence and heartbeat, which it leaves alone. It
@@ -127,6 +129,7 @@ func (g *GPU) encode(b []byte) {
 	le.PutUint64(b[entryLimit:], g.Limit)
 	le.PutUint64(b[entryUsed:], g.Used)
 	le.PutUint32(b[entryCompute:], g.Compute)
+	le.PutUint32(b[entryCredit:], g.Credit)
 }
 
 // ParsePage decodes a page. It fails for a page of another size, version or count, or with
@@ -174,6 +177,7 @@ func parseGPU(b []byte) (GPU, error) {
 		UUID: [16]byte(b[entryUUID:]), Domain: le.Uint32(b[entryDomain:]), Address: uint16(le.Uint32(b[entryAddress:])),
 		Gate: Gate(le.Uint32(b[entryGate:])), Window: le.Uint32(b[entryWindow:]),
 		Limit: le.Uint64(b[entryLimit:]), Used: le.Uint64(b[entryUsed:]), Compute: le.Uint32(b[entryCompute:]),
+		Credit: le.Uint32(b[entryCredit:]),
 	}
 	switch {
 	case le.Uint32(b[entryAddress:]) > 0xffff:

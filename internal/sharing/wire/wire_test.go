@@ -100,7 +100,7 @@ func examplePage() Page {
 	return Page{
 		Closed: true, End: true, Grace: 10 * time.Second, Silence: 2 * time.Second, Agent: 9, Processes: 3,
 		GPUs: []GPU{
-			{UUID: [16]byte{1, 2, 15: 16}, Domain: 1, Address: 0x3b00, Gate: Asked, Window: 4, Limit: 8 << 30, Used: 1 << 30, Compute: 300_000},
+			{UUID: [16]byte{1, 2, 15: 16}, Domain: 1, Address: 0x3b00, Gate: Asked, Window: 4, Limit: 8 << 30, Used: 1 << 30, Compute: 300_000, Credit: 2},
 			{Gate: Held, Window: 1, Limit: MaxBytes, Compute: 1_000_000},
 		},
 	}
@@ -116,7 +116,7 @@ func TestPage(t *testing.T) {
 	p := examplePage()
 	b := encoded(&p)
 	head := "44585348 01000000 00000000 03000000 0000000000000000 0094357700000000 00e40b5402000000 0900000000000000 02000000 03000000" + strings.Repeat("00", 8) +
-		"01020000000000000000000000000010 01000000 003b0000 01000000 04000000 0000000002000000 0000004000000000 e0930400"
+		"01020000000000000000000000000010 01000000 003b0000 01000000 04000000 0000000002000000 0000004000000000 e0930400 02000000"
 	if want := unhex(t, head, offsetGPUs+entrySize); !bytes.Equal(b[:len(want)], want) {
 		t.Errorf("encoded\n%x, want\n%x", b[:len(want)], want)
 	}
