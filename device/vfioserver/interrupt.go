@@ -9,6 +9,8 @@ import (
 	"slices"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/dxpu-project/dxpu/cfgspace"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
@@ -357,7 +359,8 @@ func (c *connection) endOfInterrupt() {
 // and a driver would wait for it without end: the device has failed.
 func (c *connection) interruptsLost(what string, err error) {
 	switch refused := new(vfiouser.RemoteError); {
-	case c.ctx.Err() != nil, errors.Is(err, vfiouser.ErrClosed): // the end of the connection is reported elsewhere
+	case c.ctx.Err() != nil, errors.Is(err, vfiouser.ErrClosed), errors.Is(err, unix.EPIPE), errors.Is(err, unix.ECONNRESET):
+		// The end of the connection is reported elsewhere.
 	case errors.As(err, &refused):
 		c.log.Warn("device server refuses a request, its interrupts are lost", "request", what, "err", err)
 	default:

@@ -49,12 +49,16 @@ func (r *cluster) prepare(b *binding, box, boxSlot int) *binding {
 	r.bindings = r.bindings[:len(r.bindings)-1] // the host gets it as a successor
 	r.apply()
 	r.until("ready to switch", func() bool {
-		for _, m := range []*dxpuv1.ObservedBinding{r.atHost(b), r.atBox(b)} {
-			if m.GetMigration().GetState() == migrationFailed {
-				r.t.Fatal(m.Migration.Detail)
+		host, box := r.atHost(b).GetMigration(), r.atBox(b).GetMigration()
+		if host.GetBindingId() != b.next.id || box.GetBindingId() != b.next.id {
+			return false // they speak of an earlier migration
+		}
+		for _, m := range []*dxpuv1.Migration{host, box} {
+			if m.GetState() == migrationFailed {
+				r.t.Fatal(m.Detail)
 			}
 		}
-		return r.atHost(b).GetMigration().GetState() == migrationCopying && r.atBox(b).GetMigration().GetState() == migrationReady
+		return host.GetState() == migrationCopying && box.GetState() == migrationReady
 	})
 	return b.next
 }
@@ -227,8 +231,9 @@ type odd struct {
 	restore, store error
 }
 
-func (o *odd) Restore(now time.Duration, state []byte) error {
-	return cmpErr(o.restore, func() error { return o.GPU.Restore(now, state) })
+func (o *odd) Restore(now time.Duration, state []byte) (ok bool, err error) {
+	err = cmpErr(o.restore, func() (err error) { ok, err = o.GPU.Restore(now, state); return err })
+	return ok, err
 }
 
 func (o *odd) StoreMemory(addr uint64, p []byte) error {
