@@ -29,6 +29,7 @@ var layer = map[string]int{
 	"cfgspace":              1,
 	"internal/pool/backup":  1,
 	"internal/sharing/wire": 1,
+	"internal/opencl/move":  1,
 	"api/dxpu/v1":           1, "api/dxpu/v1/dxpuv1connect": 1,
 
 	"internal/dataplane/engine":      2,

@@ -34,6 +34,7 @@ func run(args []string, out io.Writer) error {
 	memory := flags.Uint64("memory", 0, "`bytes` of the device to offer; 0 for all")
 	most := flags.Uint64("most", 0, "highest `bytes` that the box may allow later; 0 for --memory")
 	turns := flags.Bool("turns", false, "wait for a turn of the device, which several tenants share")
+	moves := flags.Bool("moves", false, "let the context move to another device")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -58,22 +59,24 @@ func run(args []string, out io.Writer) error {
 	if *index >= len(devices) {
 		return fmt.Errorf("device %d of %d", *index, len(devices))
 	}
-	return serve(library, devices[*index], *memory, *most, *turns)
+	return serve(library, devices[*index], *memory, *most, *turns, *moves)
 }
 
 // The box passes these descriptors: the socket, the memory that it shares, and with --turns the
-// socket for turns.
+// socket for turns, or with --moves the socket for moves and a ring.
 const (
 	socketFD = 3
 	vramFD   = 4
 	turnsFD  = 5
+	movesFD  = 5
+	ringFD   = 6
 )
 
 // compilerMemory is what the process may use besides buffers: the platform, its
 // compiler, and copies that it makes.
 const compilerMemory = 4 << 30
 
-func serve(library *cl.Library, device cl.Found, memory, most uint64, turns bool) error {
+func serve(library *cl.Library, device cl.Found, memory, most uint64, turns, moves bool) error {
 	unix.CloseOnExec(socketFD)
 	unix.CloseOnExec(vramFD)
 	if memory == 0 || memory > device.Memory {
@@ -92,13 +95,9 @@ func serve(library *cl.Library, device cl.Found, memory, most uint64, turns bool
 	}
 	reader.ReserveProcessors()
 	debug.SetTraceback("none") // a fault of a tenant's program is no news of the box
-	var st unix.Stat_t
-	if err := unix.Fstat(vramFD, &st); err != nil {
-		return fmt.Errorf("shared memory: %w", err)
-	}
-	vram, err := unix.Mmap(vramFD, 0, int(st.Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	vram, err := shared(vramFD)
 	if err != nil {
-		return fmt.Errorf("shared memory: %w", err)
+		return err
 	}
 	out, err := captureOutput()
 	if err != nil {
@@ -109,8 +108,28 @@ func serve(library *cl.Library, device cl.Found, memory, most uint64, turns bool
 		unix.CloseOnExec(turnsFD)
 		config.Turns = socket(turnsFD)
 		config.Allowed = func(memory uint64) error { return limitMemory(memory, most) }
+	} else if moves {
+		unix.CloseOnExec(movesFD)
+		unix.CloseOnExec(ringFD)
+		config.Moves = socket(movesFD)
+		if config.Ring, err = shared(ringFD); err != nil {
+			return err
+		}
 	}
 	return session.Run(config)
+}
+
+// shared maps shared memory.
+func shared(fd int) ([]byte, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, fmt.Errorf("shared memory: %w", err)
+	}
+	b, err := unix.Mmap(fd, 0, int(st.Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("shared memory: %w", err)
+	}
+	return b, nil
 }
 
 // limitMemory limits the memory of the process, and how far it may raise the limit.

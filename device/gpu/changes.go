@@ -59,6 +59,10 @@ func (v *vram) track(on bool) {
 		return
 	}
 	v.changes = newChanges(v.size)
+	if v.written != nil {
+		copy(v.changes.bits, v.written.bits)
+		v.changes.count = v.written.count
+	}
 	for i, d := range v.dirs {
 		if d == nil {
 			continue

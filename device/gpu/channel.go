@@ -2,7 +2,6 @@ package gpu
 
 import (
 	"encoding/binary"
-	"math/bits"
 	"time"
 
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
@@ -48,6 +47,10 @@ type channel struct {
 	event   reg.Event // being written
 	pending bool      // event is valid
 	pos     uint32    // bytes of its result that have left
+
+	arrived  []reg.Event // taken from the engine when the GPU came to rest, before those that follow
+	moving   bool        // Track
+	streamed uint64      // bytes of the engine's stream
 }
 
 // reset ends the context and forgets the addresses.
@@ -55,7 +58,7 @@ func (c *channel) reset() {
 	if c.engine != nil {
 		c.engine.Stop()
 	}
-	*c = channel{engine: c.engine, limit: c.limit, vector: reg.ComputeNoVector, epoch: c.epoch + 1}
+	*c = channel{engine: c.engine, limit: c.limit, vector: reg.ComputeNoVector, epoch: c.epoch + 1, moving: c.moving, streamed: c.streamed}
 }
 
 func (c *channel) state() reg.ComputeState {
@@ -162,20 +165,14 @@ func (c *channel) stop() {
 	*c = channel{
 		engine: c.engine, limit: c.limit, ring: c.ring, ringSize: c.ringSize,
 		eventBase: c.eventBase, eventSize: c.eventSize, mirror: c.mirror, vector: c.vector, epoch: c.epoch + 1,
+		moving: c.moving, streamed: c.streamed,
 	}
 }
 
 // startChannel checks the rings and makes a context.
 func (g *GPU) startChannel() {
 	c := &g.channel
-	size := uint64(c.ringSize)
-	eventBytes := uint64(c.eventSize)*reg.EventSize + reg.FenceAlign
-	switch {
-	case bits.OnesCount32(c.ringSize) != 1 || size < reg.MinComputeRing || size > reg.MaxComputeRing,
-		c.ring%reg.RingAlign != 0 || !g.vram.contains(c.ring, size),
-		bits.OnesCount32(c.eventSize) != 1 || c.eventSize < reg.MinComputeEvents || c.eventSize > reg.MaxComputeEvents,
-		c.eventBase%reg.RingAlign != 0 || c.eventBase > -eventBytes,
-		c.mirror%pcie.DW != 0 || c.mirror > -uint64(g.vram.size):
+	if !g.validChannel(c.ring, c.eventBase, c.mirror, c.ringSize, c.eventSize) {
 		g.failChannel(reg.ComputeBadRing)
 		return
 	}
@@ -191,7 +188,7 @@ func (g *GPU) failChannel(e reg.ComputeError) {
 	c := &g.channel
 	c.engine.Stop()
 	c.report = c.on
-	c.on, c.pending, c.inFlight = false, false, 0
+	c.on, c.pending, c.inFlight, c.arrived = false, false, 0, nil
 	c.fetches = fetches{}
 	c.epoch++
 	c.fail = e
@@ -233,7 +230,7 @@ func (g *GPU) submitPacket() stepResult {
 		return stepIdle
 	}
 	left := c.tail - c.head
-	if left == 0 || c.inFlight == reg.MaxPacketsInFlight {
+	if left == 0 || c.inFlight == reg.MaxPacketsInFlight || c.moving && c.inFlight >= maxMoving {
 		return stepIdle
 	}
 	// The packet is copied out of VRAM before anything in it counts: the driver may
@@ -281,13 +278,10 @@ func (g *GPU) readRing(p []byte, at uint32) {
 func (g *GPU) sendEvent(emit func(p *tlp.Packet) bool) stepResult {
 	c := &g.channel
 	if !c.pending && c.written-c.seen < c.eventSize {
-		if c.event, c.pending = c.engine.Event(); c.pending {
+		if c.event, c.pending = g.nextEvent(); c.pending {
 			c.pos = 0
 			c.inFlight = max(c.inFlight-1, 0)
 			c.since = g.now
-			if !g.vram.contains(c.event.Out, uint64(c.event.Length)) {
-				c.event.Length = 0 // an engine that a program has taken over
-			}
 		}
 	}
 	switch {
@@ -309,6 +303,23 @@ func (g *GPU) sendEvent(emit func(p *tlp.Packet) bool) stepResult {
 	c.written++
 	c.pending = false
 	return stepMoved
+}
+
+// nextEvent returns the next event. The engine has written its result to VRAM.
+func (g *GPU) nextEvent() (e reg.Event, ok bool) {
+	c := &g.channel
+	if len(c.arrived) > 0 {
+		e, c.arrived = c.arrived[0], c.arrived[1:]
+		return e, true
+	}
+	if e, ok = c.engine.Event(); !ok {
+		return e, false
+	}
+	if !g.vram.contains(e.Out, uint64(e.Length)) {
+		e.Length = 0 // an engine that a program has taken over
+	}
+	g.vram.wrote(int64(e.Out), int64(e.Length))
+	return e, true
 }
 
 // sendResult sends the next piece of a result.

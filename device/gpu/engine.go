@@ -32,6 +32,35 @@ type Engine interface {
 	Event() (e reg.Event, ok bool)
 }
 
+// Mover is an engine whose contexts can move to another engine of the same identity, with
+// all their objects, as a stream of bytes. Nothing waits here either: a method that has
+// nothing yet says so, and the owner of the GPU calls it again after Transmit.
+type Mover interface {
+	Engine
+	// Movable returns why contexts cannot move; nil: they can.
+	Movable() error
+	// Identity describes what the driver has read of the engine.
+	Identity() string
+	// Track begins to record what changes, or ends it. Changed returns how many bytes have
+	// changed, about.
+	Track(on bool)
+	Changed() uint64
+	// Save fills p with the next bytes of the stream, a multiple of 8. n is 0 at the end of a
+	// pass over what has changed; with later, there is more to come.
+	Save(p []byte) (n int, later bool)
+	// Rest reports whether all packets have their events, of which Event returns the rest.
+	// The next pass of Save is the last one then, and completes the stream.
+	Rest() bool
+	// Load takes the bytes of another engine's stream that begin at a position. It returns
+	// device.ErrBusy if it cannot take them now.
+	Load(at uint64, p []byte) error
+	// Settled reports whether what Load took has been done.
+	Settled() bool
+	// Loaded reports whether the stream, which has ended, is in place: there is a context then
+	// if started.
+	Loaded() (started, ok bool, err error)
+}
+
 // NewWithEngine makes a GPU with a compute engine, whose memory replaces VRAM of
 // the specification. limit is the time limit of the channel; 0 means ten minutes: a compiler, or a kernel,
 // may take as long on a busy machine.

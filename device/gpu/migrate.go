@@ -17,38 +17,59 @@ var _ device.Migratable = (*GPU)(nil)
 // Movable implements device.Migratable.
 func (g *GPU) Movable() error {
 	switch ok, detail := g.Check(); {
-	case g.channel.engine != nil:
-		return errors.New("the GPU computes by OpenCL, whose objects cannot move")
 	case !ok:
 		return errors.New(detail)
 	case g.hung:
 		return errors.New("the engines of the GPU hang: reset it first")
+	case g.channel.engine != nil && g.channel.mover() == nil:
+		return errors.New("the compute engine of the GPU cannot move")
+	case g.channel.engine != nil:
+		return g.channel.mover().Movable()
 	}
 	return nil
 }
 
 // Track implements device.Migratable.
-func (g *GPU) Track(on bool) { g.vram.track(on) }
+func (g *GPU) Track(on bool) {
+	g.vram.track(on)
+	if m := g.channel.mover(); m != nil {
+		m.Track(on)
+		g.channel.moving, g.channel.streamed = on, 0
+	}
+}
 
 // Changed implements device.Migratable.
-func (g *GPU) Changed() uint64 {
+func (g *GPU) Changed() (n uint64) {
 	if g.vram.changes == nil {
 		return 0
 	}
-	return g.vram.changes.count * pageSize
+	if m := g.channel.mover(); m != nil {
+		n = m.Changed()
+	}
+	return n + g.vram.changes.count*pageSize
 }
 
-// ChangedMemory implements device.Migratable.
-func (g *GPU) ChangedMemory(from uint64, buf []byte) (addr uint64, n int) {
-	if g.vram.changes == nil || from >= uint64(g.vram.size) {
-		return 0, 0
+// ChangedMemory implements device.Migratable. Behind VRAM comes the stream of the compute
+// engine.
+func (g *GPU) ChangedMemory(from uint64, buf []byte) (addr uint64, n int, later bool) {
+	if g.vram.changes == nil {
+		return 0, 0, false
 	}
-	page, pages := g.vram.changes.next(int64(from/pageSize), len(buf)/pageSize)
-	if pages == 0 {
-		return 0, 0
+	if from < uint64(g.vram.size) {
+		page, pages := g.vram.changes.next(int64(from/pageSize), len(buf)/pageSize)
+		if pages > 0 {
+			g.vram.read(buf[:pages*pageSize], page*pageSize)
+			return uint64(page * pageSize), pages * pageSize, false
+		}
 	}
-	g.vram.read(buf[:pages*pageSize], page*pageSize)
-	return uint64(page * pageSize), pages * pageSize
+	m := g.channel.mover()
+	if m == nil {
+		return 0, 0, false
+	}
+	n, later = m.Save(buf)
+	addr = uint64(g.vram.size) + g.channel.streamed
+	g.channel.streamed += uint64(n)
+	return addr, n, later
 }
 
 // Freeze implements device.Migratable.
@@ -65,11 +86,20 @@ func (g *GPU) Thaw(now time.Duration) {
 
 // StoreMemory implements device.Migratable.
 func (g *GPU) StoreMemory(addr uint64, p []byte) error {
+	if m := g.channel.mover(); m != nil && addr >= uint64(g.vram.size) {
+		return m.Load(addr-uint64(g.vram.size), p)
+	}
 	if !g.vram.contains(addr, uint64(len(p))) {
 		return fmt.Errorf("gpu: %d bytes at %#x are outside the memory of %d bytes", len(p), addr, g.vram.size)
 	}
 	g.vram.write(int64(addr), p)
 	return nil
+}
+
+// Settled implements device.Migratable.
+func (g *GPU) Settled() bool {
+	m := g.channel.mover()
+	return m == nil || m.Settled()
 }
 
 // Window implements device.Migratable.
@@ -93,11 +123,15 @@ func (g *GPU) Snapshot(now time.Duration) (b []byte, ok bool) {
 	if !g.frozen || g.req.InFlight() > 0 || g.held || len(g.answers.queue) > g.answers.head {
 		return nil, false
 	}
+	if !g.restChannel() {
+		return nil, false
+	}
 	s := &state{
 		shape: g.shape(), serial: g.serial, id: g.id, errors: g.messages.errors, asserted: g.messages.asserted,
 		time: int64(g.deviceTime()), regs: g.regs, msix: g.msix, queues: make([]queueState, len(g.queues)),
 	}
 	copy(s.config[:], g.cfg.Bytes())
+	s.channel = g.channel.snapshot(now)
 	for i := range g.queues {
 		s.queues[i] = g.snapshotQueue(&g.queues[i])
 	}
@@ -137,20 +171,20 @@ func (g *GPU) snapshotQueue(q *queue) queueState {
 }
 
 // Restore implements device.Migratable.
-func (g *GPU) Restore(now time.Duration, b []byte) error {
+func (g *GPU) Restore(now time.Duration, b []byte) (ok bool, err error) {
 	g.now = now
-	if g.channel.engine != nil {
-		return errors.New("gpu: a GPU that computes by OpenCL cannot take over a state")
-	}
 	s, err := parseState(b, len(g.queues))
 	if err != nil {
-		return err
+		return false, err
 	}
 	if err := s.check(g); err != nil {
-		return err
+		return false, err
+	}
+	if ok, err := g.channelLoaded(&s.channel); !ok || err != nil {
+		return false, err
 	}
 	if err := g.cfg.Adopt(s.config[:]); err != nil {
-		return err
+		return false, err
 	}
 	g.Freeze()
 	g.serial, g.id, g.msix = s.serial, s.id, s.msix
@@ -165,7 +199,8 @@ func (g *GPU) Restore(now time.Duration, b []byte) error {
 	for i := range g.queues {
 		g.restoreQueue(&g.queues[i], &s.queues[i])
 	}
-	return nil
+	g.restoreChannel(&s.channel)
+	return true, nil
 }
 
 func (g *GPU) restoreQueue(q *queue, s *queueState) {

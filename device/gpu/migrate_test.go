@@ -40,7 +40,7 @@ func copyChanged(t testing.TB, from, to *gpu.GPU) {
 	t.Helper()
 	buf := make([]byte, 5*4096)
 	for at := uint64(0); ; {
-		addr, n := from.ChangedMemory(at, buf)
+		addr, n, _ := from.ChangedMemory(at, buf)
 		if n == 0 {
 			if from.Changed() != 0 {
 				t.Fatalf("%d bytes have changed that ChangedMemory does not find", from.Changed())
@@ -69,7 +69,7 @@ func (r *gpuHost) move(serial uint64, between func()) {
 	between()
 	state := r.snapshot()
 	copyChanged(r.t, old, next)
-	if err := next.Restore(r.host.Now, state); err != nil {
+	if _, err := next.Restore(r.host.Now, state); err != nil {
 		r.t.Fatal(err)
 	}
 	r.gpu, r.host.Device = next, next
@@ -210,7 +210,7 @@ func TestRestoreRefuses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := g.Restore(0, state); err == nil {
+		if _, err := g.Restore(0, state); err == nil {
 			t.Errorf("%s: the state was taken over", name)
 		}
 	}
@@ -219,7 +219,7 @@ func TestRestoreRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for n := range state {
-		if err := g.Restore(0, state[:n]); err == nil {
+		if _, err := g.Restore(0, state[:n]); err == nil {
 			t.Fatalf("%d of %d bytes were taken over", n, len(state))
 		}
 	}
@@ -275,7 +275,7 @@ func FuzzRestore(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if g.Restore(time.Second, state) != nil {
+		if _, err := g.Restore(time.Second, state); err != nil {
 			return
 		}
 		g.Thaw(time.Second)
@@ -294,7 +294,7 @@ func FuzzRestore(f *testing.F) {
 		if !ok {
 			t.Fatal("a GPU after a reset has no snapshot")
 		}
-		if err := g.Restore(now, again); err != nil {
+		if _, err := g.Restore(now, again); err != nil {
 			t.Fatal(errors.Join(errors.New("a GPU refuses its own state"), err))
 		}
 	})

@@ -14,7 +14,7 @@ import (
 // of a pool are upgraded before GPUs move between them.
 const (
 	stateMagic   = 0x53475844 // "DXGS"
-	stateVersion = 1
+	stateVersion = 2
 )
 
 // state is what moves from one GPU to another, besides VRAM. Every number is eight bytes,
@@ -30,6 +30,7 @@ type state struct {
 	regs     registers
 	msix     msix
 	queues   []queueState
+	channel  channelState
 }
 
 // shapeState is what both GPUs must have in common, because the driver has read it.
@@ -37,7 +38,13 @@ type shapeState struct {
 	model                                            [reg.ModelSize]byte
 	vram, aperture, queues, vectors, engines, tags   uint64
 	payload, readRequest, generation, lanes, options uint64
+
+	kind, computeMemory uint64
+	engine              [maxIdentity]byte // text
 }
+
+// maxIdentity bounds the identity of a compute engine, in bytes.
+const maxIdentity = 256
 
 // queueState is a queue. Its commands are those of the window, from head on.
 type queueState struct {
@@ -76,6 +83,10 @@ func (g *GPU) shape() (s shapeState) {
 	s.vectors, s.engines, s.tags = uint64(g.spec.Vectors), uint64(g.spec.CopyEngines), uint64(g.tags())
 	s.payload, s.readRequest = uint64(g.spec.MaxPayload), uint64(g.spec.MaxReadRequest)
 	s.generation, s.lanes, s.options = uint64(g.spec.Generation), uint64(g.spec.Width), g.caps()
+	if m := g.channel.mover(); m != nil {
+		s.kind, s.computeMemory = uint64(m.Kind()), m.Memory()
+		copy(s.engine[:], m.Identity())
+	}
 	return s
 }
 
@@ -160,12 +171,15 @@ func (s *state) code(c *codec) {
 	for i := range s.queues {
 		s.queues[i].code(c)
 	}
+	s.channel.code(c)
 }
 
 func (s *shapeState) code(c *codec) {
 	c.bytes(s.model[:])
 	nums(c, &s.vram, &s.aperture, &s.queues, &s.vectors, &s.engines, &s.tags)
 	nums(c, &s.payload, &s.readRequest, &s.generation, &s.lanes, &s.options)
+	nums(c, &s.kind, &s.computeMemory)
+	c.bytes(s.engine[:])
 }
 
 // code leaves out the history of the memory, which is the hardware's.
@@ -236,7 +250,11 @@ func (s *state) append(b []byte) []byte {
 
 // check returns an error for a state that no GPU of this shape can be in.
 func (s *state) check(g *GPU) error {
-	if own := g.shape(); s.shape != own {
+	own := g.shape()
+	if s.shape.engine != own.engine {
+		return fmt.Errorf("gpu: the compute engine of the other GPU differs from this one: %q and %q", cString(s.shape.engine[:]), cString(own.engine[:]))
+	}
+	if s.shape != own {
 		return fmt.Errorf("gpu: the other GPU differs from this one: %q with %d bytes of memory and %d tags, and %q with %d and %d",
 			cString(s.shape.model[:]), s.shape.vram, s.shape.tags, cString(own.model[:]), own.vram, own.tags)
 	}
@@ -244,6 +262,9 @@ func (s *state) check(g *GPU) error {
 		if !s.queues[i].valid() {
 			return fmt.Errorf("%w: queue %d", errState, i)
 		}
+	}
+	if !s.channel.valid(g) {
+		return fmt.Errorf("%w: compute channel", errState)
 	}
 	if s.time < 0 || s.time > maxAge || s.errors >= 1<<len(errorCodes) {
 		return errState

@@ -32,6 +32,8 @@ type vram struct {
 	// flat, if it is not nil, holds the bytes instead of dirs: a compute engine
 	// shares it. Jobs then work on copies.
 	flat []byte
+	// written records which pages of flat may hold data.
+	written *changes
 	// changes records which memory changes; nil: nothing does.
 	changes *changes
 }
@@ -48,7 +50,19 @@ func (v *vram) grow(size int64) {
 }
 
 // newFlatVRAM makes VRAM of memory that a compute engine shares.
-func newFlatVRAM(flat []byte) vram { return vram{size: int64(len(flat)), flat: flat} }
+func newFlatVRAM(flat []byte) vram {
+	return vram{size: int64(len(flat)), flat: flat, written: newChanges(int64(len(flat)))}
+}
+
+// wrote notes that n bytes at off have changed. The range lies inside.
+func (v *vram) wrote(off, n int64) {
+	if v.changes != nil {
+		v.changes.mark(off, n)
+	}
+	if v.written != nil {
+		v.written.mark(off, n)
+	}
+}
 
 // contains reports whether n bytes at off lie inside.
 func (v *vram) contains(off, n uint64) bool {
@@ -124,9 +138,7 @@ func (v *vram) look(off int64, n int) []byte {
 
 // write stores p at off. The range lies inside.
 func (v *vram) write(off int64, p []byte) {
-	if v.changes != nil {
-		v.changes.mark(off, int64(len(p)))
-	}
+	v.wrote(off, int64(len(p)))
 	if v.flat != nil {
 		copy(v.flat[off:], p)
 		return
@@ -141,6 +153,9 @@ func (v *vram) write(off int64, p []byte) {
 func (v *vram) scrub() {
 	clear(v.dirs)
 	clear(v.flat)
+	if v.flat != nil {
+		v.written = newChanges(v.size)
+	}
 	if v.changes != nil {
 		v.changes.mark(0, v.size)
 	}
@@ -224,9 +239,7 @@ func (r *result) write(at int64, p []byte) {
 func (v *vram) install(r *result) {
 	at := r.off
 	end := r.off + r.n
-	if v.changes != nil {
-		v.changes.mark(at, r.n)
-	}
+	v.wrote(at, r.n)
 	for _, c := range r.chunks {
 		i, from := at/chunkSize, at%chunkSize
 		n := min(chunkSize-from, end-at)

@@ -23,12 +23,13 @@ import (
 // packets. The goroutine of run starts the process, reads its events, and waits for its
 // end; the GPU's owner sends packets and ends it.
 type engine struct {
-	program string
-	index   int
-	cold    bool // no process starts in advance
-	log     *slog.Logger
-	vram    []byte        // shared memory; renew exchanges the pages behind it
-	wake    chan struct{} // holds one: a process may have to start
+	program  string
+	index    int
+	identity string // see gpu.Mover
+	cold     bool   // no process starts in advance
+	log      *slog.Logger
+	vram     []byte        // shared memory; renew exchanges the pages behind it
+	wake     chan struct{} // holds one: a process may have to start
 
 	mu        sync.Mutex // guards the fields below
 	idle      *sync.Cond // process has become nil
@@ -44,6 +45,7 @@ type engine struct {
 	events    []reg.Event
 	asked     *turn // waits for NextJob; nil: none
 	times     times // of the tenant's kernels
+	move      mover
 
 	polled   atomic.Pointer[process] // process, for Poll
 	inFlight atomic.Int32            // packets of the context without their event
@@ -51,15 +53,15 @@ type engine struct {
 	began    time.Time
 }
 
-var _ gpu.Engine = (*engine)(nil)
+var _ gpu.Mover = (*engine)(nil)
 
-func newEngine(program string, index int, limits limits, size int, cold bool, log *slog.Logger) (*engine, error) {
+func newEngine(program string, f Found, limits limits, size int, cold bool, log *slog.Logger) (*engine, error) {
 	vram, err := unix.Mmap(-1, 0, size, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
 		return nil, fmt.Errorf("shared memory: %w", err)
 	}
 	e := &engine{
-		program: program, index: index, limits: limits, cold: cold, log: log, vram: vram,
+		program: program, index: f.Index, identity: f.identity(), limits: limits, cold: cold, log: log, vram: vram,
 		wake: make(chan struct{}, 1), notify: func() {}, context: noContext + 1, began: time.Now(),
 	}
 	e.idle = sync.NewCond(&e.mu)
@@ -96,7 +98,7 @@ func (e *engine) renew() error {
 		return errors.Join(fmt.Errorf("shared memory: %w", err), file.Close())
 	}
 	e.file = file
-	e.times = nil
+	e.times, e.move = nil, mover{generation: e.move.generation + 1}
 	e.wantSpare = !e.cold && e.limits.memory > noMemory
 	e.poke()
 	return nil
@@ -128,6 +130,11 @@ func (e *engine) setNotify(notify func()) {
 func (e *engine) Start() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.begin()
+}
+
+// begin makes a context. The caller holds mu.
+func (e *engine) begin() {
 	e.change(true, reg.ComputeStarting)
 	if p := e.spare(); p != nil {
 		e.adopt(p)
@@ -147,6 +154,9 @@ func (e *engine) Stop() {
 func (e *engine) change(wanted bool, state reg.ComputeState) {
 	e.context++
 	e.wanted, e.state, e.events, e.asked = wanted, state, nil, nil
+	if !wanted {
+		e.move.from = nil
+	}
 	e.inFlight.Store(0)
 	if p := e.process; p != nil && !p.reaped && p.context != noContext {
 		p.end()
@@ -285,7 +295,8 @@ func (e *engine) reap(p *process) error {
 	p.reaped = true
 	e.mu.Unlock()
 	err := errors.Join(p.cmd.Wait(), os.RemoveAll(p.dir))
-	p.endTurns()
+	e.forgetMove(p)
+	p.endTalk()
 	e.polled.Store(nil)
 	e.mu.Lock()
 	e.process = nil

@@ -19,7 +19,7 @@ import (
 // A process that a tenant's program leaves behind, outside its process group, keeps the
 // shared memory. It must not share that of the next tenant.
 func TestScrubExchangesTheMemory(t *testing.T) {
-	e, err := newEngine("none", 0, limits{memory: 1 << 20}, 1<<20, true, slog.New(slog.DiscardHandler))
+	e, err := newEngine("none", Found{}, limits{memory: 1 << 20}, 1<<20, true, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +51,7 @@ func TestScrubExchangesTheMemory(t *testing.T) {
 
 // A process that starts while the memory is exchanged gets no other file of the box.
 func TestScrubWhileAProcessStarts(t *testing.T) {
-	e, err := newEngine("none", 0, limits{memory: 1 << 20}, 1<<20, true, slog.New(slog.DiscardHandler))
+	e, err := newEngine("none", Found{}, limits{memory: 1 << 20}, 1<<20, true, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +79,7 @@ func TestScrubWhileAProcessStarts(t *testing.T) {
 // A process that sends more events than packets ends, and the count of packets in flight stays
 // true.
 func TestMoreEventsThanPackets(t *testing.T) {
-	e, err := newEngine("none", 0, limits{memory: 1 << 20}, 1<<20, true, slog.New(slog.DiscardHandler))
+	e, err := newEngine("none", Found{}, limits{memory: 1 << 20}, 1<<20, true, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +116,7 @@ func TestProcessIsConfined(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Close(inherited) })
-	e, err := newEngine(program, 0, limits{memory: 1 << 20}, 1<<20, true, slog.New(slog.DiscardHandler))
+	e, err := newEngine(program, Found{}, limits{memory: 1 << 20}, 1<<20, true, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -58,6 +58,11 @@ func exists(path string) bool {
 	return err == nil
 }
 
+// identity describes the device as a tenant sees it.
+func (f Found) identity() string {
+	return fmt.Sprintf("%s, %s, %s, driver %s, %d compute units", f.Platform, f.Name, f.Version, f.Driver, f.Units)
+}
+
 // maxList bounds the list of devices in bytes, and listTimeout the time it takes:
 // platforms initialize their devices.
 const (
@@ -153,7 +158,7 @@ func newDevice(program string, f Found, spec Spec, limits limits, log *slog.Logg
 	if aperture < 1<<20 || aperture > 1<<32 || aperture&(aperture-1) != 0 {
 		return nil, fmt.Errorf("aperture %d: want a power of two from 1 MiB to 4 GiB", aperture)
 	}
-	e, err := newEngine(program, f.Index, limits, int(aperture), spec.Cold, log)
+	e, err := newEngine(program, f, limits, int(aperture), spec.Cold, log)
 	if err != nil {
 		return nil, err
 	}

@@ -90,6 +90,7 @@ type tenant struct {
 	held   bool // the tail is written later
 	seen   uint32
 	cookie uint64
+	out    uint64        // of results, behind outAt
 	pause  time.Duration // that passes with each news of the process
 }
 
@@ -107,22 +108,29 @@ func newTenant(t *testing.T, spec opencl.Spec) *tenant {
 func tenantOf(t *testing.T, d *opencl.Device) *tenant {
 	t.Helper()
 	r := &tenant{t: t, dev: d, host: devicetest.NewHost(d), notice: make(chan struct{}, 1)}
-	d.SetNotify(func() {
-		select {
-		case r.notice <- struct{}{}:
-		default:
-		}
-	})
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() { defer close(done); d.Run(ctx) }()
-	t.Cleanup(func() { cancel(); <-done })
+	runDevice(t, d, r.notice)
 	r.mem = r.host.AddMemory(memBase, memSize)
 	for i, b := range r.host.Enumerate() {
 		r.bars[i] = b.Addr
 	}
 	r.enable()
 	return r
+}
+
+// runDevice runs a device until stop, or the end of the test. It puts its news into notice.
+func runDevice(t *testing.T, d *opencl.Device, notice chan struct{}) (stop func()) {
+	d.SetNotify(func() {
+		select {
+		case notice <- struct{}{}:
+		default:
+		}
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); d.Run(ctx) }()
+	stop = func() { cancel(); <-done }
+	t.Cleanup(stop)
+	return stop
 }
 
 func (r *tenant) enable() {
@@ -206,7 +214,7 @@ func (r *tenant) post(op reg.PacketOp, queue uint32, flags uint16, body []byte) 
 	r.cookie++
 	h := reg.PacketHeader{
 		Size: uint32(reg.PacketHeaderSize + len(body)), Op: op, Flags: flags, Cookie: r.cookie,
-		Out: outAt, Room: room, Queue: queue,
+		Out: outAt + r.out, Room: room, Queue: queue,
 	}
 	packet := append(h.Append(nil), body...)
 	from := r.tail % ringSize

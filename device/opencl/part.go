@@ -43,9 +43,9 @@ type limits struct {
 func (l limits) args(index int) []string {
 	out := []string{"--serve", strconv.Itoa(index), "--memory", strconv.FormatUint(l.memory, 10)}
 	if l.turns {
-		out = append(out, "--most", strconv.FormatUint(l.most, 10), "--turns")
+		return append(out, "--most", strconv.FormatUint(l.most, 10), "--turns")
 	}
-	return out
+	return append(out, "--moves")
 }
 
 // Divide makes several GPUs of the device that spec names, whose kernels take turns. Sizes

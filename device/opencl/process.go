@@ -30,7 +30,9 @@ type process struct {
 	dir    string         // the platform's cache, of this process only
 	said   *os.File       // its standard error
 	turns  *net.UnixConn  // nil: the device is not shared
-	talk   sync.WaitGroup // the goroutine of turns
+	moves  *net.UnixConn  // nil: it is shared; see mover.go
+	ring   []byte         // of moves
+	talk   sync.WaitGroup // the goroutine of turns or moves
 	// Under the engine's mu. context is what the process is for, or noContext. Its
 	// events do not count for another one.
 	context uint64
@@ -156,6 +158,9 @@ func (e *engine) start(number uint64) (*process, error) {
 	if p.turns != nil {
 		p.talk.Go(p.takeTurns)
 	}
+	if p.moves != nil {
+		p.talk.Go(p.takeMoves)
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.process = p
@@ -193,14 +198,25 @@ func (p *process) prepare(limits limits, vram *os.File) (err error) {
 		return err
 	}
 	p.cmd.ExtraFiles = []*os.File{other, vram}
-	if !limits.turns {
-		return nil
+	var more []*os.File
+	if limits.turns {
+		more, err = p.connectTurns()
+	} else {
+		more, err = p.connectMoves()
 	}
-	if other, err = p.connectTurns(); err != nil {
-		return errors.Join(err, p.cmd.ExtraFiles[0].Close())
+	if err != nil {
+		return errors.Join(err, other.Close())
 	}
-	p.cmd.ExtraFiles = append(p.cmd.ExtraFiles, other)
+	p.cmd.ExtraFiles = append(p.cmd.ExtraFiles, more...)
 	return nil
+}
+
+func (p *process) connectTurns() (others []*os.File, err error) {
+	var other *os.File
+	if p.turns, other, err = connectTalk("turns"); err != nil {
+		return nil, err
+	}
+	return []*os.File{other}, nil
 }
 
 // discard releases what a process has that did not start.
@@ -210,6 +226,9 @@ func (p *process) discard() (err error) {
 	}
 	if p.turns != nil {
 		err = errors.Join(err, p.turns.Close())
+	}
+	if p.moves != nil {
+		err = errors.Join(err, p.moves.Close(), unix.Munmap(p.ring))
 	}
 	if p.said != nil {
 		err = errors.Join(err, p.said.Close())

@@ -40,7 +40,7 @@ func newBench(t *testing.T, cold bool, script string) *bench {
 		t.Fatal(err)
 	}
 	b := &bench{started: bufio.NewReader(f), notice: make(chan struct{}, 64), logged: make(chan string, 64)}
-	b.engine, err = newEngine(program, 0, limits{memory: 1 << 20}, 1<<20, cold, slog.New(slog.NewTextHandler(lines(b.logged), nil)))
+	b.engine, err = newEngine(program, Found{}, limits{memory: 1 << 20}, 1<<20, cold, slog.New(slog.NewTextHandler(lines(b.logged), nil)))
 	if err != nil {
 		t.Fatal(err)
 	}

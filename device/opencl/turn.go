@@ -77,31 +77,33 @@ func (t *turn) end(ran time.Duration) func() {
 	return func() { done(took) }
 }
 
-// connectTurns makes the socket for turns of a process, and returns the other end.
-func (p *process) connectTurns() (other *os.File, err error) {
+// connectTalk makes a socket beside that of the packets, and returns both ends.
+func connectTalk(name string) (conn *net.UnixConn, other *os.File, err error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("socket for turns: %w", err)
+		return nil, nil, fmt.Errorf("socket for %s: %w", name, err)
 	}
-	own := os.NewFile(uintptr(pair[0]), "turns")
-	conn, err := net.FileConn(own)
+	own := os.NewFile(uintptr(pair[0]), name)
+	c, err := net.FileConn(own)
 	err = errors.Join(err, own.Close())
 	if err != nil {
-		return nil, errors.Join(err, unix.Close(pair[1]))
+		return nil, nil, errors.Join(err, unix.Close(pair[1]))
 	}
-	p.turns = conn.(*net.UnixConn)
-	return os.NewFile(uintptr(pair[1]), "turns"), nil
+	return c.(*net.UnixConn), os.NewFile(uintptr(pair[1]), name), nil
 }
 
-// tell sends a message to the process without waiting.
-func (p *process) tell(m wire.Message) bool {
-	raw, err := p.turns.SyscallConn()
+// tell sends a message about turns to the process without waiting.
+func (p *process) tell(m wire.Message) bool { return sendNow(p.turns, m.Append(nil)) }
+
+// sendNow sends without waiting.
+func sendNow(conn *net.UnixConn, b []byte) bool {
+	raw, err := conn.SyscallConn()
 	if err != nil {
 		return false
 	}
 	var sent error
 	err = raw.Write(func(fd uintptr) bool {
-		sent = unix.Sendto(int(fd), m.Append(nil), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, nil)
+		sent = unix.Sendto(int(fd), b, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, nil)
 		return true
 	})
 	return err == nil && sent == nil
@@ -186,13 +188,18 @@ func (e *engine) nextTurn() (t *turn, ok bool) {
 	return t, t != nil
 }
 
-// endTurns ends the turn of a process that has ended.
-func (p *process) endTurns() {
-	if p.turns == nil {
-		return
+// endTalk ends the conversations with a process that has ended, and its turn.
+func (p *process) endTalk() {
+	if p.turns != nil {
+		_ = p.turns.Close()
 	}
-	_ = p.turns.Close()
+	if p.moves != nil {
+		_ = p.moves.Close()
+	}
 	p.talk.Wait()
+	if p.ring != nil {
+		_ = unix.Munmap(p.ring) // of no one else: the goroutine of moves has ended, and reap has the mover forget it
+	}
 	e := p.engine
 	e.mu.Lock()
 	var over func()

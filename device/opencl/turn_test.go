@@ -12,7 +12,7 @@ import (
 // newTalk returns an engine with a process that says what the test wants.
 func newTalk(t *testing.T) (*engine, *process) {
 	t.Helper()
-	e, err := newEngine("none", 0, limits{memory: 1 << 20, most: 1 << 20, turns: true}, 1<<20, true, slog.New(slog.DiscardHandler))
+	e, err := newEngine("none", Found{}, limits{memory: 1 << 20, most: 1 << 20, turns: true}, 1<<20, true, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -22,10 +22,10 @@ func newTalk(t *testing.T) (*engine, *process) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := other.Close(); err != nil {
+		if err := other[0].Close(); err != nil {
 			t.Error(err)
 		}
-		p.endTurns()
+		p.endTalk()
 		if err := e.close(); err != nil {
 			t.Error(err)
 		}
@@ -77,7 +77,7 @@ func TestTurnsFollowEachOther(t *testing.T) {
 	if len(ends) != 1 || next == nil || next.id != 2 || next.Cost() != time.Nanosecond {
 		t.Fatalf("ends %v, next %+v", ends, next)
 	}
-	p.endTurns() // the process ends before the second turn begins
+	p.endTalk() // the process ends before the second turn begins
 	if next.Begin(func(time.Duration) { t.Error("the end of a turn that did not begin") }) {
 		t.Error("a turn of an ended process begins")
 	}
@@ -125,7 +125,7 @@ func TestTurnOfAProcessThatEnds(t *testing.T) {
 	if !turn.Begin(func(time.Duration) { n++ }) {
 		t.Fatal("the turn does not begin")
 	}
-	p.endTurns()
+	p.endTalk()
 	if n != 1 {
 		t.Errorf("the turn ended %d times", n)
 	}
@@ -166,7 +166,7 @@ func FuzzTurns(f *testing.F) {
 		f.Add(m.Append(nil), byte(0))
 		f.Add(slices.Concat(done(1, 1).Append(nil), m.Append(nil)), byte(1))
 	}
-	e, err := newEngine("none", 0, limits{memory: 1 << 20, turns: true}, 1<<20, true, slog.New(slog.DiscardHandler))
+	e, err := newEngine("none", Found{}, limits{memory: 1 << 20, turns: true}, 1<<20, true, slog.New(slog.DiscardHandler))
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -187,8 +187,8 @@ func FuzzTurns(f *testing.F) {
 		if turn, ok := e.nextTurn(); ok && turn.blocks < 1 {
 			t.Errorf("%d blocks", turn.blocks)
 		}
-		p.endTurns()
-		if err := other.Close(); err != nil {
+		p.endTalk()
+		if err := other[0].Close(); err != nil {
 			t.Fatal(err)
 		}
 		if ends != begins {

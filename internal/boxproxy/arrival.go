@@ -2,6 +2,7 @@ package boxproxy
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"time"
 
@@ -22,8 +23,11 @@ type arrival struct {
 	transfer
 	device device.Migratable
 
-	state []byte
-	over  bool // Commit has come, or a mistake
+	state  []byte
+	waits  bool           // for room in the device
+	asked  bool           // the source waits for Settled
+	commit *migration.Sum // has come, and the device does not have the state yet; nil: no
+	over   bool           // Commit has come, or a mistake
 }
 
 // Receive stores memory, and the state after Commit.
@@ -32,12 +36,17 @@ func (a *arrival) Receive(e engine.Entry, p *tlp.Packet) bool {
 		return true
 	}
 	if m, ok := migration.Parse(p); ok && m.Order == migration.Commit && m.Epoch == a.epoch {
-		a.commit(e, m.Sum)
+		a.over, a.commit = true, &m.Sum
+		a.install(e)
+		return true
+	}
+	if m, ok := migration.Parse(p); ok && m.Order == migration.Settle && m.Epoch == a.epoch {
+		a.asked = true
+		a.settle(e)
 		return true
 	}
 	if addr, n := p.ByteRange(); p.Type == tlp.MWr && n == len(p.Data) && !p.EP {
-		a.store(e, addr, p.Data)
-		return true
+		return a.store(e, addr, p.Data)
 	}
 	a.refuse(e, fmt.Sprintf("the other box sent a %v", p.Type))
 	return true
@@ -48,39 +57,50 @@ func (a *arrival) ReceiveRun(e engine.Entry, r *link.Run) bool {
 	if !r.Writes() {
 		return false
 	}
-	if !a.over {
-		a.store(e, r.First.Addr, r.Data)
-	}
-	return true
+	return a.over || a.store(e, r.First.Addr, r.Data)
 }
 
-// store stores memory, or the next bytes of the state.
-func (a *arrival) store(e engine.Entry, addr uint64, b []byte) {
+// store stores memory, or the next bytes of the state. It returns false if the device has no
+// room at present.
+func (a *arrival) store(e engine.Entry, addr uint64, b []byte) bool {
 	if addr < migration.StateAt {
-		if err := a.device.StoreMemory(addr, b); err != nil {
+		err := a.device.StoreMemory(addr, b)
+		if a.waits = errors.Is(err, device.ErrBusy); a.waits {
+			return false
+		}
+		if err != nil {
 			a.refuse(e, err.Error())
 		}
-		return
+		return true
 	}
 	if addr != migration.StateAt+uint64(len(a.state)) || len(b) > device.MaxState-len(a.state) {
 		a.refuse(e, "the state of the other device is too large or has gaps")
-		return
+		return true
 	}
 	a.state = append(a.state, b...)
+	return true
 }
 
-// commit takes the state over and tells the host.
-func (a *arrival) commit(e engine.Entry, sum migration.Sum) {
-	a.over = true
+// install takes the state over, once Commit has come and the device is ready for it, and tells
+// the host.
+func (a *arrival) install(e engine.Entry) {
+	if a.commit == nil {
+		return
+	}
+	sum := *a.commit
 	if n := uint32(len(a.state)); sum.Length > n || n-sum.Length >= pcie.DW || migration.SumOf(a.state[:sum.Length]) != sum {
 		a.refuse(e, "the state of the other device is damaged")
 		return
 	}
-	if err := a.device.Restore(e.Now(), a.state[:sum.Length]); err != nil {
+	ok, err := a.device.Restore(e.Now(), a.state[:sum.Length])
+	switch {
+	case err != nil:
 		a.refuse(e, err.Error())
 		return
+	case !ok:
+		return
 	}
-	a.state = nil
+	a.state, a.commit = nil, nil
 	a.slot.installed = a
 	a.learn()
 	a.slot.say(e, migration.Installed, a.epoch)
@@ -99,13 +119,25 @@ func (a *arrival) learn() {
 
 // refuse ends the arrival.
 func (a *arrival) refuse(e engine.Entry, why string) {
-	a.over, a.state = true, nil
+	a.over, a.state, a.commit, a.waits = true, nil, nil, false
 	a.slot.say(e, migration.Refused, a.epoch)
 	a.publish(dxpuv1.MigrationState_MIGRATION_STATE_FAILED, why)
 }
 
-// Transmit has nothing to send.
-func (a *arrival) Transmit(engine.Entry) {}
+// Transmit has nothing to send. The group offers what the device had no room for again.
+func (a *arrival) Transmit(e engine.Entry) {
+	a.install(e)
+	a.settle(e)
+}
+
+// settle answers the source once the device has done what it got.
+func (a *arrival) settle(e engine.Entry) {
+	if a.over || !a.asked || !a.device.Settled() {
+		return
+	}
+	p := migration.Message{Order: migration.Settled, Epoch: a.epoch}.Packet()
+	a.asked = a.binding.Send(e, &p) != nil
+}
 
 // Wake returns machine.Never.
 func (a *arrival) Wake(engine.Entry) time.Duration { return machine.Never }

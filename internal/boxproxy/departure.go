@@ -31,7 +31,9 @@ const (
 // departure sends the state of the slot's device to another box (docs/migration.md). It is
 // the handler of the transfer, in the group of the device.
 //
-//	copying <──> ready ──STOP──> sending ──> sent
+//	copying ──> settling ──> ready ──STOP──> sending ──> sent
+//	   ^             │         │
+//	   └─────────────┴─────────┘ much has changed
 //	    any of them ──RESUME, the end of the link──> failed
 type departure struct {
 	transfer
@@ -46,6 +48,8 @@ type departure struct {
 	from    uint64 // where the round is
 	buf     [pieceSize]byte
 	piece   []byte // of buf: not sent yet
+	asked   bool   // settling: the target knows
+	later   bool   // the device is fetching more
 	at      uint64 // address of piece
 	state   []byte // from the STOP on
 	stateAt int    // bytes of state that are sent
@@ -55,15 +59,26 @@ type departure struct {
 type departurePhase uint8
 
 const (
-	copying departurePhase = iota
+	copying  departurePhase = iota
+	settling                // the target works on what it has got
 	readyToStop
 	sending
 	sent
 	departureFailed
 )
 
-// Receive drops what the target sends: it has nothing to say.
-func (d *departure) Receive(engine.Entry, *tlp.Packet) bool { return true }
+// Receive takes the target's answer that it has done what it got. It has nothing else to say.
+func (d *departure) Receive(e engine.Entry, p *tlp.Packet) bool {
+	if m, ok := migration.Parse(p); ok && m.Order == migration.Settled && m.Epoch == d.epoch && d.phase == settling {
+		if d.device.Changed() < littleLeft || d.rounds >= maxRounds {
+			d.ready(e)
+		} else {
+			d.phase = copying
+			d.binding.Touch(e)
+		}
+	}
+	return true
+}
 
 // Transmit sends memory and state while the link has room.
 func (d *departure) Transmit(e engine.Entry) {
@@ -76,8 +91,15 @@ func (d *departure) Transmit(e engine.Entry) {
 		}
 		d.phase = copying
 	}
+	if d.phase == settling {
+		d.settle(e)
+		return
+	}
 	for d.sendPiece(e) {
-		addr, n := d.device.ChangedMemory(d.from, d.buf[:])
+		addr, n, later := d.device.ChangedMemory(d.from, d.buf[:])
+		if d.later = later && n == 0; d.later {
+			return
+		}
 		if n > 0 {
 			d.piece, d.at, d.from = d.buf[:n], addr, addr+uint64(n)
 			if d.phase == copying && e.Now() >= d.report {
@@ -90,14 +112,14 @@ func (d *departure) Transmit(e engine.Entry) {
 			d.from = 0
 			d.rounds++
 			if d.phase == copying && (d.device.Changed() < littleLeft || d.rounds >= maxRounds) {
-				d.ready(e)
+				d.settle(e)
 				return
 			}
 			continue
 		}
 		if d.phase == copying {
 			d.rounds++
-			d.ready(e)
+			d.settle(e)
 			return
 		}
 		if d.sendState(e) {
@@ -105,6 +127,16 @@ func (d *departure) Transmit(e engine.Entry) {
 			d.publish(dxpuv1.MigrationState_MIGRATION_STATE_READY, "")
 		}
 		return
+	}
+}
+
+// settle asks the target to answer when it has done what it got, once the link has room.
+func (d *departure) settle(e engine.Entry) {
+	if d.phase != settling {
+		d.phase, d.asked = settling, false
+	}
+	if p := (migration.Message{Order: migration.Settle, Epoch: d.epoch}).Packet(); !d.asked {
+		d.asked = d.binding.Send(e, &p) == nil
 	}
 }
 
@@ -116,7 +148,8 @@ func (d *departure) ready(e engine.Entry) {
 // sendPiece sends the rest of the piece. It returns false when the link is full.
 func (d *departure) sendPiece(e engine.Entry) bool {
 	for len(d.piece) > 0 {
-		n := min(len(d.piece), pcie.MaxPayload)
+		// No request crosses a boundary of 4096 bytes (section 2.2.7).
+		n := min(len(d.piece), pcie.MaxPayload-int(d.at%pcie.MaxPayload))
 		if !d.write(e, d.at, d.piece[:n]) {
 			return false
 		}

@@ -18,13 +18,23 @@ type target struct {
 	device.Device
 	device.Migratable
 	refuse error
+	busy   bool // it needs more time
+	stored int
 	thawed bool
 	got    []tlp.Type
 }
 
-func (d *target) Restore(time.Duration, []byte) error { return d.refuse }
-func (d *target) Thaw(time.Duration)                  { d.thawed = true }
-func (*target) Window() (pcie.BDF, [64]byte)          { return 0, [64]byte{} }
+func (d *target) Restore(time.Duration, []byte) (bool, error) { return !d.busy, d.refuse }
+func (d *target) Thaw(time.Duration)                          { d.thawed = true }
+func (*target) Window() (pcie.BDF, [64]byte)                  { return 0, [64]byte{} }
+
+func (d *target) StoreMemory(uint64, []byte) error {
+	if d.busy {
+		return device.ErrBusy
+	}
+	d.stored++
+	return nil
+}
 
 func (d *target) Receive(_ time.Duration, p *tlp.Packet) bool {
 	d.got = append(d.got, p.Type)
@@ -40,6 +50,39 @@ func newTarget(refuse error) (*slot, *target, *arrival) {
 	return s, d, &arrival{transfer: transfer{slot: s, id: "next", epoch: 7}, device: d}
 }
 
+// commit sends the end of an empty state.
+func commit(e engine.Entry, a *arrival) {
+	p := migration.Message{Order: migration.Commit, Epoch: 7, Sum: migration.SumOf(nil)}.Packet()
+	a.Receive(e, &p)
+}
+
+// A target that needs time says that it has the state when it has; a piece of memory for which it
+// has no room is not lost.
+func TestTargetTakesItsTime(t *testing.T) {
+	e := engine.NewGroup(engine.Config{}).Enter(0)
+	s, d, a := newTarget(nil)
+	d.busy = true
+	p := tlp.Packet{Type: tlp.MWr, Data: make([]byte, 8)}
+	p.SetMemory(1<<40, 8)
+	if a.Receive(e, &p) || !a.waits {
+		t.Error("a busy target took memory")
+	}
+	d.busy = false
+	if !a.Receive(e, &p) || a.waits || d.stored != 1 {
+		t.Errorf("stored %d", d.stored)
+	}
+	d.busy = true
+	commit(e, a)
+	if s.order(e, start); d.thawed || s.installed != nil {
+		t.Fatal("a target has started that has no state yet")
+	}
+	d.busy = false
+	a.Transmit(e)
+	if s.order(e, start); !d.thawed {
+		t.Error("the target has not started")
+	}
+}
+
 var start = migration.Message{Order: migration.Start, Epoch: 7}
 
 // A target starts after START, and only with the state of the source. It does so too when
@@ -47,7 +90,7 @@ var start = migration.Message{Order: migration.Start, Epoch: 7}
 func TestTargetStarts(t *testing.T) {
 	e := engine.NewGroup(engine.Config{}).Enter(0)
 	s, d, a := newTarget(errors.New("no"))
-	a.commit(e, migration.SumOf(nil))
+	commit(e, a)
 	if s.order(e, start); d.thawed {
 		t.Error("a device that refused the state has started")
 	}
@@ -55,7 +98,7 @@ func TestTargetStarts(t *testing.T) {
 	if s.order(e, start); d.thawed {
 		t.Error("a device without state has started")
 	}
-	a.commit(e, migration.SumOf(nil))
+	commit(e, a)
 	if s.order(e, migration.Message{Order: migration.Start, Epoch: 8}); d.thawed {
 		t.Error("START of another migration has started the device")
 	}
@@ -75,7 +118,7 @@ func TestNeighboursWaitForStart(t *testing.T) {
 	if !s.Receive(e, write) || len(d.got) > 0 {
 		t.Error("a device without state took a write")
 	}
-	a.commit(e, migration.SumOf(nil))
+	commit(e, a)
 	if s.ReceivePeer(e, write) {
 		t.Error("a neighbour's write was taken before START")
 	}

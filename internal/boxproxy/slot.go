@@ -42,6 +42,7 @@ type slot struct {
 	// are guarded by the group.
 	transfer  *transfer
 	departure *departure         // of the slot's device; nil: none
+	arrival   *arrival           // of another device's state; nil: none
 	stopping  bool               // the host has said STOP
 	arriving  bool               // the host has not said START: the device does nothing
 	installed *arrival           // whose state the device has; nil: none
@@ -140,6 +141,7 @@ func (s *slot) Transmit(e engine.Entry) {
 	if s.stopping {
 		s.snapshot(e)
 	}
+	s.follow(e)
 	s.sayOn(e)
 	s.Traffic.Publish()
 }

@@ -54,7 +54,7 @@ func (s *slot) beginTransfer(t *dxpuv1.Transfer, self uint32) error {
 		if a.binding, err = g.Attach(e, engine.BindingConfig{Link: cfg, Peers: peers, Handler: a}); err != nil {
 			return err
 		}
-		s.transfer.binding = a.binding
+		s.transfer.binding, s.arrival = a.binding, a
 		a.publish(dxpuv1.MigrationState_MIGRATION_STATE_CONNECTING, "")
 		return nil
 	}
@@ -88,12 +88,22 @@ func (s *slot) endTransfer() {
 		if s.departure != nil {
 			s.migratable.Track(false)
 		}
-		s.departure = nil
+		s.departure, s.arrival = nil, nil
 		g.Leave(e)
 	}
 	s.transfer = nil
 	s.migration.Store(nil)
 	s.box.Changed()
+}
+
+// follow lets a transfer go on for which the device may have news.
+func (s *slot) follow(e engine.Entry) {
+	if d := s.departure; d != nil && d.later {
+		d.binding.Touch(e)
+	}
+	if a := s.arrival; a != nil && (a.waits || a.asked || a.commit != nil) {
+		a.binding.Touch(e)
+	}
 }
 
 // order carries out what the host says about a migration.

@@ -28,11 +28,13 @@ const (
 	Installed                  // target to host: the state is in place
 	Refused                    // source or target to host: the device cannot move
 	Commit                     // source to target, with a Sum of the state
+	Settle                     // source to target: answer when the memory so far is in place
+	Settled                    // target to source
 )
 
 // String returns the name in lower case.
 func (o Order) String() string {
-	if names := [...]string{"", "stop", "stopped", "resume", "start", "installed", "refused", "commit"}; int(o) < len(names) {
+	if names := [...]string{"", "stop", "stopped", "resume", "start", "installed", "refused", "commit", "settle", "settled"}; int(o) < len(names) {
 		return names[o]
 	}
 	return fmt.Sprintf("Order(%d)", uint8(o))
@@ -87,7 +89,7 @@ func Parse(p *tlp.Packet) (m Message, ok bool) {
 	}
 	m = Message{Order: Order(p.MsgHeader[4]), Epoch: binary.BigEndian.Uint16(p.MsgHeader[6:])}
 	switch {
-	case m.Order < Stop || m.Order > Commit || (m.Order == Commit) != (p.Type == tlp.MsgD):
+	case m.Order < Stop || m.Order > Settled || (m.Order == Commit) != (p.Type == tlp.MsgD):
 		return Message{}, false
 	case m.Order == Commit && len(p.Data) != sumSize:
 		return Message{}, false

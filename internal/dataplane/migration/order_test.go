@@ -8,7 +8,7 @@ import (
 )
 
 func TestMessagesReturn(t *testing.T) {
-	for o := migration.Stop; o <= migration.Commit; o++ {
+	for o := migration.Stop; o <= migration.Settled; o++ {
 		m := migration.Message{Order: o, Epoch: 0xbeef}
 		if o == migration.Commit {
 			m.Sum = migration.SumOf([]byte("state"))

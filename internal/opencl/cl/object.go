@@ -180,11 +180,15 @@ const (
 	kernelGroupEnd    = 0x11b5
 	ArgParamsPerEntry = kernelArgEnd - kernelArgFirst
 
-	argAddress  = 0x1196
-	argAccess   = 0x1197
-	argTypeName = 0x1198
+	argAddress   = 0x1196
+	argAccess    = 0x1197
+	argTypeName  = 0x1198
+	argQualifier = 0x1199
 
-	accessNone = 0x11a3 // of all but images and pipes
+	addressConstant = 0x119d
+	accessReadOnly  = 0x11a0
+	accessNone      = 0x11a3 // of all but images and pipes
+	qualifierConst  = 1 << 0
 )
 
 // ArgClass says what a platform takes for an argument of a kernel.
@@ -229,6 +233,20 @@ func ClassOf(properties []Property) ArgClass {
 		}
 	}
 	return class
+}
+
+// OnlyReads reports whether a kernel does not write to the memory of an argument with these
+// properties: constant memory, a pointer to const, an image that is read only.
+func OnlyReads(properties []Property) bool {
+	for _, p := range properties {
+		switch v := word(p.Value); {
+		case p.Param == argAddress && v == addressConstant,
+			p.Param == argAccess && v == accessReadOnly,
+			p.Param == argQualifier && v&qualifierConst != 0:
+			return true
+		}
+	}
+	return false
 }
 
 // KernelProperties returns the attributes and the work-group properties.

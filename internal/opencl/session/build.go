@@ -9,8 +9,30 @@ import (
 
 // task is work of a compiler, which takes seconds: it goes on beside the other packets.
 type task struct {
-	programs []*program // that it uses
+	programs []*program // that it uses; the first one it changes
 	run      func() error
+	after    programState // of the first one, if run succeeds
+}
+
+// programState says what has been done with a program.
+type programState uint8
+
+const (
+	programNew programState = iota
+	programBuilt
+	programFailed // its build failed
+	programMade   // it was compiled, or linked of others
+)
+
+// end notes the end of a task.
+func (p *program) end(after programState, err error) {
+	p.version++
+	switch {
+	case err == nil:
+		p.state = after
+	case after == programBuilt:
+		p.state = programFailed
+	}
 }
 
 // compileTask returns the work of a packet that builds, compiles or links.
@@ -50,6 +72,7 @@ func (s *Session) compile(h reg.PacketHeader, c *cursor) error {
 		s.mu.Lock()
 		s.building--
 		setBusy(t.programs, false)
+		t.programs[0].end(t.after, err)
 		s.mu.Unlock()
 		// Without the connection, Run ends as well.
 		_ = s.send(reg.Event{Cookie: h.Cookie, Status: status(err)})
@@ -67,8 +90,11 @@ func setBusy(programs []*program, busy bool) {
 // arguments are buffers.
 func (s *Session) options(at, n uint64) (string, error) {
 	text, err := s.text(at, n)
-	return "-cl-kernel-arg-info " + string(text), err
+	return argInfo + string(text), err
 }
+
+// argInfo is the option with which a platform describes the arguments of kernels.
+const argInfo = "-cl-kernel-arg-info "
 
 func (s *Session) buildTask(c *cursor) (task, error) {
 	handle := c.u32()
@@ -79,7 +105,13 @@ func (s *Session) buildTask(c *cursor) (task, error) {
 		return task{}, err
 	}
 	options, err := s.options(at, n)
-	return task{[]*program{p}, func() error { return s.Library.Build(p.program, s.Device, options) }}, err
+	run := func() error {
+		s.mu.Lock()
+		p.options = options
+		s.mu.Unlock()
+		return s.Library.Build(p.program, s.Device, options)
+	}
+	return task{[]*program{p}, run, programBuilt}, err
 }
 
 func (s *Session) headersTask(c *cursor) (task, error) {
@@ -102,7 +134,7 @@ func (s *Session) headersTask(c *cursor) (task, error) {
 			used, headers = append(used, header), append(headers, header.program)
 		}
 	}
-	return task{used, func() error { return s.Library.Compile(p.program, s.Device, options, headers, names) }}, err
+	return task{used, func() error { return s.Library.Compile(p.program, s.Device, options, headers, names) }, programMade}, err
 }
 
 // linkTask makes a program. It stays after an error of the linker, for its messages.
@@ -113,7 +145,7 @@ func (s *Session) linkTask(c *cursor) (task, error) {
 		return task{}, err
 	}
 	text, err := s.text(at, n)
-	linked := &program{}
+	linked := &program{birth: s.birth()}
 	used, inputs := []*program{linked}, []cl.Program{}
 	for range count {
 		if err != nil || c.bad {
@@ -149,7 +181,7 @@ func (s *Session) linkTask(c *cursor) (task, error) {
 		linked.program = made
 		s.objects[handle] = linked
 		return err
-	}}, nil
+	}, programMade}, nil
 }
 
 // describer returns a program with the same kernels as a linked one, whose arguments the

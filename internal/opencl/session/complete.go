@@ -15,6 +15,8 @@ import (
 // goes to sleep, the queue's own goroutine waits for the commands instead, so that no
 // other goroutine wakes up for a short command, and none polls for a long one.
 type queue struct {
+	birth
+	flags   uint32
 	queue   cl.Queue
 	times   bool // events have times
 	ordered bool // commands end in their order
@@ -49,7 +51,7 @@ func (s *Session) newQueue(c *cursor) error {
 	if s.queues >= reg.MaxQueues {
 		return cl.OutOfResources
 	}
-	q := &queue{times: flags&reg.QueueWithoutTimes == 0, ordered: flags&reg.QueueOutOfOrder == 0}
+	q := &queue{birth: s.birth(), flags: flags, times: flags&reg.QueueWithoutTimes == 0, ordered: flags&reg.QueueOutOfOrder == 0}
 	h, err := s.Library.NewQueue(s.context, s.Device, q.times || s.Turns != nil, q.ordered)
 	if err != nil {
 		return err
@@ -176,6 +178,7 @@ func (s *Session) end(q *queue, c command, err error) reg.Event {
 		e.Queued, e.Submitted, e.Started, e.Ended = t[0], t[1], t[2], t[3]
 	}
 	delete(s.pending, c.cookie)
+	s.markEnd(c.cookie)
 	s.turns.changed = true
 	if c.event != 0 {
 		_ = s.Library.Release(c.event)
@@ -201,6 +204,7 @@ func (s *Session) enqueue(h reg.PacketHeader, c *cursor) error {
 		return err
 	}
 	s.pending[h.Cookie] = enqueued{out.event, q}
+	s.markBegin(h.Cookie)
 	if q.ordered {
 		q.commands = append(q.commands, out)
 	} else if err := s.addLoose(q, out); err != nil {

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"bytes"
 	"encoding/binary"
 
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
@@ -12,9 +13,12 @@ type image struct {
 	*buffer
 	extent [3]uint64 // pixels; the layers of an array come last
 	pixel  uint64    // bytes
+	body   []byte    // of the packet that made it
 }
 
 type sampler struct {
+	birth
+	body    []byte // of the packet that made it
 	sampler cl.Sampler
 	serial  uint64
 }
@@ -81,6 +85,7 @@ func extentOf(d *cl.ImageDesc) (e [3]uint64) {
 }
 
 func (s *Session) newImage(c *cursor) error {
+	body := bytes.Clone(c.b)
 	handle, in := c.u32(), c.u32()
 	flags := c.u64()
 	f := cl.ImageFormat{Order: c.u32(), Type: c.u32()}
@@ -99,17 +104,17 @@ func (s *Session) newImage(c *cursor) error {
 	if !ok {
 		return cl.InvalidImageSize
 	}
-	bytes := pixels * m.pixel
+	room := pixels * m.pixel
 	var parent *buffer
 	switch {
 	case in != 0:
 		var err error
-		if parent, d.Buffer, err = s.imageMemory(in, d, m, bytes); err != nil {
+		if parent, d.Buffer, err = s.imageMemory(in, d, m, room); err != nil {
 			return err
 		}
 	case d.Type == image1DBuffer || d.RowPitch != 0:
 		return cl.InvalidValue
-	case bytes > s.Memory-min(s.used, s.Memory):
+	case room > s.Memory-min(s.used, s.Memory):
 		return cl.MemAllocationFailure
 	}
 	h, err := s.Library.NewImage(s.context, flags&bufferFlags, f, d)
@@ -117,11 +122,12 @@ func (s *Session) newImage(c *cursor) error {
 		return err
 	}
 	s.serial++
-	m.buffer = &buffer{mem: h, serial: s.serial, size: bytes, parent: parent, users: 1}
+	m.body = body[:len(body)-len(c.b)]
+	m.buffer = &buffer{birth: s.birth(), mem: h, flags: flags, image: &m, serial: s.serial, size: room, parent: parent, users: 1}
 	if parent != nil {
 		parent.users++
 	} else {
-		s.used += bytes
+		s.used += room
 	}
 	s.objects[handle] = &m
 	return nil
@@ -152,6 +158,7 @@ func (s *Session) imageMemory(in uint32, d cl.ImageDesc, m image, bytes uint64) 
 }
 
 func (s *Session) newSampler(c *cursor) error {
+	body := bytes.Clone(c.b)
 	handle, normalized, addressing, filter := c.u32(), c.u32(), c.u32(), c.u32()
 	if err := s.free(handle, c); err != nil {
 		return err
@@ -164,7 +171,7 @@ func (s *Session) newSampler(c *cursor) error {
 		return err
 	}
 	s.serial++
-	s.objects[handle] = &sampler{sampler: h, serial: s.serial}
+	s.objects[handle] = &sampler{birth: s.birth(), body: body[:len(body)-len(c.b)], sampler: h, serial: s.serial}
 	return nil
 }
 
@@ -234,6 +241,7 @@ func (s *Session) transferImage(q *queue, h reg.PacketHeader, c *cursor, out *co
 		if !ok {
 			return 0, cl.InvalidValue
 		}
+		s.mark(m.buffer, 0, m.size)
 		return s.Library.WriteImage(q.queue, m.mem, origin, region, w, wait)
 	}
 	w, ok := s.window(h.Out, n)
@@ -262,6 +270,7 @@ func (s *Session) copyImage(q *queue, c *cursor) (cl.Event, error) {
 	case n != m:
 		return 0, cl.ImageFormatMismatch
 	}
+	s.mark(destination.buffer, 0, destination.size)
 	return s.Library.CopyImage(q.queue, source.mem, destination.mem, a, b, region, wait)
 }
 
@@ -280,6 +289,7 @@ func (s *Session) fillImage(q *queue, c *cursor) (cl.Event, error) {
 	if err != nil {
 		return 0, err
 	}
+	s.mark(m.buffer, 0, m.size)
 	return s.Library.FillImage(q.queue, m.mem, color, origin, region, wait)
 }
 
@@ -299,7 +309,9 @@ func (s *Session) copyImageBuffer(q *queue, h reg.PacketHeader, c *cursor) (cl.E
 		return 0, err
 	}
 	if h.Op == reg.PacketImageBuffer {
+		s.mark(b, offset, n)
 		return s.Library.ImageToBuffer(q.queue, m.mem, b.mem, origin, region, offset, wait)
 	}
+	s.mark(m.buffer, 0, m.size)
 	return s.Library.BufferToImage(q.queue, b.mem, m.mem, offset, origin, region, wait)
 }

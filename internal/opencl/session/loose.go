@@ -59,6 +59,7 @@ func (s *Session) addLoose(q *queue, c command) error {
 		q.loose--
 		delete(s.loose, c.cookie)
 		delete(s.pending, c.cookie)
+		s.markEnd(c.cookie)
 		if c.gate != nil { // the platform will not tell of its end, so it has no turn
 			_ = s.Library.SetUserEvent(c.gate.event)
 			s.endTurn(c.gate, [4]uint64{})

@@ -9,7 +9,12 @@ import (
 
 // buffer is a cl.Mem. Its bytes count until the last sub-buffer is released too.
 type buffer struct {
+	birth
 	mem    cl.Mem
+	flags  uint64
+	origin uint64 // of a sub-buffer
+	image  *image // whose memory it is; nil: of a buffer
+	blocks        // of one without parent
 	serial uint64 // of this session: the platform uses the value of a handle again
 	size   uint64
 	parent *buffer // of a sub-buffer
@@ -17,15 +22,25 @@ type buffer struct {
 }
 
 type program struct {
+	birth
 	program   cl.Program
+	kind      uint32 // of text
+	text      []byte // nil: the program was linked
+	options   string // of the last build
+	state     programState
 	described cl.Program // see describer
 	busy      bool       // a build is under way
+	version   uint32     // rises with each task that ends
 }
 
 type kernel struct {
+	birth
+	of     *program
+	name   string
 	kernel cl.Kernel
 	args   [][]byte // as last set, to set only those that differ
 	class  []cl.ArgClass
+	reads  []bool // it does not write to the memory of the argument
 }
 
 // object returns the object of a handle. missing is the error for no such object.
@@ -128,7 +143,7 @@ func (s *Session) newBuffer(c *cursor) error {
 	}
 	s.used += size
 	s.serial++
-	s.objects[handle] = &buffer{mem: m, serial: s.serial, size: size, users: 1}
+	s.objects[handle] = &buffer{birth: s.birth(), mem: m, flags: flags, serial: s.serial, size: size, users: 1}
 	return nil
 }
 
@@ -151,7 +166,7 @@ func (s *Session) newSubBuffer(c *cursor) error {
 	}
 	parent.users++
 	s.serial++
-	s.objects[handle] = &buffer{mem: m, serial: s.serial, size: size, parent: parent, users: 1}
+	s.objects[handle] = &buffer{birth: s.birth(), mem: m, flags: flags, origin: origin, serial: s.serial, size: size, parent: parent, users: 1}
 	return nil
 }
 
@@ -174,9 +189,14 @@ func (s *Session) newProgram(c *cursor) error {
 	if err != nil {
 		return err
 	}
+	return s.makeProgram(handle, kind, text)
+}
+
+// makeProgram makes a program of a text, which it keeps.
+func (s *Session) makeProgram(handle, kind uint32, text []byte) (err error) {
 	var p cl.Program
 	switch {
-	case n == 0:
+	case len(text) == 0:
 		err = cl.InvalidValue
 	case kind == reg.ProgramSource:
 		p, err = s.Library.NewProgram(s.context, text)
@@ -190,7 +210,7 @@ func (s *Session) newProgram(c *cursor) error {
 	if err != nil {
 		return err
 	}
-	s.objects[handle] = &program{program: p}
+	s.objects[handle] = &program{birth: s.birth(), program: p, kind: kind, text: text}
 	return nil
 }
 
@@ -259,13 +279,14 @@ func (s *Session) newKernel(c *cursor) result {
 		out = appendProperty(out, noIndex, p)
 	}
 	class := make([]cl.ArgClass, args)
+	reads := make([]bool, args)
 	for i := range args {
 		properties := s.Library.ArgProperties(described, i)
-		class[i] = cl.ClassOf(properties)
+		class[i], reads[i] = cl.ClassOf(properties), cl.OnlyReads(properties)
 		for _, p := range properties {
 			out = appendProperty(out, uint32(i), p)
 		}
 	}
-	s.objects[handle] = &kernel{kernel: k, args: make([][]byte, args), class: class}
+	s.objects[handle] = &kernel{birth: s.birth(), of: p, name: name, kernel: k, args: make([][]byte, args), class: class, reads: reads}
 	return result{data: out}
 }

@@ -90,6 +90,7 @@ func (s *Session) transfer(q *queue, h reg.PacketHeader, c *cursor, out *command
 		if !ok {
 			return 0, cl.InvalidValue
 		}
+		s.mark(b, offset, n)
 		return s.Library.Write(q.queue, b.mem, offset, w, wait)
 	}
 	w, ok := s.window(h.Out, n)
@@ -133,6 +134,7 @@ func (s *Session) transferRect(q *queue, h reg.PacketHeader, c *cursor, out *com
 		if !ok {
 			return 0, cl.InvalidValue
 		}
+		s.mark(b, 0, b.size)
 		return s.Library.WriteRect(q.queue, b.mem, r, region, w, wait)
 	}
 	w, ok := s.window(h.Out, n)
@@ -184,6 +186,7 @@ func (s *Session) copy(q *queue, c *cursor) (cl.Event, error) {
 	if err != nil {
 		return 0, err
 	}
+	s.mark(b, toOffset, n)
 	return s.Library.Copy(q.queue, a.mem, b.mem, fromOffset, toOffset, n, wait)
 }
 
@@ -205,6 +208,7 @@ func (s *Session) copyRect(q *queue, c *cursor) (cl.Event, error) {
 	if _, ok := volume(region); !ok || !within(ra, region, a.size) || !within(rb, region, b.size) {
 		return 0, cl.InvalidValue
 	}
+	s.mark(b, 0, b.size)
 	return s.Library.CopyRect(q.queue, a.mem, b.mem, ra, rb, region, wait)
 }
 
@@ -223,6 +227,7 @@ func (s *Session) fill(q *queue, c *cursor) (cl.Event, error) {
 	if size == 0 || size&(size-1) != 0 || offset%uint64(size) != 0 || n%uint64(size) != 0 {
 		return 0, cl.InvalidValue
 	}
+	s.mark(b, offset, n)
 	return s.Library.Fill(q.queue, b.mem, pattern, offset, n, wait)
 }
 
@@ -248,6 +253,11 @@ func (s *Session) run(q *queue, h reg.PacketHeader, c *cursor) (cl.Event, error)
 	for i, a := range l.args {
 		if err := s.setArg(k, i, a); err != nil {
 			return 0, err
+		}
+	}
+	for i, a := range l.args {
+		if !k.reads[i] {
+			s.markArg(a)
 		}
 	}
 	return s.Library.NDRange(q.queue, k.kernel, l.offset, l.global, l.local, wait, s.quiet(q))

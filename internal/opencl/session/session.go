@@ -31,6 +31,10 @@ type Config struct {
 	Memory  uint64 // bytes of buffers; 0: as much as the device has
 	Conn    Conn
 	Turns   Conn // the box tells it whose turn it is; nil: the tenant has the device alone
+	// Moves is the conversation about moves of the context to another device, and Ring the
+	// shared memory for it; nil: it cannot move.
+	Moves Conn
+	Ring  []byte
 	// Allowed, with Turns, is called before Memory changes to another value.
 	Allowed func(memory uint64) error
 	// Output returns up to n bytes that kernels have printed, which it forgets.
@@ -66,6 +70,9 @@ type Session struct {
 	scratch  []byte                  // of arguments
 	loose    map[uint64]looseCommand // by cookie: of out-of-order queues, not complete
 	turns    turns
+	born     uint32 // number of the last object
+	printed  []byte // what kernels printed before the context moved
+	track    *track // a move is under way; nil: none
 }
 
 // maxBuilds bounds the compilations at one time, and maxTasks those with the ones that wait
@@ -98,6 +105,9 @@ func Run(c Config) error {
 	s.tasks.Go(s.sendLoose)
 	if c.Turns != nil {
 		s.tasks.Go(s.takeTurns)
+	}
+	if c.Moves != nil {
+		s.tasks.Go(s.takeMoves)
 	}
 	// Nothing is released at the end: the process ends, and a command that never ends
 	// would hold up a release.
@@ -254,6 +264,16 @@ func (s *Session) window(at, n uint64) ([]byte, bool) {
 	return s.VRAM[at : at+n : at+n], true
 }
 
+// output returns up to n bytes that kernels have printed.
+func (s *Session) output(n int) []byte {
+	if len(s.printed) == 0 {
+		return s.Output(n)
+	}
+	out := s.printed[:min(n, len(s.printed))]
+	s.printed = s.printed[len(out):]
+	return out
+}
+
 // status returns the code of an error.
 func status(err error) int32 {
 	var code cl.Status
@@ -292,7 +312,7 @@ func (s *Session) control(h reg.PacketHeader, c *cursor) result {
 	case reg.PacketFormats:
 		return s.formats(c)
 	case reg.PacketOutput:
-		return result{data: s.Output(int(min(h.Room, reg.MaxOutput)))}
+		return result{data: s.output(int(min(h.Room, reg.MaxOutput)))}
 	}
 	return result{err: cl.InvalidOperation}
 }
