@@ -262,7 +262,7 @@ func (e *engine) loader() bool {
 	switch {
 	case m.to != nil:
 		return true
-	case !e.wanted: // it has failed, or somebody has ended it
+	case !e.wanted: // it has failed, or was ended
 		m.err = errors.New("opencl: the engine ended while it took over the context")
 		return false
 	case p == nil || p.context != e.context || p.killed || !p.ready:

@@ -115,7 +115,7 @@ func TestTargetIsBusy(t *testing.T) {
 	}
 }
 
-// Whatever a process says and another box sends, the box counts right and does not grow.
+// The box counts right and does not grow after any message of a process and any piece of a stream.
 func FuzzMoves(f *testing.F) {
 	e, p := newMoving(f)
 	f.Add(move.Message{Type: move.Put, Count: 64, Left: 1}.Append(nil), appendFrame(nil, frameStart, 0), true)

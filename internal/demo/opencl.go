@@ -26,14 +26,14 @@ type OpenCL struct {
 }
 
 const (
-	openCLBox = "box-d"
-	openCLDir = "/opt/opencl" // in the guest
-	// Two slots of the same device: one of them is held back as a spare.
+	openCLDir   = "/opt/opencl" // in the guest
 	openCLSlots = `slots:
-  - opencl: {memory: 1073741824, aperture: 16777216}
   - opencl: {memory: 1073741824, aperture: 16777216}
 `
 )
+
+// openCLBoxes have one slot each, of the same device: the GPU of the guest moves between them.
+var openCLBoxes = []string{"box-d", "box-e"}
 
 func (o OpenCL) there() bool { return o.Driver != "" }
 
@@ -55,31 +55,36 @@ func (d *demo) openCL() []action {
 		return nil
 	}
 	return []action{
-		{"a box with an OpenCL device of this machine starts", d.startOpenCL},
+		{"two boxes with an OpenCL device of this machine start", d.startOpenCL},
 		{"the guest gets the device as a GPU", d.attachOpenCL},
-		{"clpeak, unmodified, computes on it in the guest", d.runOpenCL},
+		{"clpeak, unmodified, computes on it in the guest, and the GPU moves between the boxes meanwhile", d.runOpenCL},
 		{"the lease is deleted, the device detached", d.release},
 	}
 }
 
 func (d *demo) startOpenCL(ctx context.Context) (string, error) {
-	file := d.procs.Path(openCLBox + ".yaml")
+	file := d.procs.Path("opencl.yaml")
 	if err := os.WriteFile(file, []byte(openCLSlots), 0o644); err != nil {
 		return "", err
 	}
-	if err := d.procs.Start(openCLBox, "box", "--manager", d.url, "--name", openCLBox, "--config", file); err != nil {
-		return "", err
+	for _, name := range openCLBoxes {
+		if err := d.procs.Start(name, "box", "--manager", d.url, "--name", name, "--config", file); err != nil {
+			return "", err
+		}
+		err := localpool.Poll(ctx, func() (bool, error) {
+			box, err := d.api.GetBox(ctx, connect.NewRequest(&dxpuv1.GetBoxRequest{BoxId: name}))
+			return err == nil && box.Msg.GetBox().GetNode().GetConnected(), nil
+		})
+		if err != nil {
+			return "", err
+		}
 	}
-	err := localpool.Poll(ctx, func() (bool, error) {
-		box, err := d.api.GetBox(ctx, connect.NewRequest(&dxpuv1.GetBoxRequest{BoxId: openCLBox}))
-		return err == nil && box.Msg.GetBox().GetNode().GetConnected(), nil
-	})
-	return d.cfg.OpenCL.Device, err
+	return d.cfg.OpenCL.Device, nil
 }
 
 func (d *demo) attachOpenCL(ctx context.Context) (string, error) {
 	res, err := d.api.CreateLease(ctx, connect.NewRequest(&dxpuv1.CreateLeaseRequest{Spec: &dxpuv1.LeaseSpec{
-		Count: 1, HostId: hostName, GpuIds: []string{openCLBox + "/0"},
+		Count: 1, HostId: hostName, GpuIds: []string{openCLBoxes[0] + "/0"},
 	}}))
 	if err != nil {
 		return "", err
@@ -101,7 +106,15 @@ done
 // runOpenCL runs clpeak's test of the latency of kernels, which compiles all its kernels.
 func (d *demo) runOpenCL(ctx context.Context) (string, error) {
 	at := time.Now()
-	out, err := d.pc.openCL(ctx, d.cfg.OpenCL)
+	ended := make(chan struct{})
+	var out string
+	var err error
+	go func() {
+		defer close(ended)
+		out, err = d.pc.openCL(ctx, d.cfg.OpenCL)
+	}()
+	moves, last := d.moveUntil(ctx, ended)
+	<-ended
 	var lines []string
 	for line := range strings.Lines(out) {
 		if line = strings.TrimSpace(line); strings.HasPrefix(line, "Device:") || strings.HasPrefix(line, "Kernel launch latency") {
@@ -112,5 +125,31 @@ func (d *demo) runOpenCL(ctx context.Context) (string, error) {
 		err = fmt.Errorf("clpeak prints %q", out)
 	}
 	d.figure("clpeak in the guest, with the compilation of its kernels", time.Since(at))
+	if moves == 0 && err == nil {
+		err = fmt.Errorf("the GPU has not moved: %w", last)
+	}
+	lines = append(lines, fmt.Sprintf("the GPU moved %d times meanwhile", moves))
 	return strings.Join(lines, "\n"), err
 }
+
+// moveUntil moves the GPU of the lease from box to box until a program ends, and returns how
+// often. A move that fails, as on a busy machine, has changed nothing; last is such an error.
+func (d *demo) moveUntil(ctx context.Context, ended <-chan struct{}) (moves int, last error) {
+	for {
+		if _, err := d.moveLive(ctx); err == nil {
+			moves++
+		} else {
+			last = err
+		}
+		select {
+		case <-ended:
+			return moves, last
+		case <-ctx.Done():
+			return moves, ctx.Err()
+		case <-time.After(moveInterval):
+		}
+	}
+}
+
+// moveInterval is the time between two moves: the GPU that was left is reset meanwhile.
+const moveInterval = time.Second

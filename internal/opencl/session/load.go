@@ -49,7 +49,7 @@ func (m *mover) load() error {
 			l.record = l.record[:0]
 		}
 		if _, taken := m.ring.Count(); taken-l.told >= move.RingSize/8 || m.ring.Ready() == 0 {
-			l.told = taken // what was taken was executed
+			l.told = taken // all of it was executed
 			if err := m.s.say(move.Message{Type: move.Taken, Generation: m.generation, Count: taken}); err != nil {
 				return err
 			}

@@ -8,8 +8,8 @@ import (
 	"github.com/dxpu-project/dxpu/internal/opencl/move"
 )
 
-// While the context moves to another device, the session knows what of its memory has changed:
-// what a command may write has changed when the command has ended. A copy that was made for the
+// While the context moves to another device, the session knows which parts of its memory have
+// changed: those that a command may write to, when the command has ended. A copy that was made for the
 // target meanwhile may have the old data, and does not count then.
 
 // blockSize is the unit in which changes are known, in bytes.
@@ -101,7 +101,7 @@ func (s *Session) change(p span) {
 	}
 }
 
-// muchLeft is how many changed bytes the box is told of at once.
+// muchLeft is how many changed bytes the box learns of at once.
 const muchLeft = 512 << 10
 
 // markBegin keeps what the command of a packet changes until its end.
@@ -124,7 +124,7 @@ func (s *Session) markEnd(cookie uint64) {
 	delete(t.late, cookie)
 	if t.early[cookie] {
 		if delete(t.early, cookie); len(t.early) == 0 {
-			s.changeAll() // nobody knows what they have changed
+			s.changeAll() // it is not known where they wrote
 		}
 	}
 }
@@ -192,12 +192,4 @@ func (b *buffer) next(t *track, most uint64) (offset, n uint64) {
 		return offset, min(n, b.size-offset)
 	}
 	return 0, 0
-}
-
-// clear removes all parts.
-func (b *buffer) clear(t *track) {
-	for w, word := range b.bits {
-		t.left -= min(uint64(bits.OnesCount64(word))*blockSize, t.left)
-		b.bits[w] = 0
-	}
 }
