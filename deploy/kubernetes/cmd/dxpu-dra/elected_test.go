@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -72,10 +73,12 @@ func TestElected(t *testing.T) {
 func TestElectionLost(t *testing.T) {
 	kube := fake.NewClientset()
 	o := &controllerOptions{namespace: "dxpu-system", leaseDuration: 1500 * time.Millisecond}
+	var away atomic.Bool
+	kube.PrependReactor("update", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return away.Load(), nil, errors.New("the API server is away")
+	})
 	err := o.elected(t.Context(), kube, func(ctx context.Context) error {
-		kube.PrependReactor("update", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
-			return true, nil, errors.New("the API server is away")
-		})
+		away.Store(true)
 		<-ctx.Done()
 		return nil
 	})
