@@ -83,8 +83,17 @@ func (d *demo) startOpenCL(ctx context.Context) (string, error) {
 }
 
 func (d *demo) attachOpenCL(ctx context.Context) (string, error) {
+	box, err := d.api.GetBox(ctx, connect.NewRequest(&dxpuv1.GetBoxRequest{BoxId: openCLBoxes[0]}))
+	if err != nil {
+		return "", err
+	}
+	gpus := box.Msg.GetBox().GetGpus()
+	if len(gpus) != 1 {
+		return "", fmt.Errorf("%s has %d GPUs", openCLBoxes[0], len(gpus))
+	}
+	// By its model: a GPU of that model in the other box can take the place of this one.
 	res, err := d.api.CreateLease(ctx, connect.NewRequest(&dxpuv1.CreateLeaseRequest{Spec: &dxpuv1.LeaseSpec{
-		Count: 1, HostId: hostName, GpuIds: []string{openCLBoxes[0] + "/0"},
+		Count: 1, HostId: hostName, Model: gpus[0].GetDevice().GetModel(),
 	}}))
 	if err != nil {
 		return "", err
