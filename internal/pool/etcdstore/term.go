@@ -96,6 +96,7 @@ func (s *Store) Campaign(ctx context.Context) (<-chan struct{}, error) {
 	}
 	t.key, t.revision = t.election.Key(), t.election.Rev()
 	s.term.Store(t)
+	s.readManagers(ctx) // a leader asks at once whether the others run its version
 	return t.lost, nil
 }
 

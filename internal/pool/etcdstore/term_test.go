@@ -60,6 +60,17 @@ func awaitManagers(t *testing.T, s *Store, n int) {
 	s.readManagers(ctx)
 }
 
+// A leader knows the managers as soon as it leads: it asks whether they run its version.
+func TestLeaderKnowsTheManagers(t *testing.T) {
+	s := open(t, Options{Dir: t.TempDir()})
+	if _, err := s.Campaign(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if all := s.Managers(); len(all) != 1 || !all[0].Leader {
+		t.Errorf("the managers are %v", all)
+	}
+}
+
 // TestFencing checks that of two managers one leads, that the other takes over, and
 // that the first one cannot write afterwards.
 func TestFencing(t *testing.T) {
