@@ -124,7 +124,9 @@ func TestHostileStreams(t *testing.T) {
 			record(reg.PacketWriteImage, 1, 0, 0, fields(uint64(0), uint64(0), uint64(0), uint64(5), uint64(4), uint64(1)), make([]byte, 80))...),
 		"a kernel of no program": record(reg.PacketKernel, 0, 0, 0, fields(uint32(1), uint32(9), uint32(1), uint32(0), "f"), nil),
 		"a program that fails": append(record(reg.PacketProgram, 3, uint16(reg.ProgramSource), 0, nil, []byte("__kernel void f(")),
-			record(reg.PacketBuild, 3, 0, 0, nil, nil)...),
+			record(reg.PacketBuild, 3, 0, 0, nil, []byte("-cl-kernel-arg-info "))...),
+		"a build without descriptions": append(record(reg.PacketProgram, 3, uint16(reg.ProgramSource), 0, nil, []byte(kernel)),
+			record(reg.PacketBuild, 3, 0, 0, nil, []byte("-DX"))...),
 		"a number twice": append(record(reg.PacketProgram, 3, uint16(reg.ProgramSource), 0, nil, []byte(kernel)),
 			record(reg.PacketProgram, 3, uint16(reg.ProgramSource), 0, nil, []byte(kernel))...),
 	} {

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 	"github.com/dxpu-project/dxpu/internal/opencl/cl"
@@ -129,6 +130,9 @@ func (s *Session) rebuild(h reg.PacketHeader, options string) error {
 	p, err := object[*program](s, h.Queue, cl.InvalidProgram)
 	if err != nil {
 		return err
+	}
+	if !strings.HasPrefix(options, argInfo) { // without it, the kinds of arguments are not known
+		return errRecord
 	}
 	p.options = options
 	err = s.Library.Build(p.program, s.Device, options)
