@@ -210,7 +210,7 @@ func (a *scripted) serve(c *net.UnixConn) {
 		_ = c.Close()
 	}()
 	b := make([]byte, 16*64+1)
-	for {
+	for first := true; ; first = false {
 		n, err := c.Read(b)
 		if err != nil || n == 0 {
 			return
@@ -221,6 +221,10 @@ func (a *scripted) serve(c *net.UnixConn) {
 		a.mu.Unlock()
 		if n%64 != 0 || n > 16*64 || n > 64 && !several {
 			a.t.Errorf("a packet of %d bytes", n)
+			return
+		}
+		if first && (n != 64 || decode(b).kind != hello) {
+			a.t.Errorf("a connection begins with %d bytes, %+v", n, decode(b))
 			return
 		}
 		for at := 0; at < n; at += 64 {

@@ -77,6 +77,11 @@ func TestShareOtherContext(t *testing.T) {
 		t.Errorf("DONE %+v, want the 100 us of the kernel", a.last(done))
 	}
 	p.do(success, "sync")
+	// The look for room in the window left the context of the second launch current.
+	a.await("the second DONE", func() bool { return a.count(done) == 2 })
+	if a.last(done).arg[0] != 100_000 {
+		t.Errorf("DONE %+v, want the 100 us of the kernel", a.last(done))
+	}
 	p.end()
 }
 

@@ -180,3 +180,113 @@ func TestBurstsWithoutTheirWaits(t *testing.T) {
 		t.Errorf("a turn of %v, want at most %v", longest, most)
 	}
 }
+
+// A launch by credit that is told with its end has run before it was told.
+func TestRanBeforeItWasTold(t *testing.T) {
+	for _, before := range []time.Duration{0, time.Millisecond} {
+		c := newChecker(t, "gemini", share.A100)
+		c.join(1, share.ClientSpec{Limit: share.Percent(30)})
+		c.receive(share.Event{Kind: share.Launch, Client: 1, Launch: 1, Ran: before})
+		c.clients[1].waiting = 1
+		c.decide()
+		c.receive(share.Event{Kind: share.Launch, Client: 1, Launch: 2, Ran: before}) // the burst goes on
+		c.clients[1].waiting = 2
+		c.complete(1, 20*time.Microsecond)
+		c.decide()
+		// Near a limit there is credit only for kernels whose time is known.
+		if got := c.credits[1] > 0; got != (before > 0) {
+			t.Errorf("credit of %d after a launch of %v", c.credits[1], before)
+		}
+	}
+}
+
+// Clients with a limit of utilisation ask for each launch; others never do.
+func TestCreditWithoutALimit(t *testing.T) {
+	for _, name := range []string{"gaia", "gaiapi"} {
+		c := newChecker(t, name, share.A100)
+		c.join(1, share.ClientSpec{Limit: share.Percent(30)})
+		c.join(2, share.ClientSpec{})
+		c.decide()
+		if c.credits[1] != 0 || c.credits[2] != share.MaxInFlight {
+			t.Errorf("%s: credits %v", name, c.credits)
+		}
+	}
+}
+
+// The holder of the token has credit until a burst like its last ones would not end in its
+// quota, and the policy wakes up for that.
+func TestCreditForAnotherBurst(t *testing.T) {
+	c := newChecker(t, "gemini", share.A100)
+	c.join(1, share.ClientSpec{})
+	const burst, quota = 60 * time.Millisecond, 250 * time.Millisecond
+	c.launch(1, share.Kernel{Blocks: 1})
+	c.decide()
+	c.pass(burst)
+	c.complete(1, burst)
+	c.decide()
+	if c.credits[1] == 0 || c.policy.Wake() != quota-burst {
+		t.Errorf("credit of %d until %v, want some until %v", c.credits[1], c.policy.Wake(), quota-burst)
+	}
+	if c.pass(quota - burst); c.credits[1] != 0 {
+		t.Errorf("credit of %d for a burst that does not end in the quota", c.credits[1])
+	}
+}
+
+// An offline client has no credit in its idle slot.
+func TestCreditInAnIdleSlot(t *testing.T) {
+	c := newChecker(t, "antman", share.A100)
+	c.join(1, share.ClientSpec{})
+	c.join(2, share.ClientSpec{Class: share.Offline})
+	for range 10 { // production is measured
+		c.request(time.Millisecond)
+	}
+	if c.credits[2] == 0 {
+		t.Error("no credit before the first mini-batch")
+	}
+	c.launch(2, share.Kernel{Blocks: 1})
+	c.decide()
+	c.pass(c.now + 10*time.Millisecond)
+	c.complete(2, 10*time.Millisecond)
+	if c.decide(); c.credits[2] != 0 {
+		t.Errorf("credit of %d in the idle slot", c.credits[2])
+	}
+	if c.pass(c.now + 100*time.Millisecond); c.credits[2] == 0 {
+		t.Error("no credit after the idle slot")
+	}
+}
+
+// An opportunistic client has credit while eight of its largest launches fit the limit, and none
+// while production is profiled.
+func TestCreditBelowARate(t *testing.T) {
+	for _, tc := range []struct {
+		blocks int64
+		credit int32
+	}{{1000, 8}, {5000, 0}} { // of a limit of 20,000 at first
+		c := newChecker(t, "tgs", share.A100)
+		c.join(1, share.ClientSpec{Class: share.Offline})
+		c.launch(1, share.Kernel{Blocks: tc.blocks})
+		c.decide()
+		if c.credits[1] != share.MaxInFlight {
+			t.Errorf("credit of %d without production", c.credits[1])
+		}
+		c.complete(1, time.Millisecond)
+		c.join(2, share.ClientSpec{})
+		c.decide()
+		for range 61 { // six readings of a steady rate
+			c.launch(2, share.Kernel{Blocks: 2000})
+			c.decide()
+			c.complete(2, time.Millisecond)
+			if c.now < 4*time.Second && c.credits[1] != 0 {
+				t.Fatalf("credit of %d at %v", c.credits[1], c.now)
+			}
+			c.pass(c.now + 100*time.Millisecond)
+		}
+		if c.credits[1] != tc.credit {
+			t.Errorf("credit of %d for launches of %d blocks, want %d", c.credits[1], tc.blocks, tc.credit)
+		}
+		c.join(3, share.ClientSpec{}) // profiles again
+		if c.decide(); c.credits[1] != 0 {
+			t.Errorf("credit of %d while production is profiled", c.credits[1])
+		}
+	}
+}

@@ -217,7 +217,7 @@ func (a *Agent) packetLocked(c *conn, packet []byte) {
 	now := a.now()
 	for len(packet) > 0 {
 		m, err := wire.Parse(packet[:min(len(packet), wire.MessageSize)])
-		if err != nil || len(packet) > wire.MaxPacket*wire.MessageSize {
+		if err != nil {
 			a.broker.Wrong(c.id)
 			return
 		}
