@@ -1,6 +1,7 @@
 package hostproxy_test
 
 import (
+	"errors"
 	"strings"
 	"sync"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/device/gpu"
 	"github.com/dxpu-project/dxpu/device/gpu/driver"
+	"github.com/dxpu-project/dxpu/device/gpu/driver/vfiouserbus"
 	"github.com/dxpu-project/dxpu/fault"
 	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
 )
@@ -290,4 +292,18 @@ func TestStaleEpochIsRefused(t *testing.T) {
 			closeBoth(t, bus2, dev2)
 		})
 	}
+}
+
+// A driver that opens a device which a VM has lost fails at once: the configuration space
+// still answers, with the values after a reset, and memory is all ones.
+func TestOpenLost(t *testing.T) {
+	r := newCluster(t, options{})
+	b := r.attach(0, 0, 0, 0)
+	bus := r.bus(0, 0, vfiouserbus.Options{})
+	r.boxes[0].kill()
+	r.await(b, lost)
+	if _, err := driver.Open(t.Context(), bus, driver.Options{}); !errors.Is(err, driver.ErrDeviceLost) {
+		t.Errorf("open: %v, want %v", err, driver.ErrDeviceLost)
+	}
+	check(t, bus.Close())
 }

@@ -143,7 +143,9 @@ func (d *Device) waitReady(ctx context.Context) error {
 				return nil
 			}
 		case allOnes32:
-			if d.bus.ConfigRead32(cfgspace.OffVendor) == allOnes32 {
+			// A device that was lost before open may answer for its configuration space with
+			// the values after a reset: it forgets that its memory was enabled.
+			if d.bus.ConfigRead32(cfgspace.OffVendor) == allOnes32 || d.bus.ConfigRead32(cfgspace.OffCommand)&cfgspace.CmdMemory == 0 {
 				return d.markLost()
 			}
 		default:
