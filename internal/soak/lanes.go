@@ -103,6 +103,9 @@ func (s *session) operation(what string, n int, do func(ctx context.Context) err
 		a.LostOperations++
 	})
 	if err == nil {
+		if n > 0 {
+			s.alive.Store(&began)
+		}
 		return true
 	}
 	s.ended.Store(true)

@@ -19,6 +19,9 @@ type session struct {
 	bus   driver.Bus
 	user  user
 	ended atomic.Bool // by a reported loss
+	// alive is when the last operation that the device took part in began: the session, if
+	// none did.
+	alive atomic.Pointer[time.Time]
 }
 
 // user drives one kind of device.
@@ -36,6 +39,7 @@ func (w *worker) session(b *want, stop <-chan struct{}) (release func()) {
 	w.ledger.add(func(a *Account) { a.Sessions++ })
 	length := between(w.rand, leastSession, mostSession)
 	s := &session{worker: w, want: b}
+	s.alive.Store(&began)
 	if err := s.open(); err != nil {
 		w.ledger.add(func(a *Account) { a.LostSessions++ })
 		w.ledger.lose(began, "slot %d: open the device: %v: %s", w.slot, err, w.ends(b))
@@ -92,7 +96,7 @@ func (s *session) open() error {
 // balance compares the counters of both ends of the link: all that one end has sent
 // must have arrived at the other, because the lanes have ended.
 func (s *session) balance() {
-	b, began := s.want, time.Now()
+	b := s.want
 	var host, box *dxpuv1.Counters
 	even := s.cluster.until(operationLimit, func() bool {
 		h, x := s.cluster.observed(s.slot, b)
@@ -107,8 +111,9 @@ func (s *session) balance() {
 		s.ledger.violate("slot %d: the host has sent %d TLPs and received %d, the box has received %d and sent %d", s.slot,
 			host.GetTlpsSent(), host.GetTlpsReceived(), box.GetTlpsReceived(), box.GetTlpsSent())
 	case h.GetState() != attached || x.GetState() != attached:
+		// A lane may have waited for another slot while this one was lost.
 		s.ended.Store(true)
-		s.ledger.lose(began, "slot %d: %s", s.slot, s.ends(b))
+		s.ledger.lose(*s.alive.Load(), "slot %d: %s", s.slot, s.ends(b))
 	default:
 		s.ledger.add(func(a *Account) { a.BalancedSessions++ })
 	}
