@@ -202,7 +202,10 @@ func TestMigrationFails(t *testing.T) {
 			next := b.next
 			r.apply()
 			r.until("copied", func() bool {
-				return r.atHost(b).GetMigration().GetState() == fault.host && r.atBox(b).GetMigration().GetState() >= migrationReady
+				host, box := r.atHost(b).GetMigration(), r.atBox(b).GetMigration()
+				// A target that has refused does not tell the source that it has settled.
+				return host.GetBindingId() == next.id && host.GetState() == fault.host &&
+					(fault.host == migrationFailed || box.GetBindingId() == next.id && box.GetState() >= migrationReady)
 			})
 			if state, why := r.switchOver(b); state != migrationFailed {
 				t.Fatalf("%s: the migration is %v: %s; target: %v", fault.name, state, why, r.atBox(next))
