@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -324,6 +325,13 @@ func (a *scripted) count(kind uint32) int {
 		}
 	}
 	return n
+}
+
+// messages returns the messages so far.
+func (a *scripted) messages() []message {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Clone(a.log)
 }
 
 // last returns the last message of a kind.
