@@ -80,22 +80,13 @@ func (e *engine) renew() error {
 		_ = e.file.Close()
 		e.file = nil
 	}
-	fd, err := unix.MemfdCreate("dxpu-vram", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	file, err := newMemory("vram", int64(len(e.vram)))
 	if err != nil {
-		return fmt.Errorf("shared memory: %w", err)
+		return err
 	}
-	file := os.NewFile(uintptr(fd), "dxpu-vram")
-	err = file.Truncate(int64(len(e.vram)))
-	if err == nil {
-		// A process must not shrink the memory: the box would fault.
-		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
-	}
-	if err == nil {
-		_, err = unix.MmapPtr(fd, 0, unsafe.Pointer(unsafe.SliceData(e.vram)), uintptr(len(e.vram)),
-			unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED)
-	}
-	if err != nil {
-		return errors.Join(fmt.Errorf("shared memory: %w", err), file.Close())
+	if _, err = unix.MmapPtr(int(file.Fd()), 0, unsafe.Pointer(unsafe.SliceData(e.vram)), uintptr(len(e.vram)),
+		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
+		return errors.Join(fmt.Errorf("map the shared memory: %w", err), file.Close())
 	}
 	e.file = file
 	e.times, e.move = nil, mover{generation: e.move.generation + 1}

@@ -2,11 +2,7 @@ package opencl
 
 import (
 	"bytes"
-	"errors"
-	"fmt"
 	"os"
-
-	"golang.org/x/sys/unix"
 )
 
 // saidRoom is how much of a process's standard error is kept, and maxSaid how much of its
@@ -20,19 +16,7 @@ const (
 // process says why. The file has a fixed size, and the box reads it at the end: a
 // program of a tenant that writes without end costs the box nothing.
 func newSaid() (*os.File, error) {
-	fd, err := unix.MemfdCreate("dxpu-stderr", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	if err != nil {
-		return nil, fmt.Errorf("standard error of the process: %w", err)
-	}
-	f := os.NewFile(uintptr(fd), "stderr")
-	err = f.Truncate(saidRoom)
-	if err == nil {
-		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("standard error of the process: %w", err), f.Close())
-	}
-	return f, nil
+	return newMemory("stderr", saidRoom)
 }
 
 // lastWords returns the end of what a process wrote.
