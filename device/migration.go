@@ -13,7 +13,8 @@ import (
 // nothing is left. It calls Thaw if the move has failed. The owner of the target calls
 // Reset, StoreMemory, Restore and then Thaw.
 type Migratable interface {
-	// Movable returns the reason why the state cannot move; nil: it can.
+	// Movable returns the reason why the state cannot move; nil: it can. The device may find
+	// one during a move, which the owner ends then.
 	Movable() error
 
 	// Track begins to record which memory changes, or ends it. At the beginning all

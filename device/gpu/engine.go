@@ -37,7 +37,8 @@ type Engine interface {
 // nothing yet says so, and the owner of the GPU calls it again after Transmit.
 type Mover interface {
 	Engine
-	// Movable returns why contexts cannot move; nil: they can.
+	// Movable returns why contexts cannot move; nil: they can. A reason that the engine finds
+	// during a move lasts until the next Track.
 	Movable() error
 	// Identity describes what the driver has read of the engine.
 	Identity() string

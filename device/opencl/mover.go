@@ -50,10 +50,11 @@ type mover struct {
 	from     *process // that saves; nil: none
 	context  uint64   // that the stream has; 0: none
 	left     uint64
-	passing  bool // between Pass and Passed
-	rest     bool // the next pass is the last one
-	last     bool // the last pass was asked for
-	complete bool // and is over
+	passing  bool  // between Pass and Passed
+	rest     bool  // the next pass is the last one
+	last     bool  // the last pass was asked for
+	complete bool  // and is over
+	lost     error // why the process cannot save its context; nil: it can
 
 	// Target.
 	position uint64 // of the stream
@@ -71,7 +72,9 @@ func (e *engine) Movable() error {
 	if e.limits.turns {
 		return errors.New("a part of an OpenCL device cannot move")
 	}
-	return nil
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.move.lost
 }
 
 // Identity implements gpu.Mover.
@@ -93,6 +96,13 @@ func (e *engine) Track(on bool) {
 func (m *mover) tell(p *process, msg move.Message) {
 	msg.Generation = m.generation
 	sendNow(p.moves, msg.Append(nil))
+}
+
+// begin begins a conversation with a process, by its first message.
+func (m *mover) begin(p *process, first move.Type) {
+	m.generation++
+	m.ring, m.told = move.Ring{Memory: p.ring}, 0
+	m.tell(p, move.Message{Type: first})
 }
 
 // Changed implements gpu.Mover.
@@ -166,10 +176,8 @@ func (e *engine) follow(p []byte, now uint64) (n int, later bool) {
 		return 0, e.state == reg.ComputeStarting && m.rest
 	}
 	m.context, m.from = now, e.process
-	m.generation++
-	m.passing, m.last, m.complete, m.told, m.left = true, false, false, 0, unknownLeft // until the first Passed
-	m.ring = move.Ring{Memory: e.process.ring}
-	m.tell(m.from, move.Message{Type: move.Save})
+	m.passing, m.last, m.complete, m.lost, m.left = true, false, false, nil, unknownLeft // until the first Passed
+	m.begin(m.from, move.Save)
 	return len(appendFrame(p[:0], frameStart, 0)), true
 }
 
@@ -268,10 +276,8 @@ func (e *engine) loader() bool {
 	case p == nil || p.context != e.context || p.killed || !p.ready:
 		return false
 	}
-	m.to, m.told = p, 0
-	m.generation++
-	m.ring = move.Ring{Memory: p.ring}
-	m.tell(p, move.Message{Type: move.Load})
+	m.to = p
+	m.begin(p, move.Load)
 	return true
 }
 
@@ -325,21 +331,13 @@ func (e *engine) forgetMove(p *process) {
 
 // connectMoves makes the socket and the ring for moves, and returns the process's ends.
 func (p *process) connectMoves() (others []*os.File, err error) {
-	fd, err := unix.MemfdCreate("dxpu-move", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	file, err := newMemory("moves", move.RingSize)
 	if err != nil {
-		return nil, fmt.Errorf("memory for moves: %w", err)
+		return nil, err
 	}
-	file := os.NewFile(uintptr(fd), "dxpu-move")
-	err = file.Truncate(move.RingSize)
-	if err == nil {
-		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
-	}
-	var ring []byte
-	if err == nil {
-		ring, err = unix.Mmap(fd, 0, move.RingSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	}
+	ring, err := unix.Mmap(int(file.Fd()), 0, move.RingSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("memory for moves: %w", err), file.Close())
+		return nil, errors.Join(fmt.Errorf("map the memory for moves: %w", err), file.Close())
 	}
 	conn, other, err := connectTalk("moves")
 	if err != nil {
@@ -392,7 +390,7 @@ func (e *engine) takeMove(p *process, msg move.Message) error {
 		m.left = min(msg.Left, unknownLeft<<10)
 		return nil
 	case msg.Type == move.Loaded && saving:
-		e.log.Warn("the OpenCL engine cannot save its context", "err", msg.Text)
+		m.lost = fmt.Errorf("the OpenCL engine cannot save its context: %.200q", msg.Text)
 		return nil
 	case msg.Type == move.Passed && saving:
 		m.left, m.passing, m.complete = min(msg.Left, unknownLeft<<10), false, m.last

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -77,6 +78,26 @@ func TestMoverIsNotFooled(t *testing.T) {
 	}
 	if n, later := e.Save(buf); n != 0 || !later || !e.move.passing {
 		t.Errorf("no pass over what has changed: %d %v", n, later)
+	}
+}
+
+// A process that cannot save its context says why, and the next move asks it again.
+func TestContextCannotBeSaved(t *testing.T) {
+	e, p := newMoving(t)
+	e.Track(true)
+	e.Save(make([]byte, 4096))
+	if err := e.Movable(); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.takeMove(p, move.Message{Type: move.Loaded, Generation: e.move.generation, Text: "no binary"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Movable(); err == nil || !strings.Contains(err.Error(), "no binary") {
+		t.Errorf("a context that cannot be saved: %v", err)
+	}
+	e.Track(false)
+	if err := e.Movable(); err != nil {
+		t.Errorf("after the move: %v", err)
 	}
 }
 

@@ -85,6 +85,11 @@ func (d *departure) Transmit(e engine.Entry) {
 	if d.binding == nil || d.binding.State(e) != link.Up || d.phase >= sent {
 		return
 	}
+	if err := d.device.Movable(); err != nil {
+		d.fail(e, err.Error())
+		d.slot.say(e, migration.Refused, d.epoch)
+		return
+	}
 	if d.phase == readyToStop {
 		if d.device.Changed() < littleLeft || d.rounds >= maxRounds || e.Now() < d.recopy {
 			return

@@ -118,7 +118,7 @@ func (s *slot) order(e engine.Entry, m migration.Message) {
 	case m.Order == migration.Resume && s.stopping:
 		s.stopping = false
 		s.migratable.Thaw(e.Now())
-		if d != nil {
+		if d != nil && d.phase != departureFailed {
 			d.fail(e, "the host went on with this device")
 		}
 	case m.Order == migration.Start && s.arriving && s.installed != nil && s.installed.epoch == m.Epoch:

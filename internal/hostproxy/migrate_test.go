@@ -228,10 +228,59 @@ func TestMigrationFails(t *testing.T) {
 	})
 }
 
-// odd is a GPU that refuses what another one sends.
+// A source that finds during the copy that it cannot be saved ends the migration, says why, and
+// goes on. A later migration works.
+func TestSourceCannotBeSaved(t *testing.T) {
+	r := newCluster(t, options{boxes: 2, inside: true, timeout: time.Minute, wrap: func(d device.Device) device.Device { return &odd{GPU: d.(*gpu.GPU)} }})
+	b := r.attach(0, 0, 0, 0)
+	bus, dev := r.open1(0, 0)
+	defer closeBoth(t, bus, dev)
+	copyBothWays(t, dev, 1<<20) // the device has memory to send
+	why := errors.New("an object has no name")
+	with := func(err error) {
+		check(t, r.boxes[0].With(t.Context(), 0, func(d device.Device) { d.(*odd).save = err }))
+	}
+	r.during(dev, func() {
+		with(why)
+		b.next = r.plan(0, 0, 1, 0)
+		r.bindings = r.bindings[:len(r.bindings)-1]
+		next := b.next
+		r.apply()
+		r.until("failed at both", func() bool {
+			host, box := r.atHost(b).GetMigration(), r.atBox(b).GetMigration()
+			return host.GetState() == migrationFailed && box.GetState() == migrationFailed && box.GetDetail() == why.Error()
+		})
+		b.next = nil
+		r.apply()
+		r.until("the target is free", func() bool { return r.atBox(next) == nil && r.atHost(b).GetMigration() == nil })
+		with(nil)
+		b = r.migrate(b, 1, 0)
+	})
+}
+
+// odd is a GPU that refuses what another one sends, or cannot be saved once it is asked for
+// memory.
 type odd struct {
 	*gpu.GPU
-	restore, store error
+	restore, store, save error
+	asked                bool
+}
+
+func (o *odd) Movable() error {
+	if o.asked && o.save != nil {
+		return o.save
+	}
+	return o.GPU.Movable()
+}
+
+func (o *odd) Track(on bool) {
+	o.asked = false
+	o.GPU.Track(on)
+}
+
+func (o *odd) ChangedMemory(from uint64, buf []byte) (addr uint64, n int, later bool) {
+	o.asked = true
+	return o.GPU.ChangedMemory(from, buf)
 }
 
 func (o *odd) Restore(now time.Duration, state []byte) (ok bool, err error) {
