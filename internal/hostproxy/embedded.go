@@ -77,7 +77,7 @@ func (f *Embedded) start(h *Proxy) error {
 	}
 	h.router = f.sw
 	f.spec.Host.Timeout = cmp.Or(f.spec.Host.Timeout, h.cfg.CompletionTimeout)
-	f.spec.Host.Slack = f.slack
+	f.spec.Host.Slack, f.spec.Host.TimedOut = f.slack, f.timedOut
 	if f.host, err = embedded.New(f.spec.Host, f.spec.Memory, f.kick); err != nil {
 		return err
 	}
@@ -173,6 +173,13 @@ func (f *Embedded) slack(o transaction.Overdue) (most time.Duration) {
 		}
 	}
 	return most + f.entry.StoodStill(o.Deadline-o.Timeout)
+}
+
+// timedOut counts an access that a device has not answered in time.
+func (f *Embedded) timedOut(access *tlp.Packet) {
+	if slot, ok := f.sw.SlotOf(access); ok {
+		f.owner.slots[slot].counters.timeouts.Add(1)
+	}
 }
 
 // arm sets the timer for the root complex. The slots' bindings cannot do that: a

@@ -33,6 +33,9 @@ type Spec struct {
 	// Slack returns the time by which requests with a timeout may exceed it at present.
 	// nil: none.
 	Slack func(transaction.Overdue) time.Duration
+	// TimedOut, if set, is called with each CPU access that has a request without an answer in
+	// time.
+	TimedOut func(access *tlp.Packet)
 	// RetryFor is how long a configuration request that is answered with
 	// Request Retry Status is repeated; 0: 1 s (section 6.6.1).
 	RetryFor time.Duration

@@ -205,9 +205,22 @@ func (h *RootComplex) finish(now time.Duration, r transaction.Result) {
 			h.counters.Failed++
 		} else {
 			h.counters.Timeouts++
+			h.tell(op)
 		}
 	}
 	h.finishOperation(op)
+}
+
+// tell passes an access without an answer to the owner.
+func (h *RootComplex) tell(op *operation) {
+	if h.spec.TimedOut == nil {
+		return
+	}
+	p := tlp.Packet{Type: op.kind, Target: op.target, Register: uint16(op.addr), Length: 1}
+	if !op.kind.Config() {
+		p.SetMemory(op.addr, 1)
+	}
+	h.spec.TimedOut(&p)
 }
 
 // retry schedules the repetition of a configuration access that the device cannot answer

@@ -26,6 +26,12 @@ func (s *Switch) FromHost(p *tlp.Packet) mapping.Route {
 	return r
 }
 
+// SlotOf returns the slot to which a request of the host goes. ok is false if it goes to none.
+func (s *Switch) SlotOf(p *tlp.Packet) (slot int, ok bool) {
+	r := s.router.FromHost(p)
+	return r.Slot, r.Where == mapping.ToSlot
+}
+
 // FromSlot routes a TLP that arrives at a downstream port: to the host, to the
 // device of another slot (peer-to-peer), or Here, as FromHost does.
 func (s *Switch) FromSlot(slot int, p *tlp.Packet) mapping.Route {
