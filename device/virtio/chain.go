@@ -69,6 +69,9 @@ const (
 	descIndirect = 4
 )
 
+// complete reports whether a chain in loading has its data in the pool.
+func (c *chain) complete() bool { return c.placed && c.pending == 0 && c.loaded == c.out }
+
 // begin starts the walk over the descriptors.
 func (c *chain) begin(q *queue) {
 	c.state = chainWalking

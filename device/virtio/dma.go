@@ -171,7 +171,7 @@ func (d *Device) writeResult(q *queue, emit func(p *tlp.Packet) bool) bool {
 		s := &c.segments[b.segment]
 		addr := s.addr + uint64(b.off)
 		n := tlp.NextChunk(addr, min(int(s.n)-b.off, c.used-b.done), d.maxPayload())
-		d.putBytes(addr, d.backend.Pool(q.index)[c.at+c.out+b.done:][:n])
+		d.putBytes(addr, d.behind(q).Pool(q.index)[c.at+c.out+b.done:][:n])
 		if !emit(&d.out) {
 			return false
 		}

@@ -17,6 +17,20 @@ type Kind struct {
 	// Stateful says that a back end keeps state of its driver that outlives a reset, such as
 	// open files, or connections of the network.
 	Stateful bool
+	// Ordered says that the requests of a virtqueue reach the back end in the order of the
+	// driver: they are packets.
+	Ordered bool
+	// Events is the virtqueue, behind those of the back end, whose requests the device ends
+	// itself: each is a buffer for an event. 0: none.
+	Events int
+}
+
+// Backed returns how many of the device's virtqueues, the first ones, the back end serves.
+func (k *Kind) Backed(queues int) int {
+	if k.Events != 0 {
+		return min(queues, k.Events)
+	}
+	return queues
 }
 
 func bits(n ...uint) (set uint64) {
@@ -53,7 +67,7 @@ var FileSystem = &Kind{Name: "fs", ID: 26, Class: 0x018000, MinQueues: 2, Config
 
 // Network is a network card (section 5.1) without a control queue.
 var Network = &Kind{
-	Name: "net", ID: 1, Class: 0x020000, MinQueues: 2, ConfigSize: 6, Repeatable: true, Stateful: true,
+	Name: "net", ID: 1, Class: 0x020000, MinQueues: 2, ConfigSize: 6, Repeatable: true, Stateful: true, Ordered: true,
 	Features: bits(0, 1, netMAC, 7, 8, 9, 10, 11, 12, 13, 14, 15), // checksums, segmentation, merged buffers
 }
 
@@ -61,6 +75,15 @@ var Network = &Kind{
 const FeatureMAC = 1 << netMAC
 
 const netMAC = 5
+
+// Socket connects programs of the guest, by stream sockets of the family AF_VSOCK, with
+// programs beside the back end (section 5.10). Its virtqueues are those of packets to the
+// driver, of packets from the driver, and of events. The back end knows the connections: see
+// [Device.ResetTransport].
+var Socket = &Kind{
+	Name: "vsock", ID: 19, Class: 0x078000, MinQueues: 3, ConfigSize: 8, Repeatable: true, Stateful: true, Ordered: true, Events: 2,
+	Features: bits(0, 1, 2), // streams, packets of a sequence, no implied streams
+}
 
 // Kinds are the types of devices, by name.
 func Kinds() []*Kind { return []*Kind{Block, FileSystem, Network} }

@@ -11,7 +11,8 @@ import (
 
 // queue is a split virtqueue (section 2.7).
 type queue struct {
-	index int
+	index   int
+	ordered bool // see Kind
 
 	// Registers.
 	size, vector      uint16
@@ -32,8 +33,12 @@ type queue struct {
 	walking fifo   // descriptors to read
 	loading fifo   // data to read
 	ended   fifo   // to write back
-	given   int    // chains that the back end has
-	kick    bool   // Submit was called
+	// line has the chains that the back end of an ordered virtqueue does not have yet, in the
+	// order of arrival. The first entered of them have come to loading.
+	line    fifo
+	entered int
+	given   int  // chains that the back end has
+	kick    bool // Submit was called
 	pool    pool
 
 	// The used ring.
@@ -52,6 +57,8 @@ func (f *fifo) push(id uint16) { f.ids[(f.head+f.n)%MaxRequests] = id; f.n++ }
 
 func (f *fifo) front() uint16 { return f.ids[f.head] }
 
+func (f *fifo) at(i int) uint16 { return f.ids[(f.head+i)%MaxRequests] }
+
 func (f *fifo) pop() uint16 {
 	id := f.ids[f.head]
 	f.head, f.n = (f.head+1)%MaxRequests, f.n-1
@@ -60,7 +67,7 @@ func (f *fifo) pop() uint16 {
 
 // reset brings a virtqueue to the state after a device reset. The chains keep their memory.
 func (q *queue) reset(size uint16) {
-	*q = queue{index: q.index, size: size, vector: noVector, chains: q.chains}
+	*q = queue{index: q.index, ordered: q.ordered, size: size, vector: noVector, chains: q.chains}
 	for i := range q.chains {
 		c := &q.chains[i]
 		*c = chain{segments: c.segments[:0], window: c.window[:0]}
@@ -114,7 +121,7 @@ func (d *Device) step(q *queue, emit func(p *tlp.Packet) bool) stepResult {
 	if !q.enabled {
 		return stepIdle
 	}
-	if d.backend != nil {
+	if d.behind(q) != nil {
 		d.kick(q)
 		d.collect(q)
 	}
@@ -132,7 +139,7 @@ func (d *Device) step(q *queue, emit func(p *tlp.Packet) bool) stepResult {
 func (d *Device) kick(q *queue) {
 	if q.kick {
 		q.kick = false
-		d.backend.Kick(q.index)
+		d.behind(q).Kick(q.index)
 	}
 }
 
@@ -144,7 +151,7 @@ func (d *Device) collect(q *queue) {
 		return
 	}
 	for q.given > 0 {
-		id, n, ok := d.backend.Used(q.index)
+		id, n, ok := d.behind(q).Used(q.index)
 		if !ok {
 			return
 		}
@@ -169,7 +176,7 @@ func (d *Device) fetch(q *queue, emit func(p *tlp.Packet) bool) stepResult {
 			return d.fetchRing(q, emit)
 		case q.walking.n > 0:
 			return d.fetchDescriptors(q, emit)
-		case q.loading.n > 0 && d.backend != nil:
+		case q.loading.n > 0 && d.behind(q) != nil:
 			r, again := d.load(q, emit)
 			if !again {
 				return r
@@ -219,6 +226,9 @@ func (d *Device) fetchedRing(q *queue) {
 		c.head, c.order = head, q.arrived
 		c.begin(q)
 		q.walking.push(id)
+		if q.ordered {
+			q.line.push(id)
+		}
 	}
 	q.next += uint16(q.fetching)
 	q.fetching = 0
@@ -247,15 +257,28 @@ func (d *Device) fetchedDescriptors(q *queue, id uint16) {
 	if c.pending--; c.pending > 0 || c.issued < len(c.window) {
 		return
 	}
-	end, err := c.parse(d.spec.Pool)
+	end, err := c.parse(d.poolSize(q))
 	switch {
 	case err != nil:
 		d.Break(fmt.Sprintf("virtqueue %d: %v", q.index, err))
 	case end:
 		c.state = chainLoading
-		q.loading.push(id)
+		q.enter(id)
 	default:
 		q.walking.push(id)
+	}
+}
+
+// enter brings a chain to loading. In an ordered virtqueue it waits there for the chains
+// before it: they could find no room in the pool behind it, and never get out of its way.
+func (q *queue) enter(id uint16) {
+	if !q.ordered {
+		q.loading.push(id)
+		return
+	}
+	for q.entered < q.line.n && q.chains[q.line.at(q.entered)].state == chainLoading {
+		q.loading.push(q.line.at(q.entered))
+		q.entered++
 	}
 }
 
@@ -278,7 +301,7 @@ func (d *Device) load(q *queue, emit func(p *tlp.Packet) bool) (r stepResult, ag
 	s := &c.segments[c.segment]
 	addr := s.addr + uint64(c.off)
 	n := tlp.NextChunk(addr, int(s.n)-c.off, d.readSize())
-	dst := d.backend.Pool(q.index)[c.at+c.loaded:][:n]
+	dst := d.behind(q).Pool(q.index)[c.at+c.loaded:][:n]
 	sent := d.reads.send(d, emit, addr, dst, q.cookie(readData, id))
 	if sent == readNoTag {
 		return stepIdle, false
@@ -294,16 +317,27 @@ func (d *Device) load(q *queue, emit func(p *tlp.Packet) bool) (r stepResult, ag
 	return sent.step(), false
 }
 
-// submit gives a request to the back end when its data is complete.
+// submit gives a request to the back end when its data is complete, and in an ordered
+// virtqueue also those before it.
 func (d *Device) submit(q *queue, id uint16) {
-	c := &q.chains[id]
-	if c.pending > 0 || c.loaded < c.out {
+	if !q.ordered {
+		if q.chains[id].complete() {
+			d.give(q, id)
+		}
 		return
 	}
+	for q.entered > 0 && q.chains[q.line.front()].complete() {
+		q.entered--
+		d.give(q, q.line.pop())
+	}
+}
+
+func (d *Device) give(q *queue, id uint16) {
+	c := &q.chains[id]
 	c.state = chainSubmitted
 	q.given++
 	q.kick = true
-	d.backend.Submit(q.index, id, c.at, c.out, c.in)
+	d.behind(q).Submit(q.index, id, c.at, c.out, c.in)
 }
 
 // rewind brings the chains back to the state without a back end.
@@ -311,6 +345,7 @@ func (q *queue) rewind(poolSize int) {
 	q.look, q.looking = q.look || q.looking, false
 	q.fetching, q.given, q.kick = 0, 0, false
 	q.walking, q.loading, q.ended = fifo{}, fifo{}, fifo{}
+	q.line, q.entered = fifo{}, 0
 	q.back = writeBack{}
 	q.pool.reset(poolSize)
 	var ids []uint16
@@ -323,12 +358,15 @@ func (q *queue) rewind(poolSize int) {
 	for _, id := range ids {
 		c := &q.chains[id]
 		c.placed, c.pending = false, 0
+		if q.ordered {
+			q.line.push(id)
+		}
 		if c.state == chainWalking {
 			c.begin(q)
 			q.walking.push(id)
 			continue
 		}
 		c.state = chainLoading
-		q.loading.push(id)
+		q.enter(id)
 	}
 }

@@ -91,6 +91,7 @@ type Device struct {
 	queues  []queue
 	turn    int // virtqueue that is served next
 	backend Backend
+	events  events
 
 	out tlp.Packet
 	buf [pcie.MaxPayload + 2*pcie.DW]byte
@@ -119,7 +120,7 @@ func New(spec Spec) (*Device, error) {
 	}
 	d := &Device{spec: spec, cfg: cfg, window: findWindow(cfg), queues: make([]queue, spec.Queues)}
 	for i := range d.queues {
-		d.queues[i].index = i
+		d.queues[i].index, d.queues[i].ordered = i, spec.Kind.Ordered
 	}
 	d.retag()
 	d.restart()
@@ -128,7 +129,8 @@ func New(spec Spec) (*Device, error) {
 
 // Offer sets the features of the back end and the device configuration, which is read-only
 // for the driver. A driver that has accepted features that are gone finds a device that
-// needs a reset, and any other driver gets an interrupt if the configuration has changed.
+// needs a reset, and any other driver gets an interrupt if the configuration has changed, and
+// the event of [Device.ResetTransport]: that of a socket device reads its address only then.
 func (d *Device) Offer(features uint64, config []byte) {
 	d.offered = features & d.spec.Kind.Features
 	changed := string(config) != string(d.config)
@@ -138,6 +140,7 @@ func (d *Device) Offer(features uint64, config []byte) {
 	} else if changed && d.session.Running {
 		d.common.generation++
 		d.fireConfig()
+		d.ResetTransport()
 	}
 }
 
@@ -148,7 +151,11 @@ func (d *Device) SetBackend(b Backend) {
 	d.reads.cancel(d)
 	d.backend = b
 	for i := range d.queues {
-		d.queues[i].rewind(d.spec.Pool)
+		q := &d.queues[i]
+		if d.ownsQueue(q) {
+			d.events.rewind(q)
+		}
+		q.rewind(d.poolSize(q))
 	}
 }
 
@@ -271,9 +278,11 @@ func (d *Device) restart() {
 	d.reads.cancel(d)
 	d.backend = nil
 	for i := range d.queues {
-		d.queues[i].reset(uint16(d.spec.QueueSize))
-		d.queues[i].pool.reset(d.spec.Pool)
+		q := &d.queues[i]
+		q.reset(uint16(d.spec.QueueSize))
+		q.pool.reset(d.poolSize(q))
 	}
+	d.events.reset()
 	d.common = commonConfig{configVector: noVector, generation: d.common.generation}
 	d.broken = ""
 	d.msix.pending, d.msix.isr = 0, 0

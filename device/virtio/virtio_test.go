@@ -39,8 +39,10 @@ func newDevice(t testing.TB) *virtio.Device {
 	return d
 }
 
-func newHost(t testing.TB) *host {
-	h := &host{t: t, dev: newDevice(t)}
+func newHost(t testing.TB) *host { return newHostOf(t, newDevice(t)) }
+
+func newHostOf(t testing.TB, dev *virtio.Device) *host {
+	h := &host{t: t, dev: dev}
 	h.TestHost = devicetest.NewHost(h.dev)
 	h.Latency = time.Microsecond
 	h.mem = h.AddMemory(memBase, 4<<20)
