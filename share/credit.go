@@ -20,6 +20,19 @@ type Creditor interface {
 	Credits(out []Credit) []Credit
 }
 
+// ahead is the highest credit of a client that a policy limits by a budget. Ours.
+const ahead = 8
+
+// within returns the credit of a client with a budget, if its largest launch costs most: twice as
+// many of these fit the budget. The client goes on until the policy has heard of its launches, and
+// pays from the next budget for what was too much.
+func within(budget, most int64) int32 {
+	if most <= 0 || budget <= 0 {
+		return 0
+	}
+	return int32(min(budget/most/2, ahead))
+}
+
 // credit appends the credit of a client, if it may launch at all.
 func (c *client[S]) credit(out []Credit, n int32) []Credit {
 	if n <= 0 || c.evict != NoReason || c.leaving {

@@ -200,17 +200,87 @@ func TestRanBeforeItWasTold(t *testing.T) {
 	}
 }
 
-// Clients with a limit of utilisation ask for each launch; others never do.
-func TestCreditWithoutALimit(t *testing.T) {
+// Clients without a limit never ask. Those with one have credit for half of their largest launches
+// that their bucket has, once their sizes are known.
+func TestCreditWithinALimit(t *testing.T) {
+	const kernel = time.Millisecond
 	for _, name := range []string{"gaia", "gaiapi"} {
-		c := newChecker(t, name, share.A100)
-		c.join(1, share.ClientSpec{Limit: share.Percent(30)})
-		c.join(2, share.ClientSpec{})
+		t.Run(name, func(t *testing.T) {
+			c := newChecker(t, name, share.A100)
+			c.join(1, share.ClientSpec{Limit: share.Percent(30)})
+			c.join(2, share.ClientSpec{})
+			c.decide()
+			if c.credits[1] != 0 || c.credits[2] != share.MaxInFlight {
+				t.Errorf("credits %v at first", c.credits)
+			}
+			c.receive(share.Event{Kind: share.Sampled, Client: 1}) // idle: its bucket will fill
+			k := share.Kernel{Blocks: 800_000}
+			for _, size := range []int64{k.Blocks, 1} {
+				c.launch(1, share.Kernel{Blocks: size})
+				c.decide()
+				c.pass(c.now + time.Second)
+				c.complete(1, kernel)
+				c.decide()
+			}
+			c.pass(c.now + time.Second)
+			// gaia's bucket has 7,077,888 blocks, that of gaiapi 20 ms.
+			if want := map[string]int32{"gaia": 4, "gaiapi": 8}[name]; c.credits[1] != want {
+				t.Errorf("credit of %d with a full bucket, want %d", c.credits[1], want)
+			}
+			launched := 0
+			for ; c.credits[1] > 0 && launched < 100; launched++ { // faster than the bucket fills
+				c.launch(1, k)
+				c.decide()
+				c.pass(c.now + kernel)
+				c.complete(1, kernel)
+				c.decide()
+			}
+			if launched < 5 || launched > 40 {
+				t.Errorf("%d launches until the credit ends", launched)
+			}
+			c.launch(1, k) // at once after the last one by credit: it is still permitted
+			c.decide()
+			if c.clients[1].waiting != 0 {
+				t.Error("a launch with what is left of the bucket waits")
+			}
+		})
+	}
+}
+
+// Only a client that alone has work launches ahead with Paella: otherwise the policy chooses.
+func TestCreditOfTheOnlyJob(t *testing.T) {
+	c := newChecker(t, "paella", share.A100)
+	for id := range share.ClientID(3) {
+		c.join(id+1, share.ClientSpec{})
+	}
+	wants := func(what string, want ...int32) {
+		t.Helper()
 		c.decide()
-		if c.credits[1] != 0 || c.credits[2] != share.MaxInFlight {
-			t.Errorf("%s: credits %v", name, c.credits)
+		for i, n := range want {
+			if got := c.credits[share.ClientID(i+1)]; got != n {
+				t.Errorf("%s: credit of %d for client %d, want %d", what, got, i+1, n)
+			}
 		}
 	}
+	k := share.Kernel{Blocks: 1 << 20, SMs: share.A100.SMs}
+	wants("without work", 1, 1, 1)
+	c.launch(2, k)
+	wants("one job", 0, 3, 0)
+	for range 2 {
+		c.launch(2, k)
+		wants("its launches", 0, 3, 0)
+	}
+	if n := len(c.clients[2].flights); n != 3 {
+		t.Fatalf("%d launches in flight", n)
+	}
+	c.launch(3, k)
+	wants("two jobs", 0, 0, 0)
+	for range 3 {
+		c.complete(2, 0)
+	}
+	wants("the other job", 0, 0, 3)
+	c.complete(3, 0)
+	wants("the end of both", 1, 1, 1)
 }
 
 // The holder of the token has credit until a burst like its last ones would not end in its
@@ -255,13 +325,13 @@ func TestCreditInAnIdleSlot(t *testing.T) {
 	}
 }
 
-// An opportunistic client has credit while eight of its largest launches fit the limit, and none
+// An opportunistic client has credit for half of its largest launches that fit the limit, and none
 // while production is profiled.
 func TestCreditBelowARate(t *testing.T) {
 	for _, tc := range []struct {
 		blocks int64
 		credit int32
-	}{{1000, 8}, {5000, 0}} { // of a limit of 20,000 at first
+	}{{1000, 8}, {4000, 3}, {12_000, 1}, {16_000, 0}} { // of a limit of 30,001 then
 		c := newChecker(t, "tgs", share.A100)
 		c.join(1, share.ClientSpec{Class: share.Offline})
 		c.launch(1, share.Kernel{Blocks: tc.blocks})

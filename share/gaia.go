@@ -37,6 +37,7 @@ type gaiaClient struct {
 	bucket, share int64
 	util          int64 // percent
 	soft          int64 // the limit now, percent
+	largest       int64 // blocks of a launch
 }
 
 func newGaia(d Device, _ Settings) Policy {
@@ -128,17 +129,21 @@ func (p *gaia) Transmit(now time.Duration, out []Decision) []Decision {
 			out = p.permit(c, out, false, 0)
 		case c.state.bucket >= 0:
 			c.state.bucket -= c.head.kernel.Blocks
+			c.state.largest = max(c.state.largest, c.head.kernel.Blocks)
 			out = p.permit(c, out, false, 0)
 		}
 	}
 	return out
 }
 
-// Credits implements Creditor: clients without a limit.
+// Credits implements Creditor: clients without a limit, and those with some launches in their
+// buckets.
 func (p *gaia) Credits(out []Credit) []Credit {
 	for _, c := range p.clients {
 		if c.state.soft >= 100 {
 			out = c.credit(out, MaxInFlight)
+		} else {
+			out = c.credit(out, within(c.state.bucket, c.state.largest))
 		}
 	}
 	return out

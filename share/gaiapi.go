@@ -12,6 +12,8 @@ const (
 	piBurst = 20 * time.Millisecond // of the GPU's time, most that a bucket holds
 	piGain  = 8                     // the correction moves by 1/8 of the error for each reading
 	piMost  = Whole / 4             // of the correction: bounds the integral (anti-windup)
+	// piLongest is how long the time of a launch bounds the credit.
+	piLongest = 30 * time.Second
 )
 
 // gaiapi is a better controller for the limits of gaia. Buckets hold time, not blocks:
@@ -28,6 +30,7 @@ type piClient struct {
 	correction PPM
 	starved    bool                   // launches waited since the last reading
 	perBlock   [piSizes]time.Duration // ×1024, moving average, by size of the grid
+	longest    peak                   // launches
 }
 
 // piSizes is the number of classes of grids: by powers of two.
@@ -53,7 +56,10 @@ func (p *gaiapi) Receive(now time.Duration, e Event) {
 	}
 	s := &c.state
 	switch e.Kind {
+	case Join:
+		s.longest = newPeak(piLongest, 30)
 	case Completed:
+		s.longest.add(p.now, e.Ran)
 		avg := &s.perBlock[piSize(e.Kernel.Blocks)]
 		ran := min(e.Ran, time.Minute) * 1024 / time.Duration(e.Kernel.Blocks)
 		if *avg == 0 {
@@ -105,11 +111,14 @@ func (p *gaiapi) Transmit(now time.Duration, out []Decision) []Decision {
 	return out
 }
 
-// Credits implements Creditor: clients without a limit.
+// Credits implements Creditor: clients without a limit, and those with some launches in their
+// buckets.
 func (p *gaiapi) Credits(out []Credit) []Credit {
 	for _, c := range p.clients {
 		if c.spec.Limit == Whole {
 			out = c.credit(out, MaxInFlight)
+		} else {
+			out = c.credit(out, within(int64(c.state.bucket), int64(c.state.longest.max(p.now))))
 		}
 	}
 	return out

@@ -122,5 +122,28 @@ func (p *paella) serve(c *client[paellaClient]) {
 	c.state.deficit = max(c.state.deficit-Whole, -p.threshold)
 }
 
+// Credits implements Creditor. A client that alone has work has as many launches as Paella keeps
+// on the GPU, and each may begin while none has work. Otherwise a launch asks, because the next
+// one may be another client's.
+func (p *paella) Credits(out []Credit) []Credit {
+	var only *client[paellaClient]
+	jobs := 0
+	for _, c := range p.clients {
+		if c.state.inJob {
+			only = c
+			jobs++
+		}
+	}
+	switch jobs {
+	case 0:
+		for _, c := range p.clients {
+			out = c.credit(out, 1)
+		}
+	case 1:
+		out = only.credit(out, 1+paellaExtra)
+	}
+	return out
+}
+
 // Wake implements Policy.
 func (p *paella) Wake() time.Duration { return p.wake() }

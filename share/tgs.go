@@ -247,9 +247,6 @@ func (p *tgs) place(out []Decision) []Decision {
 	return out
 }
 
-// tgsAhead is the credit of an opportunistic client. Ours.
-const tgsAhead = 8
-
 // Credits implements Creditor. An opportunistic client has one while its largest launches
 // would fit the limit.
 func (p *tgs) Credits(out []Credit) []Credit {
@@ -259,8 +256,8 @@ func (p *tgs) Credits(out []Credit) []Credit {
 		case c.spec.Class == Online:
 		case p.state == tgsUnlimited:
 			out = c.credit(out, MaxInFlight)
-		case p.state != tgsProfiling && c.state.largest > 0 && c.state.largest <= (p.limit-c.state.counter)/tgsAhead:
-			out = c.credit(out, tgsAhead)
+		case p.state != tgsProfiling:
+			out = c.credit(out, within(p.limit-c.state.counter, c.state.largest))
 		}
 	}
 	return out

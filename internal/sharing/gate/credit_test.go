@@ -198,3 +198,36 @@ func TestLaunchAfterItsCredit(t *testing.T) {
 		t.Errorf("the policy found %d events wrong", n)
 	}
 }
+
+// A limit of utilisation is kept by credit as by permits, also with launches that are shorter
+// than the time in which the gate hears of them. A client may get a bit less: the gate takes the
+// time until it hears of an end for work.
+func TestLimitsByCredit(t *testing.T) {
+	const limit = 30
+	for _, policy := range []string{"gaia", "gaiapi"} {
+		for _, kernel := range []time.Duration{50 * time.Microsecond, 500 * time.Microsecond} {
+			t.Run(policy+" "+kernel.String(), func(t *testing.T) {
+				var used [2]float64
+				for i, credit := range []bool{false, true} {
+					w := newWorld(t, policy)
+					w.join(1, percent(limit))
+					w.add(&program{id: 1, client: 1, kernel: kernel, credit: credit})
+					w.run(20 * time.Second) // gaia needs them
+					before := w.g.Usage(1).Busy
+					w.run(w.now + 10*time.Second)
+					used[i] = (w.g.Usage(1).Busy - before).Seconds() * 10
+					if n := w.g.Violations(); n != 0 {
+						t.Errorf("the policy found %d events wrong", n)
+					}
+					if credit && w.byCredit < w.asked/2 {
+						t.Errorf("%d launches by credit, %d asked", w.byCredit, w.asked)
+					}
+				}
+				t.Logf("%.2f %% by permits, %.2f %% by credit", used[0], used[1])
+				if most := max(used[0], limit) * 1.01; used[1] > most || used[1] < limit*0.93 {
+					t.Errorf("%.2f %% of the GPU by credit, %.2f %% by permits, limit %d %%", used[1], used[0], limit)
+				}
+			})
+		}
+	}
+}
