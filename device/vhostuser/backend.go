@@ -20,6 +20,7 @@ type backend struct {
 	client   *client
 	memory   *memory
 	features uint64 // of the device
+	header   int    // bytes of a packet to the driver that are zeros before the back end has it
 	config   []byte
 
 	calls int   // event descriptor that the back end signals, for all virtqueues
@@ -43,6 +44,9 @@ func connect(ctx context.Context, s *settings) (*backend, error) {
 	stop := context.AfterFunc(ctx, func() { c.fail(context.Cause(ctx)) })
 	defer stop()
 	b := &backend{client: c, calls: -1, quit: -1}
+	if s.kind == virtio.Socket {
+		b.header = socketHeader
+	}
 	if err := b.setUp(s); err != nil {
 		return nil, errors.Join(err, b.close())
 	}
@@ -57,14 +61,15 @@ func (b *backend) setUp(s *settings) error {
 	if features&virtio.FeatureVersion1 == 0 {
 		return errors.New("the back end lacks VIRTIO_F_VERSION_1")
 	}
-	if n, err := b.client.queues(s.Queues); err != nil || n < s.Queues {
-		return errors.Join(err, fmt.Errorf("the back end has %d virtqueues, and the slot %d: set queues", n, s.Queues))
+	queues := s.kind.Backed(s.Queues)
+	if n, err := b.client.queues(queues); err != nil || n < queues {
+		return errors.Join(err, fmt.Errorf("the back end has %d virtqueues, and the slot %d: set queues", n, queues))
 	}
 	b.features = features
 	if b.config, err = s.deviceConfig(b.client); err != nil {
 		return err
 	}
-	if b.memory, err = newMemory(s.Queues, s.Pool); err != nil {
+	if b.memory, err = newMemory(queues, s.Pool); err != nil {
 		return err
 	}
 	event := func() int {
@@ -76,7 +81,7 @@ func (b *backend) setUp(s *settings) error {
 		return fd
 	}
 	b.calls, b.quit = event(), event()
-	for range s.Queues {
+	for range queues {
 		b.kicks = append(b.kicks, event())
 	}
 	return err
@@ -184,8 +189,15 @@ func (b *backend) stop() error {
 // Pool implements virtio.Backend.
 func (b *backend) Pool(queue int) []byte { return b.memory.queues[queue].bytes[poolAt:] }
 
+// socketHeader is the length of the header of a packet of a socket device (virtio, section
+// 5.10.6). vhost-device-vsock ends a buffer for a packet to the driver without writing to it
+// if the connection of the packet has just ended, and takes its length from the header. The
+// header of an earlier packet in the same place of the pool would repeat that packet.
+const socketHeader = 44
+
 // Submit implements virtio.Backend.
 func (b *backend) Submit(queue int, id uint16, at, out, in int) {
+	clear(b.Pool(queue)[at+out:][:min(in, b.header)])
 	b.memory.queues[queue].submit(id, at, out, in)
 }
 

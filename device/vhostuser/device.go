@@ -1,5 +1,5 @@
 // Package vhostuser is a virtio device whose back end is a vhost-user server in another
-// process: qemu-storage-daemon, virtiofsd, passt and others. The package is the front end,
+// process: qemu-storage-daemon, virtiofsd, passt, vhost-device-vsock and others. The package is the front end,
 // with virtqueues of its own in shared memory; package virtio is the device that the guest
 // sees, and copies the requests between both.
 package vhostuser
@@ -43,7 +43,7 @@ type Device struct {
 	memory  uint64    // bytes, see device.Info
 	lost    time.Time // when the back end was lost; zero: it is there
 	why     string    // why there is no back end
-	planned bool      // Scrub has ended the connection
+	planned bool      // the device has ended the connection
 	failure string    // that Check has not reported yet
 }
 
@@ -110,9 +110,13 @@ func (d *Device) connect(ctx context.Context) *backend {
 		d.why = why
 		return nil
 	}
-	d.log.Info("back end connected", "model", d.spec.Model)
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	level := slog.LevelInfo
+	if d.planned {
+		level = slog.LevelDebug // each reset by the guest ends in one
+	}
+	d.log.Log(ctx, level, "back end connected", "model", d.spec.Model)
 	d.machine.Offer(d.spec.offered(b.features), b.config)
 	d.memory = d.spec.memorySize(b.config)
 	d.lost, d.why, d.planned = time.Time{}, "", false
@@ -172,7 +176,8 @@ func (d *Device) serve(ctx context.Context, b *backend) error {
 	}
 }
 
-// follow brings the back end to the session of the machine.
+// follow brings the back end to the session of the machine. That of a socket device would
+// keep the connections of the driver before, so the next one gets a new back end.
 func (d *Device) follow(b *backend) error {
 	d.mu.Lock()
 	s := d.machine.Session()
@@ -181,6 +186,9 @@ func (d *Device) follow(b *backend) error {
 		return nil
 	}
 	b.applied = s.Number
+	if d.spec.kind == virtio.Socket && b.used.Load() {
+		return errRestarted
+	}
 	if err := b.stop(); err != nil || !s.Running {
 		return err
 	}
@@ -197,9 +205,10 @@ func (d *Device) follow(b *backend) error {
 }
 
 // lose takes the back end from the machine after its connection has ended. A driver whose
-// back end had state of it finds a device that needs a reset.
+// back end had state of it finds a device that needs a reset, or learns that its connections
+// have ended.
 func (d *Device) lose(err error) {
-	planned := errors.Is(err, errScrubbed)
+	planned := errors.Is(err, errScrubbed) || errors.Is(err, errRestarted)
 	if planned || errors.Is(err, context.Canceled) {
 		d.log.Debug("back end disconnected", "reason", err)
 	} else {
@@ -210,7 +219,11 @@ func (d *Device) lose(err error) {
 	d.lost, d.why, d.planned = time.Now(), fmt.Sprintf("back end %s: %v", d.spec.Socket, err), planned
 	if d.machine.Session().Running {
 		d.machine.SetBackend(nil)
-		if !d.spec.kind.Repeatable && !planned { // the next driver has not reached this back end
+		switch {
+		case planned: // the next driver has not reached this back end
+		case d.spec.kind.Repeatable:
+			d.machine.ResetTransport()
+		default:
 			d.failure = d.why
 			d.machine.Break(d.why)
 		}
@@ -234,8 +247,11 @@ func (d *Device) SetNotify(notify func()) {
 	d.notify = notify
 }
 
-// errScrubbed is why Scrub ends a connection.
-var errScrubbed = errors.New("disconnected after the last lease, and not back yet")
+// Why the device ends a connection.
+var (
+	errScrubbed  = errors.New("disconnected after the last lease, and not back yet")
+	errRestarted = errors.New("disconnected after a reset of the device, and not back yet")
+)
 
 // Scrub implements device.Scrubber. It ends the connection of a back end that has state of
 // the last driver: the next one starts with a new connection. The memory of the requests is

@@ -164,7 +164,7 @@ func TestDriverRestarts(t *testing.T) {
 // A back end that has state of the last driver gets a new connection for the next lease, and
 // stays healthy meanwhile. A disk has none.
 func TestStateEndsWithLease(t *testing.T) {
-	for _, kind := range []string{"blk", "net", "fs"} {
+	for _, kind := range []string{"blk", "net", "fs", "vsock"} {
 		t.Run(kind, func(t *testing.T) {
 			s := newServer(t)
 			connected, started := make(chan struct{}, 8), make(chan struct{}, 8)

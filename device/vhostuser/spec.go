@@ -16,15 +16,18 @@ import (
 // default.
 type Spec struct {
 	Socket string `yaml:"socket"`           // path of the back end's UNIX socket
-	Type   string `yaml:"type,omitempty"`   // blk, fs or net; blk
+	Type   string `yaml:"type,omitempty"`   // blk, fs, net or vsock; blk
 	Model  string `yaml:"model,omitempty"`  // name for leases; virtio-blk and so on
 	Queues int    `yaml:"queues,omitempty"` // virtqueues; as few as the type needs
 	Pool   int    `yaml:"pool,omitempty"`   // bytes of memory for the requests of a virtqueue; 8 MiB
 	Serial uint64 `yaml:"serial,omitempty"`
 	Tag    string `yaml:"tag,omitempty"` // of a file system: its name for mount; dxpu
 	MAC    string `yaml:"mac,omitempty"` // of a network card; one from the serial number
-	// Grace is the time for which the requests of a disk or a network card wait for a back
-	// end that is gone, before the device is unhealthy; 30 s.
+	// CID is the address of a socket device, 3 to 2^32-2. 0 is that of the back end; any other
+	// one must be the same as the back end's, if that has one.
+	CID uint64 `yaml:"cid,omitempty"`
+	// Grace is the time for which the requests of a device that is not of a file system wait
+	// for a back end that is gone, before the device is unhealthy; 30 s.
 	Grace time.Duration `yaml:"grace,omitempty"`
 }
 
@@ -42,6 +45,11 @@ func (spec Spec) Check() error {
 }
 
 const (
+	// Addresses of a socket device (section 5.10.4): the lower ones are the hypervisor's and
+	// the host's, and the highest one is any.
+	minCID = 3
+	maxCID = 1<<32 - 2
+
 	maxTag = 36 // bytes of the tag in the device configuration
 	// minPool is more than the largest request of a driver that is not tuned: those of
 	// Linux have 1280 KiB for a disk, 1 MiB for a directory and 64 KiB for a network card,
@@ -79,12 +87,20 @@ func (spec Spec) complete() (s settings, err error) {
 		return s, fmt.Errorf("grace %v: want a positive duration", s.Grace)
 	case s.kind == virtio.Network && s.Queues != 2:
 		return s, fmt.Errorf("queues %d: a network card has 2", s.Queues)
+	case s.kind == virtio.Socket && s.Queues != 3:
+		return s, fmt.Errorf("queues %d: a socket device has 3", s.Queues)
+	case s.CID != 0 && s.kind != virtio.Socket:
+		return s, fmt.Errorf("cid %d: only a socket device has one", s.CID)
+	case s.CID != 0 && !validCID(s.CID):
+		return s, fmt.Errorf("cid %d: want %d to %d", s.CID, minCID, uint32(maxCID))
 	}
 	if s.kind == virtio.Network {
 		s.mac, err = spec.address()
 	}
 	return s, err
 }
+
+func validCID(cid uint64) bool { return cid >= minCID && cid <= maxCID }
 
 // address returns the address of a network card.
 func (spec Spec) address() (net.HardwareAddr, error) {
@@ -106,8 +122,8 @@ const (
 	sectorSize   = 512
 )
 
-// deviceConfig returns the device configuration: that of the back end for a disk; the other
-// back ends leave it to the front end.
+// deviceConfig returns the device configuration: that of the back end for a disk and a socket
+// device; the other back ends leave it to the front end.
 func (s *settings) deviceConfig(c *client) ([]byte, error) {
 	switch s.kind {
 	case virtio.FileSystem:
@@ -117,6 +133,8 @@ func (s *settings) deviceConfig(c *client) ([]byte, error) {
 		return config, nil
 	case virtio.Network:
 		return append([]byte(nil), s.mac...), nil
+	case virtio.Socket:
+		return s.socketConfig(c)
 	}
 	config, err := c.config(s.kind.ConfigSize)
 	if err != nil {
@@ -124,6 +142,25 @@ func (s *settings) deviceConfig(c *client) ([]byte, error) {
 	}
 	if s.kind == virtio.Block {
 		binary.LittleEndian.PutUint16(config[blkNumQueues:], uint16(s.Queues))
+	}
+	return config, nil
+}
+
+// socketConfig returns the configuration of a socket device, which is its address. The back
+// end drops packets from another one.
+func (s *settings) socketConfig(c *client) ([]byte, error) {
+	if s.CID != 0 && c.protocol&protocolConfig == 0 {
+		return binary.LittleEndian.AppendUint64(nil, s.CID), nil
+	}
+	config, err := c.config(s.kind.ConfigSize)
+	if err != nil {
+		return nil, err
+	}
+	switch cid := binary.LittleEndian.Uint64(config); {
+	case !validCID(cid):
+		return nil, fmt.Errorf("the back end has the CID %d: want %d to %d", cid, minCID, uint32(maxCID))
+	case s.CID != 0 && cid != s.CID:
+		return nil, fmt.Errorf("the back end has the CID %d, and the slot %d", cid, s.CID)
 	}
 	return config, nil
 }

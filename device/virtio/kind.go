@@ -86,7 +86,7 @@ var Socket = &Kind{
 }
 
 // Kinds are the types of devices, by name.
-func Kinds() []*Kind { return []*Kind{Block, FileSystem, Network} }
+func Kinds() []*Kind { return []*Kind{Block, FileSystem, Network, Socket} }
 
 // Features that do not belong to a type (section 6).
 const (

@@ -58,6 +58,7 @@ file lists the slots, each with the model of its device and the parameters:
     - vfio_user: /run/nvme.sock    # a vfio-user device server
     - virtio: /run/disk.sock       # a disk of qemu-storage-daemon
     - virtio: {type: fs, socket: /run/fs.sock, tag: shared}
+    - virtio: {type: vsock, socket: /run/vsock.sock, cid: 42}
     - {}                           # an empty slot
 
 A slot may also name its NVLink domain (nvlink) and its PCIe switch (switch).
@@ -87,9 +88,10 @@ the reason, and the box tries again.
 
 With --virtio blk=/run/disk.sock the box offers a virtio device whose back end is a
 vhost-user server: blk is a disk (qemu-storage-daemon), fs a shared directory
-(virtiofsd), net a network card (passt). The flag can be repeated; --gpus is then 0 by
-default. Its model for leases is virtio-blk, virtio-fs or virtio-net. The requests of a disk
-or a network card wait up to 30 seconds (grace) for a back end that starts again.
+(virtiofsd), net a network card (passt), vsock sockets of the family AF_VSOCK
+(vhost-device-vsock). The flag can be repeated; --gpus is then 0 by default. Its model for
+leases is virtio- and the type, such as virtio-blk. The requests of a device other than fs
+wait up to 30 seconds (grace) for a back end that starts again.
 
 With --admin-listen and --allow-faults, "dxpu box fail" on this machine can inject a
 fault into a software GPU, for tests.` + tracingHelp,
@@ -119,7 +121,7 @@ fault into a software GPU, for tests.` + tracingHelp,
 	f.StringVar(&o.policy, "policy", "", `policy that shares a GPU between its slices, see "dxpu share policies" (default "`+defaultPolicy+`")`)
 	f.BoolVar(&o.allowFaults, "allow-faults", false, `allow "dxpu box fail" on this machine to make software GPUs fail, for tests`)
 	f.BoolVar(&o.opencl, "opencl", false, "offer the OpenCL devices of this machine")
-	f.StringArrayVar(&o.virtio, "virtio", nil, "offer a virtio device of the vhost-user back end at a socket, as `TYPE=SOCKET`: blk, fs or net")
+	f.StringArrayVar(&o.virtio, "virtio", nil, "offer a virtio device of the vhost-user back end at a socket, as `TYPE=SOCKET`: blk, fs, net or vsock")
 	cmd.MarkFlagsMutuallyExclusive("config", "opencl")
 	cmd.MarkFlagsMutuallyExclusive("slices", "parts")
 	cmd.MarkFlagsMutuallyExclusive("config", "virtio")

@@ -1,5 +1,5 @@
-// Package vhostusertest has a small back end of vhost-user, for tests: a disk whose rules a
-// test can break.
+// Package vhostusertest has small back ends of vhost-user, for tests: a disk whose rules a
+// test can break, and a socket device.
 package vhostusertest
 
 import (
@@ -46,6 +46,7 @@ type Server struct {
 	// whether that was all. It is called without the lock.
 	Message func(c *Conn, request uint32, payload []byte) (reply []byte, handled bool)
 	Work    func(q *Ring)  // handles a kick
+	Gone    func(c *Conn)  // handles the end of a connection, before its memory is unmapped
 	Queues  uint64         // virtqueues
 	Config  []byte         // first bytes of the device configuration
 	Count   int            // requests that Serve has seen, of all connections
@@ -67,14 +68,21 @@ type Conn struct {
 // NewServer makes a back end with a socket at path, until Close or the end of the test.
 func NewServer(t testing.TB, path string) *Server {
 	t.Helper()
+	return newServer(t, path, func(*Server) {})
+}
+
+// newServer is NewServer with a change before the first connection.
+func newServer(t testing.TB, path string, change func(s *Server)) *Server {
+	t.Helper()
 	l, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := &Server{
 		t: t, listen: l, Queues: 1, Config: word(1 << 20), conns: map[*Conn]bool{},
-		Work: func(q *Ring) { q.Serve() },
+		Work: func(q *Ring) { q.Serve() }, Gone: func(*Conn) {},
 	}
+	change(s)
 	s.wg.Go(func() {
 		for {
 			c, err := l.Accept()
@@ -151,6 +159,7 @@ func (c *Conn) end() {
 	c.wg.Wait()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.Gone(c)
 	delete(c.conns, c)
 	if c.memory != nil {
 		_ = unix.Munmap(c.memory)
