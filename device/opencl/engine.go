@@ -44,7 +44,6 @@ type engine struct {
 	process   *process // nil: none
 	events    []reg.Event
 	asked     *turn // waits for NextJob; nil: none
-	times     times // of the tenant's kernels
 	move      mover
 
 	polled   atomic.Pointer[process] // process, for Poll
@@ -89,7 +88,7 @@ func (e *engine) renew() error {
 		return errors.Join(fmt.Errorf("map the shared memory: %w", err), file.Close())
 	}
 	e.file = file
-	e.times, e.move = nil, mover{generation: e.move.generation + 1}
+	e.move = mover{generation: e.move.generation + 1}
 	e.wantSpare = !e.cold && e.limits.memory > noMemory
 	e.poke()
 	return nil

@@ -77,7 +77,8 @@ func TestPartComputes(t *testing.T) {
 					t.Fatalf("%v %+v", ok, e)
 				}
 			}
-			if turns != steps+1 {
+			// Kernels that wait for each other may have one turn, those behind a barrier have one each.
+			if turns > steps+1 || name == "barriers" && turns != steps+1 {
 				t.Errorf("%d turns, want one for each kernel and one for the fill", turns)
 			}
 			data, _ := r.do(0, reg.PacketRead, hQueue, 0, fields(u32(hA), uint32(0), uint64(0), uint64(4096), uint64(0), noWaits))

@@ -14,20 +14,20 @@ import (
 )
 
 // A GPU that is a part of an OpenCL device has the device together with other parts, so its
-// process asks for a turn before each kernel (session/turn.go). A turn is a job of the GPU: the
+// process asks for a turn before it runs kernels (session/turn.go). A turn is a job of the GPU: the
 // box hands it to its dispatcher, as it does the kernels of a software GPU, and begins it when
-// the dispatcher says so. The process then runs the kernel, and says that it has ended.
+// the dispatcher says so. The process then runs its kernels, and says that they have ended.
 //
 // A process that a tenant's program has taken over may lie. It gets no second turn beside its
 // first one, and the time that a turn kept others waiting counts at least half.
 
-// turn is a kernel of the tenant, from its process's LAUNCH to the DONE.
+// turn is one kernel of the tenant or several, from its process's LAUNCH to the DONE.
 type turn struct {
 	process *process
 	id      uint64 // of the process
 	blocks  int64
-	key     uint64 // kernels of one key take about the same time
-	cost    time.Duration
+	widest  int64
+	cost    time.Duration // that the process expects
 
 	// Under the engine's mu:
 	ended bool // before Begin: it does not begin any more
@@ -37,11 +37,14 @@ type turn struct {
 
 var _ device.Job = (*turn)(nil)
 
-// Cost implements device.Job: the time that such kernels took.
+// Cost implements device.Job: the time that the process expects by earlier kernels.
 func (t *turn) Cost() time.Duration { return t.cost }
 
 // Blocks returns the number of work-groups.
 func (t *turn) Blocks() int64 { return t.blocks }
+
+// Widest returns the work-groups of the largest kernel.
+func (t *turn) Widest() int64 { return t.widest }
 
 // Run implements device.Job, for an owner without a dispatcher. It waits for the process.
 func (t *turn) Run() (more bool) {
@@ -52,8 +55,8 @@ func (t *turn) Run() (more bool) {
 	return false
 }
 
-// Begin lets the kernel run. It calls done, from another goroutine, when the kernel or its
-// process has ended, with the time of the device. It returns false if that was before.
+// Begin lets the kernels run. It calls done, from another goroutine, when they or their
+// process have ended, with the time of the device. It returns false if that was before.
 func (t *turn) Begin(done func(took time.Duration)) bool {
 	e := t.process.engine
 	e.mu.Lock()
@@ -150,7 +153,6 @@ func (p *process) takeMessages(b []byte) error {
 		switch t := p.turn; {
 		case m.Type == wire.Done && t != nil && t.id == m.ID:
 			ran := time.Duration(min(m.Arg[0], uint64(time.Hour)))
-			e.times.note(t.key, ran)
 			over, p.turn = t.end(ran), nil
 			if e.asked == t {
 				e.asked = nil
@@ -172,8 +174,10 @@ func (p *process) takeMessages(b []byte) error {
 // ask notes that a process wants a turn. The caller holds mu.
 func (e *engine) ask(p *process, m wire.Message) {
 	blocks := min(max(m.Arg[0], 1), 1<<40)
-	t := &turn{process: p, id: m.ID, blocks: int64(blocks), key: m.Arg[3]}
-	t.cost = e.times.of(t.key)
+	t := &turn{
+		process: p, id: m.ID, blocks: int64(blocks), widest: int64(min(max(m.Arg[1], 1), blocks)),
+		cost: time.Duration(min(m.Arg[3], uint64(time.Hour))),
+	}
 	p.turn = t
 	if p.context == e.context && !p.killed {
 		e.asked = t
@@ -212,27 +216,5 @@ func (p *process) endTalk() {
 	e.mu.Unlock()
 	if over != nil {
 		over()
-	}
-}
-
-// maxTimes is the number of kernels of one GPU whose times are known.
-const maxTimes = 1024
-
-// times are the times that kernels took, by key.
-type times map[uint64]time.Duration
-
-func (k times) of(key uint64) time.Duration { return k[key] }
-
-// note takes the time of a kernel into account.
-func (k *times) note(key uint64, ran time.Duration) {
-	if *k == nil {
-		*k = times{}
-	}
-	old, ok := (*k)[key]
-	switch {
-	case ok:
-		(*k)[key] = old + (ran-old)/4
-	case len(*k) < maxTimes:
-		(*k)[key] = ran
 	}
 }

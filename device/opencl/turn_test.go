@@ -34,7 +34,7 @@ func newTalk(t *testing.T) (*engine, *process) {
 }
 
 func launch(id uint64) wire.Message {
-	return wire.Message{Type: wire.Launch, ID: id, Arg: [wire.Args]uint64{7, 64, 1, 99}}
+	return wire.Message{Type: wire.Launch, ID: id, Arg: [wire.Args]uint64{7, 3, 4, 99}}
 }
 
 func done(id uint64, ran time.Duration) wire.Message {
@@ -57,7 +57,7 @@ func TestTurnsFollowEachOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	first, ok := e.nextTurn()
-	if !ok || first.Blocks() != 7 || first.Cost() != 0 {
+	if !ok || first.Blocks() != 7 || first.Widest() != 3 || first.Cost() != 99 {
 		t.Fatalf("turn %+v, %t", first, ok)
 	}
 	if _, ok := e.nextTurn(); ok {
@@ -74,7 +74,7 @@ func TestTurnsFollowEachOther(t *testing.T) {
 	if err := p.say(done(1, time.Nanosecond), launch(2)); err != nil {
 		t.Fatal(err)
 	}
-	if len(ends) != 1 || next == nil || next.id != 2 || next.Cost() != time.Nanosecond {
+	if len(ends) != 1 || next == nil || next.id != 2 {
 		t.Fatalf("ends %v, next %+v", ends, next)
 	}
 	p.endTalk() // the process ends before the second turn begins
@@ -109,9 +109,6 @@ func TestTurnIsPaidFor(t *testing.T) {
 			t.Errorf("a turn of %v for which the process says %v counts %v", held, says, took)
 		}
 	}
-	if n := len(e.times); n != 1 {
-		t.Errorf("%d kernels, want one", n)
-	}
 }
 
 // The turn of a process that ends is over, once.
@@ -134,6 +131,26 @@ func TestTurnOfAProcessThatEnds(t *testing.T) {
 	}
 	if n != 1 {
 		t.Errorf("the turn ended %d times", n)
+	}
+}
+
+// The box bounds the sizes that a process gives for its turns.
+func TestSizeOfATurn(t *testing.T) {
+	e, p := newTalk(t)
+	const most = 1<<64 - 1
+	if err := p.say(wire.Message{Type: wire.Launch, ID: 1, Arg: [wire.Args]uint64{most, most, most, most}}); err != nil {
+		t.Fatal(err)
+	}
+	turn, _ := e.nextTurn()
+	if turn.Blocks() != 1<<40 || turn.Widest() != 1<<40 || turn.Cost() != time.Hour {
+		t.Errorf("%d blocks, %d of a kernel, %v", turn.Blocks(), turn.Widest(), turn.Cost())
+	}
+	p.turn = nil
+	if err := p.say(wire.Message{Type: wire.Launch, ID: 2, Arg: [wire.Args]uint64{2, 3}}); err != nil {
+		t.Fatal(err)
+	}
+	if turn, _ = e.nextTurn(); turn.Widest() != 2 || turn.Cost() != 0 {
+		t.Errorf("%d blocks of a kernel of 2, %v", turn.Widest(), turn.Cost())
 	}
 }
 
@@ -184,8 +201,8 @@ func FuzzTurns(f *testing.F) {
 			begins++
 		}
 		_ = p.takeMessages(b) // an error ends the process
-		if turn, ok := e.nextTurn(); ok && turn.blocks < 1 {
-			t.Errorf("%d blocks", turn.blocks)
+		if turn, ok := e.nextTurn(); ok && (turn.blocks < turn.widest || turn.widest < 1 || turn.cost < 0) {
+			t.Errorf("turn %+v", turn)
 		}
 		p.endTalk()
 		if err := other[0].Close(); err != nil {

@@ -3,6 +3,9 @@
  *                                  prints their number, and how long they took, in ms
  *   turns flood FILE MICROSECONDS  kernels without end, some in flight; makes FILE when the first
  *                                  one has ended
+ *   turns rate SECONDS MICROSECONDS WINDOW
+ *                                  kernels with up to WINDOW in flight; prints their number, and the
+ *                                  part of the time for which the device ran them
  *   turns forever FILE             a kernel that does not end; makes FILE before it, and prints the
  *                                  code of the end
  * The kernels take about as long as asked, on the whole device. */
@@ -140,6 +143,23 @@ static void flood(const char *file, int rounds)
 	}
 }
 
+static void rate(double seconds, int rounds, int window)
+{
+	static cl_event flight[256];
+	double began = now(), device = 0, all;
+	int n = 0;
+
+	if (window < 1 || window > 256)
+		window = 256;
+	while ((all = now() - began) < seconds * 1e3) {
+		cl_event *e = &flight[n++ % window];
+		if (*e)
+			device += time_of(*e);
+		check(launch(rounds, e), "rate");
+	}
+	printf("%d kernels, device %.1f %%\n", n, device / 10 / all);
+}
+
 int main(int argc, char **argv)
 {
 	cl_platform_id p;
@@ -167,6 +187,8 @@ int main(int argc, char **argv)
 		kernels(atoi(argv[2]), rounds_for(argc > 3 ? atof(argv[3]) : 1000));
 	} else if (!strcmp(argv[1], "flood")) {
 		flood(argv[2], rounds_for(argc > 3 ? atof(argv[3]) : 1000));
+	} else if (!strcmp(argv[1], "rate")) {
+		rate(atof(argv[2]), rounds_for(argc > 3 ? atof(argv[3]) : 1000), argc > 4 ? atoi(argv[4]) : 4);
 	} else {
 		touch(argv[2]);
 		code = launch(-1, NULL);

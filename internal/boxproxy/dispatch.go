@@ -128,6 +128,9 @@ func (d *dispatcher) launch(s *slot, job device.Job, done func()) {
 // Grid is a job of known size. Policies count its thread blocks.
 type Grid interface{ Blocks() int64 }
 
+// Series is a Grid of several kernels, one after another. Widest are the blocks of the largest.
+type Series interface{ Widest() int64 }
+
 // blockThreads is the number of threads of a thread block, as usual in programs.
 const blockThreads = 256
 
@@ -136,8 +139,12 @@ func kernelOf(job device.Job, d share.Device) share.Kernel {
 	k := share.Kernel{Blocks: 1, Expected: job.Cost()}
 	if g, ok := job.(Grid); ok {
 		k.Blocks = g.Blocks()
+		at := k.Blocks
+		if s, ok := job.(Series); ok {
+			at = s.Widest()
+		}
 		perSM := int64(max(d.ThreadsPerSM/blockThreads, 1))
-		k.SMs = int32(min((k.Blocks+perSM-1)/perSM, int64(d.SMs)))
+		k.SMs = int32(min((at+perSM-1)/perSM, int64(d.SMs)))
 	}
 	return k
 }

@@ -21,6 +21,7 @@ type program struct {
 	kernels int           // of a job
 	pause   time.Duration // between jobs; 0: a steady load
 	burst   int           // jobs without a pause
+	gap     time.Duration // from a turn to the beginning of its part
 
 	left, jobs  int
 	began       time.Duration
@@ -152,7 +153,7 @@ func (w *world) next() {
 		p.todo = p.kernel
 	}
 	took := min(cmp.Or(p.part, time.Millisecond), p.todo)
-	w.partEnds = w.now + took
+	w.partEnds = w.now + p.gap + took
 	w.part = func() {
 		p.todo -= took
 		w.d.Ran(w.now, turn, took, p.todo > 0)

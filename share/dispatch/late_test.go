@@ -37,10 +37,15 @@ func newUncutWorld(t testing.TB, policy string, programs ...*program) *world {
 func TestSharesOfUncutLaunches(t *testing.T) {
 	client := func(n int, kernel time.Duration) *program { return &program{spec: percent(n), kernel: kernel} }
 	const ms = time.Millisecond
+	apart := func(n int) *program { // kernels of a turn of package session, in another process
+		return &program{spec: percent(n), kernel: ms, gap: 80 * time.Microsecond}
+	}
 	for _, policy := range []string{"mps", "gemini"} {
 		// The limit of gemini's window is never exceeded: where it is no whole number of kernels, one
 		// of 150 ms is missing from 2.5 s.
 		oneLess := map[string]float64{"mps": 0.03, "gemini": 0.06}[policy]
+		// Its token is held between turns, too.
+		gaps := map[string]float64{"mps": 0.03, "gemini": 0.10}[policy]
 		for _, c := range []struct {
 			name     string
 			within   float64
@@ -51,6 +56,7 @@ func TestSharesOfUncutLaunches(t *testing.T) {
 			{"long and short kernels", 0.03, []*program{client(25, 50*ms), client(75, 5*ms)}},
 			{"very long and short kernels", oneLess, []*program{client(25, 150*ms), client(75, 10*ms)}},
 			{"short and long kernels", 0.03, []*program{client(25, 2*ms), client(75, 120*ms)}},
+			{"gaps between turns", gaps, []*program{apart(60), apart(30)}},
 			{"less than a multiprocessor", 0.03, []*program{client(10, 5*ms), client(90, 5*ms)}},
 		} {
 			t.Run(policy+"/"+c.name, func(t *testing.T) {

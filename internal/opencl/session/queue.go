@@ -186,6 +186,7 @@ func (s *Session) copy(q *queue, c *cursor) (cl.Event, error) {
 	if err != nil {
 		return 0, err
 	}
+	s.turns.move(reg.PacketCopy, n)
 	s.mark(b, toOffset, n)
 	return s.Library.Copy(q.queue, a.mem, b.mem, fromOffset, toOffset, n, wait)
 }
@@ -227,6 +228,7 @@ func (s *Session) fill(q *queue, c *cursor) (cl.Event, error) {
 	if size == 0 || size&(size-1) != 0 || offset%uint64(size) != 0 || n%uint64(size) != 0 {
 		return 0, cl.InvalidValue
 	}
+	s.turns.move(reg.PacketFill, n)
 	s.mark(b, offset, n)
 	return s.Library.Fill(q.queue, b.mem, pattern, offset, n, wait)
 }

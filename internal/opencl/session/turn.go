@@ -15,7 +15,21 @@ import (
 // order of commands is the platform's own affair.
 //
 // A session asks for one turn at a time: LAUNCH, PERMIT, DONE of package wire. DONE and the
-// LAUNCH behind it are one message, so that the box knows of both at once.
+// LAUNCH behind it are one message, so that the box knows of both at once. The device does
+// nothing from the end of a turn until the next one comes, which takes as long as many kernels.
+// So a turn is for several commands, if each waits for nothing but others of the turn, and all are
+// expected to end within maxTurn.
+
+// maxTurn is how long several commands may take together in one turn, in nanoseconds. The way to
+// the box and back takes a tenth of it, and other tenants wait for no longer than for one usual
+// kernel of training.
+const maxTurn = 1_000_000
+
+// maxGates bounds the commands of a turn, and maxLook the commands that are considered for one.
+const (
+	maxGates = 64
+	maxLook  = 256
+)
 
 // gate holds a command back until its turn.
 type gate struct {
@@ -23,18 +37,57 @@ type gate struct {
 	cookie uint64
 	queue  *queue
 	waits  []uint64 // cookies of the packets that the command waits for
-	launch wire.Message
-	open   bool
+	blocks uint64   // work-groups
+	key    uint64   // commands with one key take about the same time; 0: not known
+}
+
+// turn is a number of commands that the box lets run at once.
+type turn struct {
+	id       uint64
+	gates    []*gate // of the commands that have not ended
+	n        uint64  // of commands, those that have ended too
+	blocks   uint64  // of all commands
+	widest   uint64  // most blocks of a command
+	expected uint64  // nanoseconds; 0: not known
+	ran      uint64  // nanoseconds, of the commands that have ended
+	looks    int     // commands that were considered for it
+	full     bool    // no further command joins
+	open     bool
 }
 
 // turns are the commands with a gate. The session's mutex guards them.
 type turns struct {
 	opening *gate   // of the packet that is being enqueued; nil: it needs no turn
 	waiting []*gate // in the order of their packets
-	asked   *gate   // has, or asked for, the turn
+	asked   *turn   // has come, or was asked for
 	last    uint64  // number of the last LAUNCH
 	done    []byte  // DONE messages that were not sent
 	changed bool    // a command came or ended since the last look for one that is ready
+	times   times
+}
+
+// maxTimes bounds the keys whose times are known.
+const maxTimes = 1024
+
+// times are the times that commands took, by key, in nanoseconds: the longest one, which shorter
+// ones lower slowly, because a command that takes longer than expected keeps other tenants waiting.
+type times map[uint64]uint64
+
+func (k *times) note(key, ran uint64) {
+	if key == 0 || ran == 0 {
+		return
+	}
+	if *k == nil {
+		*k = times{}
+	}
+	old, ok := (*k)[key]
+	switch {
+	case !ok && len(*k) >= maxTimes:
+	case ran >= old:
+		(*k)[key] = ran
+	default:
+		(*k)[key] = old - (old-ran)/8
+	}
 }
 
 // needsTurn reports whether a command works in the device. Transfers between the device and
@@ -58,10 +111,7 @@ func (s *Session) newGate(q *queue, h reg.PacketHeader) error {
 	if err != nil {
 		return err
 	}
-	s.turns.opening = &gate{
-		event: e, cookie: h.Cookie, queue: q,
-		launch: wire.Message{Type: wire.Launch, Arg: [wire.Args]uint64{1, 1, 1, uint64(h.Op)}},
-	}
+	s.turns.opening = &gate{event: e, cookie: h.Cookie, queue: q, blocks: 1}
 	return nil
 }
 
@@ -88,12 +138,15 @@ func (s *Session) closeGate(err error) *gate {
 // workGroup is the size that a launch counts for if the platform is to choose it.
 const workGroup = 256
 
+// keyFactor is the fractional part of the golden ratio: it spreads keys.
+const keyFactor = 0x9e3779b97f4a7c15
+
 // describe tells the box how large a launch is.
 func (g *gate) describe(l launch) {
-	groups, items := uint64(1), uint64(1)
-	function := uint64(l.kernel)<<16 | uint64(reg.PacketNDRange)
+	groups := uint64(1)
+	g.key = uint64(l.kernel)<<16 | uint64(reg.PacketNDRange)
 	for i, n := range l.global {
-		function = function*0x9e3779b97f4a7c15 + uint64(n)
+		g.key = g.key*keyFactor + uint64(n)
 		size := uint64(1)
 		switch {
 		case len(l.local) > 0:
@@ -102,18 +155,77 @@ func (g *gate) describe(l launch) {
 			size = workGroup
 		}
 		groups *= min((max(uint64(n), 1)-1)/size+1, 1<<20)
-		items = min(items*size, 1<<20)
 	}
-	g.launch.Arg = [wire.Args]uint64{groups, items, 1, function}
+	g.blocks = groups
 }
 
-// ready reports whether a command waits for its turn only.
-func (s *Session) ready(g *gate) bool {
-	if g.queue.ordered && g.queue.commands[0].cookie != g.cookie {
-		return false
+// move says that the command of the packet that is being enqueued copies or fills n bytes.
+func (t *turns) move(op reg.PacketOp, n uint64) {
+	if g := t.opening; g != nil {
+		g.key = n*keyFactor + uint64(op)
+	}
+}
+
+// ready reports whether a command waits for nothing but its turn, if that of others has come.
+func (s *Session) ready(g *gate, of *turn) bool {
+	if g.queue.ordered {
+		before := 0
+		for _, o := range of.gates {
+			if o.queue == g.queue {
+				before++
+			}
+		}
+		if g.queue.commands[before].cookie != g.cookie {
+			return false
+		}
 	}
 	g.waits = slices.DeleteFunc(g.waits, func(cookie uint64) bool { _, pending := s.pending[cookie]; return !pending })
-	return len(g.waits) == 0
+	for _, cookie := range g.waits {
+		if !slices.ContainsFunc(of.gates, func(o *gate) bool { return o.cookie == cookie }) {
+			return false
+		}
+	}
+	return true
+}
+
+// add adds a command to a turn, if it is expected to end in time. The first one always fits.
+func (t *turn) add(g *gate, known times) bool {
+	long := known[g.key]
+	if t.n > 0 && (long == 0 || t.expected+long > maxTurn) {
+		t.full = true
+		return false
+	}
+	t.gates = append(t.gates, g)
+	t.n++
+	t.expected += long
+	t.blocks, t.widest = t.blocks+g.blocks, max(t.widest, g.blocks)
+	t.full = long == 0 || t.n == maxGates
+	return true
+}
+
+// nextTurn takes the commands of the next turn from those that wait; nil: none is ready.
+func (s *Session) nextTurn() *turn {
+	next := &turn{}
+	s.turns.waiting = slices.DeleteFunc(s.turns.waiting, func(g *gate) bool {
+		if next.full || !s.ready(g, next) || !next.add(g, s.turns.times) {
+			if next.n > 0 {
+				next.looks++
+				next.full = next.full || next.looks == maxLook
+			}
+			return false
+		}
+		return true
+	})
+	if next.n == 0 {
+		return nil
+	}
+	return next
+}
+
+// launch returns the message that asks for the turn: thread blocks, those of the largest command,
+// commands, and nanoseconds that they are expected to take.
+func (t *turn) launch() wire.Message {
+	return wire.Message{Type: wire.Launch, ID: t.id, Arg: [wire.Args]uint64{t.blocks, t.widest, t.n, t.expected}}
 }
 
 // askTurn asks for the next turn, if a command is ready for it, and says that the last one is
@@ -122,13 +234,11 @@ func (s *Session) askTurn() error {
 	t := &s.turns
 	if t.asked == nil && t.changed {
 		t.changed = false
-		if i := slices.IndexFunc(t.waiting, s.ready); i >= 0 {
+		if next := s.nextTurn(); next != nil {
 			t.changed = true
-			t.asked = t.waiting[i]
-			t.waiting = slices.Delete(t.waiting, i, i+1)
 			t.last++
-			t.asked.launch.ID = t.last
-			t.done = t.asked.launch.Append(t.done)
+			next.id, t.asked = t.last, next
+			t.done = next.launch().Append(t.done)
 		}
 	}
 	if len(t.done) == 0 {
@@ -141,18 +251,27 @@ func (s *Session) askTurn() error {
 
 // endTurn notes that a command with a gate has ended, after times of the platform.
 func (s *Session) endTurn(g *gate, times [4]uint64) {
-	t := &s.turns
 	_ = s.Library.Release(g.event)
-	switch {
-	case t.asked == g:
-		t.asked = nil
-		over := wire.Message{Type: wire.Done, ID: g.launch.ID}
-		if times[3] > times[2] {
-			over.Arg[0] = times[3] - times[2]
-		}
-		t.done = over.Append(t.done)
-	default: // it failed without a turn, as after an error in what it waits for
+	var ran uint64
+	if times[3] > times[2] {
+		ran = times[3] - times[2]
+	}
+	s.turns.end(g, ran)
+}
+
+// end takes a command that ran for some nanoseconds out of its turn. The last one ends the turn.
+func (t *turns) end(g *gate, ran uint64) {
+	a := t.asked
+	if a == nil || !slices.Contains(a.gates, g) { // it failed without a turn, as after an error in what it waits for
 		t.waiting = slices.DeleteFunc(t.waiting, func(o *gate) bool { return o == g })
+		return
+	}
+	t.times.note(g.key, ran)
+	a.ran += ran
+	a.gates = slices.DeleteFunc(a.gates, func(o *gate) bool { return o == g })
+	if len(a.gates) == 0 {
+		t.asked = nil
+		t.done = wire.Message{Type: wire.Done, ID: a.id, Arg: [wire.Args]uint64{a.ran}}.Append(t.done)
 	}
 }
 
@@ -167,7 +286,7 @@ func (s *Session) takeTurns() {
 		}
 		switch m, _ := wire.ParseAnswer(p[:n]); m.Type {
 		case wire.Permit:
-			s.openGate(m.ID)
+			s.openGates(m.ID)
 		case wire.Granted:
 			s.allow(m.Bytes)
 		default: // the box sends nothing else
@@ -184,12 +303,16 @@ func (s *Session) allow(memory uint64) {
 	}
 }
 
-// openGate lets the command run whose turn has come.
-func (s *Session) openGate(id uint64) {
+// openGates lets the commands run whose turn has come.
+func (s *Session) openGates(id uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if g := s.turns.asked; g != nil && g.launch.ID == id && !g.open {
-		g.open = true
+	t := s.turns.asked
+	if t == nil || t.id != id || t.open {
+		return
+	}
+	t.open = true
+	for _, g := range t.gates {
 		_ = s.Library.SetUserEvent(g.event) // it fails for no event of ours
 	}
 }
