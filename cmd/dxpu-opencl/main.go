@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/dxpu-project/dxpu/internal/opencl/cl"
+	"github.com/dxpu-project/dxpu/internal/opencl/ring"
 	"github.com/dxpu-project/dxpu/internal/opencl/session"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 )
@@ -62,14 +63,16 @@ func run(args []string, out io.Writer) error {
 	return serve(library, devices[*index], *memory, *most, *turns, *moves)
 }
 
-// The box passes these descriptors: the socket, the memory that it shares, and with --turns the
-// socket for turns, or with --moves the socket for moves and a ring.
+// The box passes these descriptors: the socket and the memory of the ring of packets, the
+// memory that it shares, and with --turns the socket for turns, or with --moves the socket for
+// moves and a ring.
 const (
-	socketFD = 3
-	vramFD   = 4
-	turnsFD  = 5
-	movesFD  = 5
-	ringFD   = 6
+	socketFD  = 3
+	vramFD    = 4
+	channelFD = 5
+	turnsFD   = 6
+	movesFD   = 6
+	ringFD    = 7
 )
 
 // compilerMemory is what the process may use besides buffers: the platform, its
@@ -79,6 +82,7 @@ const compilerMemory = 4 << 30
 func serve(library *cl.Library, device cl.Found, memory, most uint64, turns, moves bool) error {
 	unix.CloseOnExec(socketFD)
 	unix.CloseOnExec(vramFD)
+	unix.CloseOnExec(channelFD)
 	if memory == 0 || memory > device.Memory {
 		memory = device.Memory
 	}
@@ -99,11 +103,19 @@ func serve(library *cl.Library, device cl.Found, memory, most uint64, turns, mov
 	if err != nil {
 		return err
 	}
+	channel, err := shared(channelFD)
+	if err != nil {
+		return err
+	}
+	conn, err := ring.NewProcess(channel, socketFD)
+	if err != nil {
+		return err
+	}
 	out, err := captureOutput()
 	if err != nil {
 		return fmt.Errorf("output of kernels: %w", err)
 	}
-	config := session.Config{Library: library, Device: device, VRAM: vram, Memory: memory, Conn: socket(socketFD), Output: out.take}
+	config := session.Config{Library: library, Device: device, VRAM: vram, Memory: memory, Conn: conn, Output: out.take}
 	if turns {
 		unix.CloseOnExec(turnsFD)
 		config.Turns = socket(turnsFD)

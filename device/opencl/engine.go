@@ -292,5 +292,5 @@ func (e *engine) reap(p *process) error {
 	e.process = nil
 	e.idle.Broadcast()
 	e.mu.Unlock()
-	return errors.Join(err, p.socket.Close(), p.reader.Close())
+	return errors.Join(err, p.disconnect())
 }

@@ -29,7 +29,7 @@ func newMoving(t testing.TB) (*engine, *process) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	other, err := p.connect()
+	channel, err := p.connect()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +39,7 @@ func newMoving(t testing.TB) (*engine, *process) {
 	e.mu.Unlock()
 	t.Cleanup(func() {
 		e.process = nil
-		err := errors.Join(others[0].Close(), others[1].Close(), other.Close(), p.socket.Close(), p.reader.Close(), p.moves.Close(), unix.Munmap(p.ring), e.close())
+		err := errors.Join(others[0].Close(), others[1].Close(), channel[0].Close(), channel[1].Close(), p.disconnect(), p.moves.Close(), unix.Munmap(p.ring), e.close())
 		if err != nil {
 			t.Error(err)
 		}

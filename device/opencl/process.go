@@ -1,6 +1,7 @@
 package opencl
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -11,28 +12,29 @@ import (
 	"sync"
 	"syscall"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
+	"github.com/dxpu-project/dxpu/internal/opencl/ring"
 	"github.com/dxpu-project/dxpu/internal/rawio/fd"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 	"github.com/dxpu-project/dxpu/internal/sharing/wire"
 )
 
-// process is one engine process. It is the reader.Source of its socket.
+// process is one engine process. It is the reader.Source of its events.
 type process struct {
-	engine *engine
-	cmd    *exec.Cmd
-	socket *fd.FD
-	reader *reader.Reader
-	dir    string         // the platform's cache, of this process only
-	said   *os.File       // its standard error
-	turns  *net.UnixConn  // nil: the device is not shared
-	moves  *net.UnixConn  // nil: it is shared; see mover.go
-	ring   []byte         // of moves
-	talk   sync.WaitGroup // the goroutine of turns or moves
+	engine  *engine
+	cmd     *exec.Cmd
+	socket  *fd.FD    // beside channel
+	channel *ring.Box // packets and events
+	reader  *reader.Reader
+	dir     string         // the platform's cache, of this process only
+	said    *os.File       // its standard error
+	turns   *net.UnixConn  // nil: the device is not shared
+	moves   *net.UnixConn  // nil: it is shared; see mover.go
+	ring    []byte         // of moves
+	talk    sync.WaitGroup // the goroutine of turns or moves
 	// Under the engine's mu. context is what the process is for, or noContext. Its
 	// events do not count for another one.
 	context uint64
@@ -66,58 +68,73 @@ func (p *process) kill() {
 	}
 }
 
-// send sends a packet without waiting. A full socket takes the packet after an event.
-// After any other error, the reader sees the end of the process.
+// send sends a packet without waiting. A full ring takes the packet after an event. The
+// caller holds the engine's mu.
 func (p *process) send(packet []byte) bool {
-	s, ok := p.socket.Use()
-	if !ok {
+	ok, wake, err := p.channel.Put(packet)
+	if err != nil {
+		p.engine.log.Warn("the OpenCL engine is ended", "err", err)
+		if !p.reaped {
+			p.kill()
+		}
 		return false
 	}
-	defer p.socket.Done()
-	return unix.Sendto(int(s), packet, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, nil) == nil
+	if s, open := p.socket.Use(); wake && open {
+		_ = ring.Wake(s) // after an error, the reader sees the end of the process
+		p.socket.Done()
+	}
+	return ok
 }
 
 // Receive implements reader.Source.
 func (p *process) Receive(block bool) error {
-	n, err := p.receive(block)
-	switch {
-	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
-		return reader.ErrNothing
-	case err != nil:
-		return fmt.Errorf("socket: %w", err)
-	case n == 0:
-		return io.EOF
-	case n%reg.EventSize != 0:
-		return fmt.Errorf("the process sent %d bytes", n)
+	n, err := 0, error(nil)
+	if block || !p.channel.Asleep() { // a caller of hold is to find no wake-up again
+		n, err = p.channel.Take(p.buf)
+	}
+	if n == 0 && err == nil {
+		n, err = p.await(block)
+	}
+	if err != nil {
+		return err
 	}
 	hello := p.hello
 	p.hello = false
 	return p.engine.take(p, p.buf[:n], hello)
 }
 
-// receive is recv(2), which package unix has only with the address of the sender.
-func (p *process) receive(block bool) (int, error) {
+// await takes events after a wake-up, for which it waits with block. Without, it looks for
+// one only while a caller of hold sleeps.
+func (p *process) await(block bool) (n int, err error) {
+	switch {
+	case !block && !p.channel.Asleep():
+		return 0, reader.ErrNothing
+	case block && !p.channel.Sleep():
+		block = false // events came meanwhile
+	case block:
+		defer p.channel.Awake()
+	}
 	s, ok := p.socket.Use()
 	if !ok {
 		return 0, net.ErrClosed
 	}
-	defer p.socket.Done()
-	flags := uintptr(unix.MSG_DONTWAIT)
-	if block {
-		flags = 0
+	woken := ring.Await(s, block)
+	p.socket.Done()
+	if woken == nil {
+		woken = p.channel.Woken()
 	}
-	n, _, e := unix.Syscall6(unix.SYS_RECVFROM, s, uintptr(unsafe.Pointer(unsafe.SliceData(p.buf))), uintptr(len(p.buf)), flags, 0, 0)
-	if e != 0 {
-		return 0, e
+	if woken != nil && !errors.Is(woken, reader.ErrNothing) && !errors.Is(woken, io.EOF) {
+		return 0, woken
 	}
-	return int(n), nil
+	// A process that has ended may have left events.
+	if n, err = p.channel.Take(p.buf); n > 0 || err != nil {
+		return n, err
+	}
+	return 0, cmp.Or(woken, reader.ErrNothing)
 }
 
 // Soon implements reader.Source. The reader of the network polls, not this one.
 func (p *process) Soon() bool { return false }
-
-// socketBuffer is the room for packets on their way to the process, in bytes.
-const socketBuffer = 4 << 20
 
 // shared returns the file of the shared memory, a descriptor of its own for a process that
 // starts, and the process's limits: renew may close the file meanwhile, and its number may be that of another file of the box
@@ -193,11 +210,10 @@ func (p *process) prepare(limits limits, vram *os.File) (err error) {
 	p.cmd.Dir = p.dir
 	p.cmd.Stderr = p.said
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	other, err := p.connect()
+	others, err := p.connect()
 	if err != nil {
 		return err
 	}
-	p.cmd.ExtraFiles = []*os.File{other, vram}
 	var more []*os.File
 	if limits.turns {
 		more, err = p.connectTurns()
@@ -205,9 +221,9 @@ func (p *process) prepare(limits limits, vram *os.File) (err error) {
 		more, err = p.connectMoves()
 	}
 	if err != nil {
-		return errors.Join(err, other.Close())
+		return errors.Join(err, others[0].Close(), others[1].Close())
 	}
-	p.cmd.ExtraFiles = append(p.cmd.ExtraFiles, more...)
+	p.cmd.ExtraFiles = append([]*os.File{others[0], vram, others[1]}, more...)
 	return nil
 }
 
@@ -222,7 +238,7 @@ func (p *process) connectTurns() (others []*os.File, err error) {
 // discard releases what a process has that did not start.
 func (p *process) discard() (err error) {
 	if p.socket != nil {
-		err = errors.Join(p.socket.Close(), p.reader.Close())
+		err = p.disconnect()
 	}
 	if p.turns != nil {
 		err = errors.Join(err, p.turns.Close())
@@ -239,26 +255,41 @@ func (p *process) discard() (err error) {
 	return err
 }
 
-// connect makes the socket of the process, and returns the other end.
-func (p *process) connect() (other *os.File, err error) {
+// connect makes the ring of the process and the socket beside it, and returns the other ends:
+// the socket's and the memory.
+func (p *process) connect() (others []*os.File, err error) {
+	file, err := newMemory("packets", ring.Size)
+	if err != nil {
+		return nil, err
+	}
+	memory, err := unix.Mmap(int(file.Fd()), 0, ring.Size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("map the memory for packets: %w", err), file.Close())
+	}
+	channel, err := ring.NewBox(memory)
+	if err != nil {
+		return nil, errors.Join(err, file.Close(), unix.Munmap(memory))
+	}
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("socket: %w", err)
-	}
-	// The larger buffer needs a privilege; without it, fewer packets are in flight.
-	if unix.SetsockoptInt(pair[0], unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, socketBuffer) != nil {
-		_ = unix.SetsockoptInt(pair[0], unix.SOL_SOCKET, unix.SO_SNDBUF, socketBuffer)
+		return nil, errors.Join(fmt.Errorf("socket: %w", err), file.Close(), channel.Close())
 	}
 	p.socket = fd.New(pair[0])
 	p.reader, err = reader.New(p, reader.Polling{})
 	limit := unix.NsecToTimeval(recheck.Nanoseconds())
 	err = errors.Join(err, unix.SetsockoptTimeval(pair[0], unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit))
 	if err != nil {
-		err = errors.Join(err, p.socket.Close(), unix.Close(pair[1]))
+		err = errors.Join(err, p.socket.Close(), unix.Close(pair[1]), file.Close(), channel.Close())
 		p.socket = nil
 		return nil, err
 	}
-	return os.NewFile(uintptr(pair[1]), "engine"), nil
+	p.channel = channel
+	return []*os.File{os.NewFile(uintptr(pair[1]), "engine"), file}, nil
+}
+
+// disconnect releases the box's side of the ring. No one reads events or sends packets then.
+func (p *process) disconnect() error {
+	return errors.Join(p.socket.Close(), p.reader.Close(), p.channel.Close())
 }
 
 // passed are the beginnings of the variables that the process gets: those of the ICD
@@ -323,19 +354,29 @@ func (e *engine) poll() bool {
 	return p != nil && p.reader.Poll()
 }
 
-// hold returns the descriptor of the socket while an event is due, see device.Poller.
+// hold returns the descriptor of the socket that wakes the box while an event is due, see
+// device.Poller. It takes the events that are there.
 func (e *engine) hold() (descriptor uintptr, release func()) {
 	p := e.polled.Load()
-	if p == nil || e.inFlight.Load() == 0 || !p.reader.Hold() {
+	if p == nil || !p.reader.Hold() {
 		return 0, nil
 	}
-	descriptor, ok := p.socket.Use()
-	if !ok {
-		p.reader.Release()
-		return 0, nil
+	for e.inFlight.Load() > 0 {
+		if p.channel.Sleep() {
+			if s, ok := p.socket.Use(); ok {
+				return s, func() {
+					p.socket.Done()
+					p.channel.Awake()
+					p.reader.Release()
+				}
+			}
+			p.channel.Awake()
+			break
+		}
+		if !p.reader.Poll() {
+			break // another goroutine takes them, or the process has broken the rules
+		}
 	}
-	return descriptor, func() {
-		p.socket.Done()
-		p.reader.Release()
-	}
+	p.reader.Release()
+	return 0, nil
 }

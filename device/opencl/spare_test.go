@@ -101,8 +101,10 @@ func (b *bench) scrub(t *testing.T) {
 	}
 }
 
-// serving is a process that has its context, and waits for packets.
-const serving = "head -c 64 /dev/zero >&3\nexec cat <&3 >/dev/null\n"
+// serving is a process that has its context, and waits: it counts an event in the ring (package
+// ring), and wakes the box.
+const serving = "printf '\\001' | dd of=/proc/self/fd/5 bs=1 seek=192 conv=notrunc 2>/dev/null\n" +
+	"printf x >&3\nexec cat <&3 >/dev/null\n"
 
 // A tenant gets a process that has its context already, and each tenant another one, with
 // other memory, also if the former tenant has made no context.
