@@ -59,7 +59,8 @@ func NewSocket(t testing.TB, backend string, cid uint64, path string) *Socket {
 		t.Fatal(err)
 	}
 	s := &Socket{cid: cid, path: path, listen: l, streams: map[ports]*stream{}, next: firstPort}
-	s.Server = newServer(t, backend, func(v *Server) {
+	newServer(t, backend, func(v *Server) {
+		s.Server = v
 		s.moved = sync.NewCond(&v.mu)
 		v.Queues, v.Config = 3, binary.LittleEndian.AppendUint64(nil, cid)
 		v.Work, v.Gone = s.work, s.gone
@@ -75,12 +76,6 @@ func (s *Socket) Close() {
 	s.Server.Close()
 	s.Set(s.endAll)
 	s.wg.Wait()
-}
-
-// Streams returns the number of streams.
-func (s *Socket) Streams() (n int) {
-	s.Set(func() { n = len(s.streams) })
-	return n
 }
 
 // gone ends all streams with the connection of the front end.
