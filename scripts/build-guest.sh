@@ -94,7 +94,7 @@ depmod() { # ROOT
 [ -e "$packages/lib" ] || ln -s usr/lib "$packages/lib"
 [ -s "$from/modules.dep" ] || depmod "$packages"
 # Each line of modules.dep is a module and, behind a colon, all that it depends on.
-for module in vfio_iommu_type1 vfio-pci uio_pci_generic virtio_pci virtio_console virtio_blk virtio_net; do
+for module in vfio_iommu_type1 vfio-pci uio_pci_generic virtio_pci virtio_console virtio_blk virtio_net vmw_vsock_virtio_transport; do
 	if line=$(grep "/$module\\.ko[.xz]*:" "$from/modules.dep"); then
 		for file in $(echo "$line" | tr -d :); do
 			mkdir -p "$to/$(dirname "$file")"

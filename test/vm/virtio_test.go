@@ -70,6 +70,7 @@ func TestVirtio(t *testing.T) {
 		{"a disk of qemu-storage-daemon", virtioDisk},
 		{"a directory of virtiofsd", virtioDirectory},
 		{"a network card of passt", virtioNetwork},
+		{"sockets", virtioSockets},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.test(t, &virtio{cluster: &cluster{t: t, g: g}, bin: bin})

@@ -24,8 +24,11 @@ func main() {
 		"hold": hold,   // ADDRESS: does nothing until it loses the GPU
 		"peer": peer,   // FROM TO: a GPU writes into the other's memory
 		"copy": copies, // ADDRESS: drives the device of test/conformance/libvfio-user/device.c
+		"echo": echo,   // PORT: exchanges data with an echo at a port of the host
+		"stay": stay,   // PORT: is connected with a port of the host until that ends
+		"wait": serve,  // PORT: is an echo at a port of the guest
 	}
-	err := errors.New("usage: guest use|poll|hold|peer|copy ADDRESS [ADDRESS]")
+	err := errors.New("usage: guest use|poll|hold|peer|copy ADDRESS [ADDRESS], or guest echo|stay|wait PORT")
 	if len(os.Args) > 2 && commands[os.Args[1]] != nil {
 		err = commands[os.Args[1]](context.Background(), os.Args[2:])
 	}
