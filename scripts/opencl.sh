@@ -9,9 +9,9 @@
 # machine: a manager, a box, a host and "dxpu run".
 #
 # bench prints the times of both, in turn in each round (3), beside the round trip of a
-# register read in the same run, and their ratios. first prints how long a program takes from
-# its lease to the end of its first kernel, step by step, and the same with a cache of
-# compiled programs; natively, from its start. peak prints the figures of clpeak with these
+# register read and the bandwidth of DMA in the same run, and their ratios. first prints how
+# long a program takes from its lease to the end of its first kernel, step by step, and the
+# same with a cache of compiled programs; natively, from its start. peak prints the figures of clpeak with these
 # options (all), natively and through the pool. programs runs programs of other
 # projects, natively and through the pool, compares their results and prints a
 # table in Markdown. A program that is not installed is left out with a message;
@@ -68,6 +68,9 @@ bench() {
 		pooled "$work/bench" 2>>"$work/log" | sed 's/^/pool /'
 		"$bin/dxpu" bench rtt --rounds 1 --json 2>>"$work/log" | tr -d ' \n' |
 			sed -n 's/.*"vfio-userclient,remoteGPU"[^}]*"value":\([0-9.]*\).*/rtt read \1\n/p'
+		"$bin/dxpu" bench dma --rounds 1 --duration 100ms --json 2>>"$work/log" | tr -d ' \n' | sed 's/}/}\n/g' |
+			sed -n -e 's/.*"hosttodevice,vfio-user,sharedmemory,MPS128,MRRS512"[^}]*"value":\([0-9.]*\).*/dma write \1/p' \
+				-e 's/.*"devicetohost,vfio-user,sharedmemory,MPS128,MRRS512"[^}]*"value":\([0-9.]*\).*/dma read \1/p'
 	done >"$work/samples"
 	awk '
 		function middle(key,   n, v, i, j, t) {
@@ -86,6 +89,8 @@ bench() {
 			printf "| write of 64 MiB | %.2f GB/s | %.2f GB/s | %.2f |\n", a, b, b / a
 			a = middle("native read"); b = middle("pool read")
 			printf "| read of 64 MiB | %.2f GB/s | %.2f GB/s | %.2f |\n", a, b, b / a
+			w = middle("dma write"); d = middle("dma read")
+			if (w && d) printf "\nDMA of the same machine %.2f GB/s to the device, %.2f GB/s to the host: copies / DMA %.2f and %.2f (goal 1)\n", w, d, middle("pool write") / w, b / d
 			if (r) printf "\nRegister read %.1f µs; native + 1.3 register reads %.1f µs; (pool - native) / register read %.2f (goal 1.3)\n", r, n + 1.3 * r, (p - n) / r
 		}' "$work/samples"
 }
