@@ -100,8 +100,9 @@ generate: ## Generate the API's code from api/dxpu/v1/*.proto
 fuzz: ## Fuzz every FuzzXxx for FUZZTIME each
 	@scripts/fuzz.sh $(FUZZTIME)
 
+# The colocations last six seconds for each policy by default.
 bench: ## Run every benchmark once
-	$(GO) test -run '^$$' -bench . -benchtime 1x $(PKGS)
+	DXPU_COLOCATE_MS=100 $(GO) test -run '^$$' -bench . -benchtime 1x $(PKGS)
 
 soak: build ## An hour of random faults: every byte accounted for, nothing grows
 	$(BIN)/dxpu bench soak --duration 1h

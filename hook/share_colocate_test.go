@@ -37,12 +37,16 @@ type colocation struct {
 	*sharing
 	served *served
 	made   int // shares
+	part   int // of the compute for each of several programs, in percent
 }
 
 // colocate returns a colocation with a policy; "bare" has no agent.
 func colocate(b *testing.B, policy string) *colocation {
 	b.Helper()
-	x := &colocation{sharing: newSharing(b, 0)}
+	x := &colocation{sharing: newSharing(b, 0), part: 50}
+	if policy == "mig" {
+		x.part = 42 // two instances of three slices of seven
+	}
 	x.program = "colocated"
 	if x.bare = policy == "bare"; !x.bare {
 		x.served = serveShares(b, policy)
@@ -119,22 +123,24 @@ func BenchmarkColocate(b *testing.B) {
 }
 
 // together runs programs at the same time, the first one online and the others offline, each in
-// a share with half of the compute, or without a limit when it is alone.
+// a share with half of the compute (3/7 with mig), or without a limit when it is alone.
 func (x *colocation) together(b *testing.B, ms int, programs ...mix) []ran {
 	b.Helper()
 	var all []*sharer
+	var ended []string
 	for i, m := range programs {
 		if !x.bare {
 			x.made++
 			part := agent.Part{ID: fmt.Sprintf("s%d", x.made), Memory: 1 << 20, Offline: i > 0}
 			if len(programs) > 1 {
-				part.Compute = new(int64(share.Percent(50)))
+				part.Compute = new(int64(share.Percent(x.part)))
 			}
 			made, err := x.served.api.Create(b.Context(), part)
 			if err != nil {
 				b.Fatal(err)
 			}
 			x.env = []string{"DXPU_SHARE=" + made.Socket}
+			ended = append(ended, part.ID)
 		}
 		all = append(all, x.ready(b, m, ms))
 	}
@@ -144,6 +150,11 @@ func (x *colocation) together(b *testing.B, ms int, programs ...mix) []ran {
 	var out []ran
 	for _, p := range all {
 		out = append(out, p.measured(b))
+	}
+	for _, id := range ended { // mig has no room beside a share of the whole GPU
+		if err := x.served.api.End(b.Context(), id, 0); err != nil {
+			b.Fatal(err)
+		}
 	}
 	return out
 }
