@@ -37,3 +37,39 @@ func FuzzRings(f *testing.F) {
 		}
 	})
 }
+
+// FuzzSocketRings is FuzzRings for the ordered virtqueues of a socket device, and for the one
+// of events, while the back end changes and its connections end.
+func FuzzSocketRings(f *testing.F) {
+	f.Add([]byte{0, 0, 0, 0x10, 0, 0, 0, 0, 8, 0, 0, 0, 2, 0, 0, 0}, uint16(1), uint8(packetsIn))
+	f.Add([]byte{0, 0, 0, 0x10, 0, 0, 0, 0, 32, 0, 0, 0, 0, 0, 0, 0}, uint16(7), uint8(packetsOut))
+	f.Add([]byte{0, 0, 0, 0x10, 0, 0, 0, 0, 4, 0, 0, 0, 2, 0, 0, 0}, uint16(3), uint8(eventQueue))
+	f.Fuzz(func(t *testing.T, ring []byte, index uint16, queue uint8) {
+		h, d, _ := startSocket(t)
+		q := d.Queues[queue%3]
+		at := 0
+		for at < 16*256+6+512 && len(ring) > 0 { // descriptors and the available ring
+			at += copy(q.Ring[at:16*256+6+512], ring)
+		}
+		q.SetIndex(index)
+		h.Run(3 * time.Microsecond)
+		h.dev.ResetTransport()
+		h.dev.SetBackend(newEcho(t))
+		h.Run(15 * time.Second) // longer than a completion timeout
+		if h.dev.Broken() == "" && index > 256 {
+			t.Errorf("index %d is accepted", index)
+		}
+		if err := d.Start(virtiotest.Version1, 256); err != nil {
+			t.Fatal(err)
+		}
+		h.dev.SetBackend(newEcho(t)) // the former one has requests of the first session
+		_, addr := d.Alloc(8)
+		d.Queues[packetsOut].Submit(0, virtiotest.Buffer{Addr: addr, Len: 8})
+		h.settle()
+		if _, _, ok := d.Queues[packetsOut].Used(); !ok {
+			t.Errorf("no packet after a reset (%s)", h.dev.Broken())
+		}
+		h.dev.ResetTransport()
+		wantEvents(t, h, d, offerEvents(d, 1, 4), 1)
+	})
+}
