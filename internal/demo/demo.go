@@ -189,7 +189,7 @@ func (d *demo) say(format string, args ...any) {
 func (d *demo) summary() {
 	d.say("\nMeasured on this machine, on one loopback network:")
 	for _, f := range d.report.Figures {
-		d.say("  %-58s %9.1f ms", f.Name, float64(f.Took.Microseconds())/1000)
+		d.say("  %-60s %9.1f ms", f.Name, milliseconds(f.Took))
 	}
 	d.say("\n\"dxpu dev\" starts such a pool and keeps it, with its page for a browser.")
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -30,14 +31,15 @@ func (d *demo) migrate(ctx context.Context) (string, error) {
 	if err = errors.Join(err, <-ended); err != nil {
 		return "", err
 	}
+	d.figure("live migration, the device stands still", moved.standstill)
 	return fmt.Sprintf("%s -> %s, in another box; the device stood still for %.1f ms, and the program went on:\n%s",
-		b.GpuId, moved.to, moved.standstill, lastLine(out.String())), nil
+		b.GpuId, moved.to, milliseconds(moved.standstill), lastLine(out.String())), nil
 }
 
 // move is a live migration that has ended well.
 type move struct {
 	to         string
-	standstill float64 // ms
+	standstill time.Duration
 }
 
 // moveLive moves the GPU of the lease and waits for the end of the migration.
@@ -59,9 +61,7 @@ func (d *demo) moveLive(ctx context.Context) (done move, err error) {
 				done.to = b.GpuId
 				for _, s := range b.Timeline {
 					if s.Name == "standstill" {
-						took := s.Duration.AsDuration()
-						done.standstill = float64(took.Microseconds()) / 1000
-						d.figure("live migration, the device stands still", took)
+						done.standstill = s.Duration.AsDuration()
 						return true, nil
 					}
 				}

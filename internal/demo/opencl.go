@@ -1,11 +1,13 @@
 package demo
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,6 +15,7 @@ import (
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/internal/localpool"
+	"github.com/dxpu-project/dxpu/internal/quantile"
 	"github.com/dxpu-project/dxpu/internal/vm/qemu"
 )
 
@@ -134,19 +137,22 @@ func (d *demo) runOpenCL(ctx context.Context) (string, error) {
 		err = fmt.Errorf("clpeak prints %q", out)
 	}
 	d.figure("clpeak in the guest, with the compilation of its kernels", time.Since(at))
-	if moves == 0 && err == nil {
-		err = fmt.Errorf("the GPU has not moved: %w", last)
+	if len(moves) == 0 {
+		return "", cmp.Or(err, fmt.Errorf("the GPU has not moved: %w", last))
 	}
-	lines = append(lines, fmt.Sprintf("the GPU moved %d times meanwhile", moves))
+	d.figure("live migration of the OpenCL GPU, it stands still (median)", quantile.Of(moves, 0.5))
+	d.figure("live migration of the OpenCL GPU, it stands still (longest)", slices.Max(moves))
+	lines = append(lines, fmt.Sprintf("the GPU moved %d times meanwhile", len(moves)))
 	return strings.Join(lines, "\n"), err
 }
 
 // moveUntil moves the GPU of the lease from box to box until a program ends, and returns how
-// often. A move that fails, as on a busy machine, has changed nothing; last is such an error.
-func (d *demo) moveUntil(ctx context.Context, ended <-chan struct{}) (moves int, last error) {
+// long it stood still each time. A move that fails, as on a busy machine, has changed nothing;
+// last is such an error.
+func (d *demo) moveUntil(ctx context.Context, ended <-chan struct{}) (moves []time.Duration, last error) {
 	for {
-		if _, err := d.moveLive(ctx); err == nil {
-			moves++
+		if done, err := d.moveLive(ctx); err == nil {
+			moves = append(moves, done.standstill)
 		} else {
 			last = err
 		}
