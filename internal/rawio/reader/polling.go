@@ -39,7 +39,7 @@ type Poller struct {
 	quick   bool          // the last wait for a message that was due soon ended within the window
 	resume  time.Time     // until then the reader does not poll: others want the processor
 	backoff time.Duration // the last pause
-	turn    time.Time     // when other goroutines last had a turn
+	turns   turns
 }
 
 const (
@@ -61,7 +61,8 @@ const (
 	// of the Go scheduler: goroutines that it has made ready wait for up to ten
 	// milliseconds, until the runtime preempts it, and for some milliseconds after
 	// each preemption a thread of the runtime wakes up every 20 us, which
-	// takes the processors from the readers.
+	// takes the processors from the readers. This also holds for one that sleeps
+	// for a millisecond again and again.
 	turnEvery = 5 * time.Millisecond
 )
 
@@ -70,10 +71,7 @@ const (
 // come within microseconds, see Source.
 func (p *Poller) Wait(soon bool, receive func(block bool) error) error {
 	start := time.Now()
-	if start.Sub(p.turn) >= turnEvery {
-		p.turn = start
-		runtime.Gosched()
-	}
+	p.turns.take(start)
 	if p.Spin > 0 {
 		return p.spin(receive)
 	}
@@ -97,7 +95,18 @@ func (p *Poller) Expect(receive func(block bool) error) error {
 	if p.Window == 0 || !start.After(p.resume) {
 		return ErrNothing
 	}
+	p.turns.take(start)
 	return p.poll(start, receive)
+}
+
+// turns lets other goroutines run, every turnEvery.
+type turns struct{ last time.Time }
+
+func (t *turns) take(now time.Time) {
+	if now.Sub(t.last) >= turnEvery {
+		t.last = now
+		runtime.Gosched()
+	}
 }
 
 // poll returns ErrNothing if no message arrives in the window, or if another

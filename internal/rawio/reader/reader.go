@@ -78,6 +78,7 @@ type Reader struct {
 	ahead  ReadAhead // source, or nil
 	wake   *fd.FD    // an eventfd that calls the background goroutine back
 	pause  eventWait // of Serve
+	turns  turns     // of Serve, while it stands aside
 
 	role    sync.Mutex           // held by the goroutine that reads
 	poller  Poller               // guarded by role
@@ -228,6 +229,7 @@ func (r *Reader) Release() { r.holding.Add(-1) }
 func (r *Reader) standAside() {
 	grace := firstGrace
 	for before := r.leads.Load(); ; grace = min(2*grace, longestGrace) {
+		r.turns.take(time.Now())
 		urgent := r.called(grace) || r.blocked.Load() > 0
 		now := r.leads.Load()
 		if urgent || now == before && r.waiting.Load() == 0 {
