@@ -123,10 +123,11 @@ func (g *Group) notePending(e engine.Entry, pending bool) {
 	}
 }
 
-// coalesceTime is how long LeaveSoon delays TLPs: a fraction of a round trip
-// through both proxies, and long enough for tens of posted writes to share a
-// datagram.
-const coalesceTime = 20 * time.Microsecond
+// coalesceTime bounds the delay of TLPs after LeaveSoon, for a caller that does not come back. One
+// that does enters again within microseconds: then the timer fires for nothing, and its setting
+// and its firing each wake a thread of the Go runtime. A longer time is mostly that of a timer
+// that is set anyway, such as for an acknowledgement, and costs nothing.
+const coalesceTime = time.Millisecond
 
 // LeaveSoon unlocks the group like Leave, but leaves the sending to the next
 // Leave, for callers that enter again at once. If none comes, the timer sends.
