@@ -66,6 +66,7 @@ var layer = map[string]int{
 	"internal/sharing/mig":           2,
 	"internal/pool/revision":         0,
 	"internal/atomicfile":            3,
+	"internal/yamltext":              0,
 	"internal/loglimit":              3,
 
 	"internal/rawio/fd": 3, "internal/rawio/eventfd": 3,

@@ -1,35 +1,13 @@
 package cli
 
 import (
-	"cmp"
 	"errors"
-	"regexp"
-	"strings"
-)
 
-// Texts of the YAML parser that name types of Go, or its own stages.
-var (
-	unknownKey = regexp.MustCompile(`field (\S+) not found in type \S+`)
-	wrongValue = regexp.MustCompile("cannot construct !!(\\w+)(?: (`[^`]*`))?(?: into \\S+)?")
-	badSyntax  = regexp.MustCompile(`go-yaml load error in \w+(?: \([^)]*\))? at L(\d+)\.C(\d+)`)
-	yamlStages = strings.NewReplacer("yaml: construct errors: ", "", "yaml: no documents in stream", "the file is empty", "<unknown position>: ", "")
+	"github.com/dxpu-project/dxpu/internal/yamltext"
 )
 
 // yamlError returns an error of the YAML parser without the words of Go and without
 // tokens, in a bounded text.
 func yamlError(err error) error {
-	text := unknownKey.ReplaceAllString(withoutTokens(err.Error()), `unknown key "$1"`)
-	text = wrongValue.ReplaceAllStringFunc(text, func(s string) string {
-		m := wrongValue.FindStringSubmatch(s)
-		if m[2] != "" {
-			return "wrong value: " + m[2]
-		}
-		return "wrong value: a " + cmp.Or(map[string]string{"seq": "list", "map": "mapping", "str": "text"}[m[1]], m[1])
-	})
-	text = badSyntax.ReplaceAllString(text, "line $1, column $2")
-	text = yamlStages.Replace(text)
-	if len(text) > maxYAMLError {
-		text = strings.ToValidUTF8(text[:maxYAMLError], "") + " ..."
-	}
-	return errors.New(text)
+	return yamltext.Error(errors.New(withoutTokens(err.Error())), maxYAMLError)
 }

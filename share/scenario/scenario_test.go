@@ -158,7 +158,7 @@ func TestParseRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for want, text := range map[string]string{
-		"not found in type":     good + "other: 1\n",
+		`unknown key "other"`:   good + "other: 1\n",
 		"want a duration":       strings.Replace(good, "1s", "11m", 1),
 		"no policy":             strings.Replace(good, "mps", "mpz", 1),
 		"want 0 to 100 percent": strings.Replace(good, "steady-kernels", "steady-kernels, limit: 101", 1),

@@ -15,6 +15,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/dxpu-project/dxpu/internal/model/workload"
+	"github.com/dxpu-project/dxpu/internal/yamltext"
 	"github.com/dxpu-project/dxpu/share"
 )
 
@@ -75,6 +76,7 @@ type Figure struct {
 // Bounds of a scenario: a scenario of another origin may not take a machine's memory.
 const (
 	MaxText     = 1 << 20 // bytes
+	maxError    = 500     // bytes of the parser's text
 	maxDuration = 10 * time.Minute
 	maxRuns     = 64
 	minRate     = 0.001
@@ -92,7 +94,7 @@ func Parse(text []byte) (*Spec, error) {
 	dec := yaml.NewDecoder(bytes.NewReader(text))
 	dec.KnownFields(true)
 	if err := dec.Decode(s); err != nil {
-		return nil, fmt.Errorf("scenario: %w", err)
+		return nil, fmt.Errorf("scenario: %w", yamltext.Error(err, maxError))
 	}
 	if err := s.check(); err != nil {
 		return nil, fmt.Errorf("scenario %q: %w", s.Name, err)

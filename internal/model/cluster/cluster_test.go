@@ -317,7 +317,7 @@ func TestScenario(t *testing.T) {
 func TestWrongScenarios(t *testing.T) {
 	const rest = "nodes: nodes.csv\npods: pods.csv\npolicies: [fgd]\n"
 	for _, tc := range [][2]string{
-		{"description: x\n", "0 policies and pools"},
+		{"description: x\n", "no policies and no pools"},
 		{"nodes: [", "yaml"},
 		{rest + "x: 1\n", "x"},
 		{rest + "demand: -1\n", "demand -1"},

@@ -14,6 +14,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
+	"github.com/dxpu-project/dxpu/internal/yamltext"
 )
 
 // Scenario is an experiment as a person writes it, in YAML.
@@ -102,6 +103,7 @@ type Pool struct {
 // Limits of a scenario.
 const (
 	maxScenario = 1 << 20
+	maxError    = 500 // bytes of the parser's text
 	maxSeeds    = 1000
 	maxServers  = 200_000
 	maxRuns     = 64 // policies and pools
@@ -116,7 +118,7 @@ func Load(fsys fs.FS, name string, data fs.FS) (*Experiment, error) {
 	}
 	s := Scenario{Name: strings.TrimSuffix(path.Base(name), path.Ext(name))}
 	if err := yaml.Load(raw, &s, yaml.WithKnownFields(true)); err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
+		return nil, fmt.Errorf("%s: %w", name, yamltext.Error(err, maxError))
 	}
 	e, err := s.prepare(data)
 	if err != nil {
@@ -206,8 +208,12 @@ func (s *Scenario) check() error {
 		return errors.New("want size with the experiment size, and only there")
 	case !within(s.Demand, 0.1, maxDemand):
 		return fmt.Errorf("demand %v: want 0.1 to %d", s.Demand, maxDemand)
-	case n > maxRuns || (n == 0) != (s.Kind == kindFailures):
-		return fmt.Errorf("%d policies and pools: want 1 to %d, and none with the experiment failures", n, maxRuns)
+	case n == 0 && s.Kind != kindFailures:
+		return errors.New("there are no policies and no pools: want at least one of them")
+	case n > 0 && s.Kind == kindFailures:
+		return errors.New("want no policies and no pools with the experiment failures")
+	case n > maxRuns:
+		return fmt.Errorf("%d policies and pools: want at most %d", n, maxRuns)
 	case (s.Nodes == "") == (len(s.Servers) == 0):
 		return errors.New("want either nodes (a CSV file) or servers")
 	case s.Kind != kindFailures && (s.Pods == "") == (len(s.Requests) == 0):
