@@ -117,7 +117,7 @@ func TestPreviewIsBounded(t *testing.T) {
 // TestPreviewEndsInTime has a clock that is 20 ms later at each look at it: the manager looks
 // at the first changes, and the other ones may be asked for again.
 func TestPreviewEndsInTime(t *testing.T) {
-	w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 3))
+	w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 8)) // no change fails, which would end the preview too
 	now := w.m.cfg.Now
 	defer func() { w.m.cfg.Now = now }()
 	w.m.cfg.Now = func() time.Time {
