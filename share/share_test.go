@@ -213,3 +213,62 @@ func TestPermitsDoNotAllocate(t *testing.T) {
 		})
 	}
 }
+
+// Offline clients get what online clients leave of the multiprocessors while their kernels run,
+// not on average, less a margin, and most of the GPU once the online clients run nothing.
+func TestShareBesideOnlineClients(t *testing.T) {
+	c := newChecker(t, "muxflow", share.A100)
+	c.join(1, share.ClientSpec{})
+	c.join(2, share.ClientSpec{Class: share.Offline})
+	c.warm()
+	shareOf := func() share.PPM {
+		t.Helper()
+		for range 2 { // a new share is told with the first launch of a job
+			c.launch(2, share.Kernel{Blocks: 1, First: true})
+			c.decide()
+			c.complete(2, time.Millisecond)
+			c.decide()
+		}
+		for i := len(c.trail) - 1; i >= 0; i-- {
+			if c.trail[i].Kind == share.SetShare {
+				return c.trail[i].Share
+			}
+		}
+		return 0
+	}
+	reading := func(use, active int) {
+		c.receive(share.Event{Kind: share.Sampled, Client: 1, Sample: share.Sample{
+			Utilisation: share.Percent(use), SMActivity: share.Percent(active), Clock: share.Whole,
+		}})
+		c.pass(c.now + time.Second)
+	}
+	if got := shareOf(); got != share.Percent(70) {
+		t.Errorf("a share of %d ppm beside nothing", got)
+	}
+	reading(20, 8)
+	if got := shareOf(); got != share.Percent(30) {
+		t.Errorf("a share of %d ppm beside 40 %% of the multiprocessors for a fifth of the time", got)
+	}
+	for range 40 {
+		reading(100, 20)
+	}
+	if got := shareOf(); got < share.Percent(49) || got > share.Percent(50) {
+		t.Errorf("a share of %d ppm beside 20 %%", got)
+	}
+	for range 8 {
+		reading(0, 0)
+	}
+	if got := shareOf(); got > share.Percent(50) {
+		t.Errorf("a share of %d ppm in a short pause", got)
+	}
+	for range 3 {
+		reading(0, 0)
+	}
+	if got := shareOf(); got != share.Percent(70) {
+		t.Errorf("a share of %d ppm after a long pause", got)
+	}
+	reading(10, 6) // not averaged with what was before the pause
+	if got := shareOf(); got != share.Percent(10) {
+		t.Errorf("a share of %d ppm beside 60 %%", got)
+	}
+}

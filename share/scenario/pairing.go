@@ -21,12 +21,15 @@ func iadeepStudy(ctx context.Context, s *Spec) (Values, error) {
 	}
 	slowdown := func(a, b int) float64 { return 1/max(speed[a][b], 0.01) - 1 }
 	v := Values{}
-	for _, aware := range []bool{true, false} {
-		predict, name := slowdown, "aware.completion"
-		if !aware {
-			predict, name = func(int, int) float64 { return 1 }, "blind.completion"
+	for _, load := range []struct {
+		name string
+		gap  time.Duration
+	}{{"busy", busyGap}, {"full", fullGap}} {
+		for seed := range uint64(completionSeeds) {
+			queue := func() *rand.Rand { return rand.New(rand.NewPCG(s.Seed+seed, 3)) }
+			v[load.name+"-aware.completion"] += completion(queue(), speed, load.gap, slowdown)
+			v[load.name+"-blind.completion"] += completion(queue(), speed, load.gap, func(int, int) float64 { return 1 })
 		}
-		v[name] = completion(rand.New(rand.NewPCG(s.Seed, 3)), speed, predict)
 	}
 	t := share.NewBatchTuner(64)
 	cost := func(batch int) float64 { // an iteration takes 20 ms and 1.5 ms a sample, shared
@@ -39,8 +42,17 @@ func iadeepStudy(ctx context.Context, s *Spec) (Values, error) {
 	return v, nil
 }
 
-// completion returns the mean time to the end of jobs that arrive one after another.
-func completion(rng *rand.Rand, speed [][]float64, predict func(a, b int) float64) float64 {
+// Mean times between two jobs of the study of IADeep: with the first one there is mostly a
+// choice of GPUs, with the second one nearly none. The study has several queues of each kind.
+const (
+	busyGap         = 3 * time.Second
+	fullGap         = 2 * time.Second
+	completionSeeds = 5
+)
+
+// completion returns the mean time to the end of jobs that arrive one after another, some time
+// apart on average.
+func completion(rng *rand.Rand, speed [][]float64, gap time.Duration, predict func(a, b int) float64) float64 {
 	const gpuCount, jobCount, tick = 8, 300, 100 * time.Millisecond
 	type job struct {
 		program, gpu int
@@ -51,7 +63,7 @@ func completion(rng *rand.Rand, speed [][]float64, predict func(a, b int) float6
 	var jobs []job
 	at := time.Duration(0)
 	for range jobCount {
-		at += time.Duration(rng.ExpFloat64() * float64(2500*time.Millisecond))
+		at += time.Duration(rng.ExpFloat64() * float64(gap))
 		jobs = append(jobs, job{program: rng.IntN(len(speed)), arrival: at, left: octaves(rng, 10*time.Second, 40*time.Second).Seconds(), gpu: -1})
 	}
 	sum, left, next := 0.0, jobCount, 0
