@@ -14,7 +14,7 @@ type group struct {
 	start  [2]uint64 // of box
 	domain string
 	rack   string
-	labels map[string]string
+	number uint32   // of the box, in the index
 	slots  []uint32 // in order, at least one
 	// switches has the PCIe switch of each slot; nil: they are all below one.
 	switches []string

@@ -51,8 +51,10 @@ func (p *Pool) gatherInBox(v *view, req *Request, named []*Box) (hold []Ref, ok 
 		excluded[b.ID] = v.excludedFree(b, req)
 	}
 	best, most := "", 0
+	boxes, some := p.labels.having(req.Labels)
+	labels := boxes.bits()
 	for id, b := range v.boxes {
-		if !admits(b.traits, req) || !hasLabels(b.labels, req.Labels) || b.usable < req.Count {
+		if !admits(b.traits, req) || some && !hasBit(labels, b.number) || b.usable < req.Count {
 			continue
 		}
 		if free := b.free - excluded[id]; best == "" || cmp.Or(cmp.Compare(most, free), cmp.Compare(id, best)) < 0 {
@@ -74,7 +76,7 @@ func (p *Pool) gatherInBox(v *view, req *Request, named []*Box) (hold []Ref, ok 
 
 // gatherAnywhere returns the free GPUs of the boxes that have the most.
 func (p *Pool) gatherAnywhere(v *view, req *Request, named []*Box) (hold []Ref, ok bool) {
-	if v.matching(req).usable < req.Count {
+	if v.matching(req, &p.labels).usable < req.Count {
 		return nil, false
 	}
 	stock := p.newLookup(v, req, named)

@@ -52,7 +52,7 @@ func appendGroups(groups []*group, b *Box, req *Request, model string) []*group 
 
 // newGroup returns a group of a box without slots.
 func newGroup(b *Box, domain string, besideLease bool) *group {
-	return &group{traits: traitsOf(b), box: b.ID, start: startOf(b.ID), domain: domain, rack: b.Rack, labels: b.Labels, besideLease: besideLease}
+	return &group{traits: traitsOf(b), box: b.ID, start: startOf(b.ID), domain: domain, rack: b.Rack, number: b.number, besideLease: besideLease}
 }
 
 // hasLeaseGPU reports whether the request has a GPU in the box and any given domain.

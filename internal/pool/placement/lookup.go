@@ -65,7 +65,7 @@ func (p *Pool) appendModel(to []model, m *modelIndex, req *Request, named []*Box
 	}
 	out := m.total()
 	out.refused = m.refusedBy(req)
-	sum := v.matching(req)
+	sum := v.matching(req, &p.labels)
 	out.matches, out.available = sum.usable > 0, sum.free
 	if !out.matches {
 		return to
@@ -95,20 +95,26 @@ type lookup struct {
 	index   []*classes
 	named   []*Box
 	dropped map[*group]bool
+	// labelled is set if not all boxes have the labels of the request; labels are those that do,
+	// by number.
+	labelled bool
+	labels   []uint64
 }
 
 // newLookup returns the stock of a request. It is valid until the next one.
 func (p *Pool) newLookup(v *view, req *Request, named []*Box) *lookup {
 	l := &p.lookup
 	*l = lookup{list: list{req: req}, index: v.appendClasses(l.index[:0], req), named: named}
-	if boxes := v.labelledBoxes(req); boxes != nil && len(boxes) <= maxListed {
-		for id := range boxes {
-			b := &p.boxes[id].Box
+	if boxes, some := p.labels.having(req.Labels); some && boxes.len() <= maxListed {
+		boxes.all(func(n uint32) {
+			b := &p.labels.boxes[n].Box
 			if !slices.Contains(named, b) && admitsBox(b, req) {
 				l.groups = appendGroups(l.groups, b, req, v.model)
 			}
-		}
+		})
 		l.index = l.index[:0]
+	} else {
+		l.labelled, l.labels = some, boxes.bits()
 	}
 	for _, b := range named {
 		if admitsBox(b, req) {
@@ -118,7 +124,7 @@ func (p *Pool) newLookup(v *view, req *Request, named []*Box) *lookup {
 	return l
 }
 
-// maxListed bounds the boxes with a label that are looked at one by one instead of
+// maxListed bounds the boxes with the labels of a request that are looked at one by one instead of
 // through the index.
 const maxListed = 32
 
@@ -165,7 +171,7 @@ func (l *lookup) firstFrom(groups *btree.BTree[entry], rack string) (first *grou
 
 // excluded reports whether a group of the index is not part of the stock.
 func (l *lookup) excluded(g *group) bool {
-	return l.dropped[g] || !hasLabels(g.labels, l.req.Labels) || slices.ContainsFunc(l.named, func(b *Box) bool { return b.ID == g.box })
+	return l.dropped[g] || l.labelled && !hasBit(l.labels, g.number) || slices.ContainsFunc(l.named, func(b *Box) bool { return b.ID == g.box })
 }
 
 func (l *lookup) best(o order, n int) *group {

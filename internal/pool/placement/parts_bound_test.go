@@ -92,7 +92,7 @@ func TestPartSearchIsBounded(t *testing.T) {
 						continue
 					}
 					all := searchFor(p, part)
-					if all.scan(); all.best != s.best {
+					if all.scan(gpus); all.best != s.best {
 						t.Fatalf("%v with requests %s: %s, and by a scan %s", &part, mix, s, all)
 					}
 				}
@@ -201,7 +201,10 @@ func TestPlaneForgetsWhatItLoses(t *testing.T) {
 func describePlanes(x *shared) (out []string) {
 	describe := func(name string, p *plane) {
 		for _, b := range p.blocks {
-			out = append(out, fmt.Sprint(name, p.gpus.Len(), p.averse, *b))
+			out = append(out, fmt.Sprint(name, p.gpus.Len(), *b))
+		}
+		for l, a := range p.averse {
+			out = append(out, fmt.Sprint(name, l, a.len()))
 		}
 	}
 	for _, of := range x.classes {

@@ -130,6 +130,8 @@ type Box struct {
 	GPUs      []GPU
 	// Parts are the slots for parts of the GPUs, and the parts in them.
 	Parts []PartSlot
+
+	number uint32 // in the index of a Pool
 }
 
 // Request asks for Count GPUs of one model.

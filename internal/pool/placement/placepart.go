@@ -47,7 +47,7 @@ func (p *Pool) placePart(reserve Reserve, req *Request) Decision {
 	s.search()
 	fresh := p.placeFresh(reserve, req)
 	if s.best == nil && !fresh.OK() && s.cut {
-		s.scan()
+		s.scan(maxFound)
 	}
 	if s.best != nil && (!fresh.OK() || s.cost <= p.freshCost(fresh.Picks[0], s.part)) {
 		return s.take()
@@ -79,18 +79,6 @@ func (s *partSearch) search() {
 	}
 }
 
-// scan finds the GPU of least cost without bounds, where a search has found none and no GPU
-// is free: the rules of the request keep it from most GPUs that parts share.
-func (s *partSearch) scan() {
-	for _, of := range s.admitted() {
-		of.gpus.Ascend(func(g spare) bool {
-			s.tries++
-			s.consider(g.sharedGPU)
-			return true
-		})
-	}
-}
-
 // admitted returns the classes in which the part may have a place. Only GPUs without
 // exclusion, or with that of the request, come into question.
 func (s *partSearch) admitted() iter.Seq2[sharedClass, *plane] {
@@ -98,7 +86,7 @@ func (s *partSearch) admitted() iter.Seq2[sharedClass, *plane] {
 	averse := s.part.label(s.part.AntiAffinity)
 	out := make([]sharedClass, 0, len(all))
 	for c, of := range all {
-		if s.admitsClass(c) && of.averse[averse] < of.gpus.Len() {
+		if s.admitsClass(c) && of.averse[averse].len() < of.gpus.Len() {
 			out = append(out, c)
 		}
 	}
@@ -122,12 +110,14 @@ func (s *partSearch) admitsClass(c sharedClass) bool {
 	return admits(c.traits, s.req) && s.req.tolerates(c.restriction)
 }
 
-// consider offers one GPU.
-func (s *partSearch) consider(g *sharedGPU) {
-	if s.obstacle(g) == "" {
-		l := s.pool.lossOf(g.class.model, g.class.memory)
-		s.offer(g, l.gradient(g.state.room, g.class.memory, s.part)+s.pool.interference.slowdown(s.part, g.beside))
+// consider offers one GPU, if it can take the part.
+func (s *partSearch) consider(g *sharedGPU) bool {
+	if s.obstacle(g) != "" {
+		return false
 	}
+	l := s.pool.lossOf(g.class.model, g.class.memory)
+	s.offer(g, l.gradient(g.state.room, g.class.memory, s.part)+s.pool.interference.slowdown(s.part, g.beside))
+	return true
 }
 
 // offer takes a GPU if it is better than the best one: of less cost, then nearer, then

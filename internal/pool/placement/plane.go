@@ -14,10 +14,11 @@ import (
 type plane struct {
 	gpus   *btree.BTree[spare]
 	blocks []*block // with a GPU, by at
-	// racks has the GPUs of each rack, averse the numbers of those with an anti-affinity;
-	// nil in the plane of a rack.
+	// racks has the GPUs of each rack, table the room of all, and averse the rows of those with an
+	// anti-affinity. The plane of a rack has none of these.
 	racks  map[string]*plane
-	averse map[partLabel]int
+	table  table
+	averse map[partLabel]*averse
 }
 
 // spare is a GPU beside the first of what orders it: the compute that is left, the memory,
@@ -93,14 +94,32 @@ func (p *plane) block(at uint32) (int, bool) {
 	return slices.BinarySearchFunc(p.blocks, at, func(b *block, at uint32) int { return cmp.Compare(b.at, at) })
 }
 
+// averse is the rows of the GPUs with an anti-affinity.
+type averse struct {
+	numbers
+	n int
+}
+
+func (a *averse) len() int {
+	if a == nil {
+		return 0
+	}
+	return a.n
+}
+
 func (p *plane) add(g *sharedGPU) {
 	p.gpus.ReplaceOrInsert(g.spare())
 	p.mark(g)
 	if p.racks == nil {
 		return
 	}
+	p.table.add(g)
 	for _, l := range g.averse {
-		p.averse[l]++
+		if p.averse[l] == nil {
+			p.averse[l] = &averse{}
+		}
+		p.averse[l].set(g.row)
+		p.averse[l].n++
 	}
 	if rack := g.box.Rack; rack != "" {
 		if p.racks[rack] == nil {
@@ -116,8 +135,11 @@ func (p *plane) remove(g *sharedGPU) {
 	if p.racks == nil {
 		return
 	}
+	p.table.remove(g)
 	for _, l := range g.averse {
-		if p.averse[l]--; p.averse[l] == 0 {
+		a := p.averse[l]
+		a.clear(g.row)
+		if a.n--; a.n == 0 {
 			delete(p.averse, l)
 		}
 	}

@@ -19,6 +19,7 @@ type Pool struct {
 	spots     spots   // a buffer of the search for parts
 
 	shared       shared // the GPUs that parts share
+	labels       labelIndex
 	typical      []Typical
 	losses       map[lossKey]*loss // of typical, by kind of GPU
 	interference Interference
@@ -64,7 +65,7 @@ const maxViews = 8
 
 // NewPool returns an empty pool.
 func NewPool() *Pool {
-	return &Pool{boxes: map[string]*indexedBox{}, models: map[string]*modelIndex{}, shared: newShared(), losses: map[lossKey]*loss{}}
+	return &Pool{boxes: map[string]*indexedBox{}, models: map[string]*modelIndex{}, shared: newShared(), labels: labelIndex{with: map[label]*labelled{}}, losses: map[lossKey]*loss{}}
 }
 
 // Models returns the names of all models in the pool, sorted.
@@ -161,6 +162,7 @@ func (p *Pool) replace(at *indexedBox, b *Box) {
 // box now.
 func (p *Pool) takeOut(b *indexedBox) []string {
 	delete(p.boxes, b.ID)
+	p.labels.leave(b)
 	p.unsetShared(b.ID)
 	for i := range b.GPUs {
 		p.models[b.GPUs[i].Model].count(&b.GPUs[i], -1)
@@ -175,6 +177,7 @@ func (p *Pool) takeOut(b *indexedBox) []string {
 // putIn puts a box into the index.
 func (p *Pool) putIn(b *indexedBox) {
 	p.boxes[b.ID] = b
+	p.labels.enter(b)
 	for i := range b.GPUs {
 		p.model(b.GPUs[i].Model).count(&b.GPUs[i], 1)
 	}

@@ -52,6 +52,7 @@ type sharedGPU struct {
 	usable    bool        // healthy and not cordoned; otherwise it is here for its affinities alone
 	affine    []partLabel // of its parts
 	averse    []partLabel // their anti-affinities
+	row       uint32      // in the table of its plane
 }
 
 func (g *sharedGPU) ref() Ref { return Ref{g.box.ID, g.gpu.Slot} }
@@ -166,7 +167,7 @@ func (x *shared) add(g *sharedGPU) {
 	p := of[g.class]
 	if p == nil {
 		p = newPlane()
-		p.racks, p.averse = map[string]*plane{}, map[partLabel]int{}
+		p.racks, p.averse = map[string]*plane{}, map[partLabel]*averse{}
 		of[g.class] = p
 	}
 	p.add(g)

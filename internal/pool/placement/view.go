@@ -18,8 +18,9 @@ type view struct {
 	// NVLink domains of NVLink boxes, noDomain those that are in no domain.
 	byBox, byDomain, noDomain classes
 	boxes                     map[string]*viewBox
+	numbered                  []*viewBox // by the number of the box; nil: not in the view
 	counts                    tally
-	labels                    map[label]*labelled
+	labels                    map[label]*tally
 }
 
 // division is the GPUs that a view has: all, or those that can be divided in a mode.
@@ -46,14 +47,6 @@ func (v *view) request(nvlink Preference) *Request {
 	return r
 }
 
-// label is a label of boxes, and labelled the boxes of a view that have it.
-type label struct{ key, value string }
-
-type labelled struct {
-	boxes  map[string]bool
-	counts tally
-}
-
 // counts are numbers of GPUs; the free ones are usable.
 type counts struct{ usable, free int }
 
@@ -62,6 +55,7 @@ type viewBox struct {
 	traits
 	counts
 	labels  map[string]string
+	number  uint32   // of the box
 	groups  []*group // in byBox, unless no slot of them is free
 	domains []*group // in byDomain and noDomain
 	// alone is the group of a box that flips, and room the memory of its slots: they are
@@ -164,7 +158,7 @@ func (c *classes) remove(g *group) {
 
 func newView(model string, minMemory uint64, contains restrictionSet, of division) *view {
 	return &view{
-		model: model, minMemory: minMemory, contains: contains, division: of, boxes: map[string]*viewBox{}, labels: map[label]*labelled{},
+		model: model, minMemory: minMemory, contains: contains, division: of, boxes: map[string]*viewBox{}, labels: map[label]*tally{},
 		byBox: newClasses(), byDomain: newClasses(), noDomain: newClasses(),
 	}
 }
@@ -176,7 +170,7 @@ func (v *view) has(g *GPU) bool {
 
 // set adds a box, with in for what the view has of it. It reports whether that is anything.
 func (v *view) set(b *Box, in *viewBox) bool {
-	*in = viewBox{traits: traitsOf(b), labels: b.Labels}
+	*in = viewBox{traits: traitsOf(b), labels: b.Labels, number: b.number}
 	req := v.request(Indifferent)
 	for i := range b.GPUs {
 		g := &b.GPUs[i]
@@ -202,7 +196,11 @@ func (v *view) set(b *Box, in *viewBox) bool {
 		in.setAlone(b)
 	}
 	v.boxes[b.ID] = in
-	v.count(b.ID, in, 1)
+	for int(b.number) >= len(v.numbered) {
+		v.numbered = append(v.numbered, nil)
+	}
+	v.numbered[b.number] = in
+	v.count(in, 1)
 	for _, g := range in.groups {
 		if len(g.slots) > 0 {
 			v.byBox.add(g)
@@ -233,7 +231,8 @@ func (v *view) remove(box string) {
 		return
 	}
 	delete(v.boxes, box)
-	v.count(box, in, -1)
+	v.numbered[in.number] = nil
+	v.count(in, -1)
 	for _, g := range in.groups {
 		if len(g.slots) > 0 {
 			v.byBox.remove(g)
@@ -245,21 +244,17 @@ func (v *view) remove(box string) {
 }
 
 // count adds a box to the sums, or subtracts it: sign is 1 or -1.
-func (v *view) count(id string, b *viewBox, sign int) {
+func (v *view) count(b *viewBox, sign int) {
 	n := counts{sign * b.usable, sign * b.free}
 	v.counts.add(b.traits, n)
 	for key, value := range b.labels {
 		at := label{key, value}
 		l := v.labels[at]
 		if l == nil {
-			l = &labelled{boxes: map[string]bool{}}
+			l = &tally{}
 			v.labels[at] = l
 		}
-		l.counts.add(b.traits, n)
-		if l.boxes[id] = true; sign < 0 {
-			delete(l.boxes, id)
-		}
-		if len(l.boxes) == 0 {
+		if l.add(b.traits, n); len(*l) == 0 {
 			delete(v.labels, at)
 		}
 	}
@@ -269,7 +264,7 @@ func (v *view) count(id string, b *viewBox, sign int) {
 func (v *view) countFree(b *viewBox, n int) {
 	v.counts.add(b.traits, counts{free: n})
 	for key, value := range b.labels {
-		v.labels[label{key, value}].counts.add(b.traits, counts{free: n})
+		v.labels[label{key, value}].add(b.traits, counts{free: n})
 	}
 }
 
@@ -294,43 +289,32 @@ func (t *tally) add(of traits, n counts) {
 	}
 }
 
-// labelledBoxes returns the boxes that have the rarest label of a request, nil if the
-// request asks for none.
-func (v *view) labelledBoxes(req *Request) map[string]bool {
-	var rarest map[string]bool
-	for key, value := range req.Labels {
-		l := v.labels[label{key, value}]
-		if l == nil {
-			return map[string]bool{}
-		}
-		if rarest == nil || len(l.boxes) < len(rarest) {
-			rarest = l.boxes
+// matching counts the GPUs that meet the constraints of a request, the excluded ones included. It
+// looks at each box that has the labels only if there are several that not every box has.
+func (v *view) matching(req *Request, in *labelIndex) (sum counts) {
+	add := func(t traits, c counts) {
+		if admits(t, req) {
+			sum.usable, sum.free = sum.usable+c.usable, sum.free+c.free
 		}
 	}
-	return rarest
-}
-
-// matching counts the GPUs that meet the constraints of a request, the excluded ones
-// included. With several labels it looks at each box that has the rarest of them.
-func (v *view) matching(req *Request) (sum counts) {
-	add := func(c counts) { sum.usable, sum.free = sum.usable+c.usable, sum.free+c.free }
-	if len(req.Labels) > 1 {
-		for id := range v.labelledBoxes(req) {
-			if b := v.boxes[id]; admits(b.traits, req) && hasLabels(b.labels, req.Labels) {
-				add(b.counts)
+	list, ok := in.restricting(req.Labels)
+	by := &v.counts
+	switch {
+	case !ok:
+		return sum
+	case len(list) == 1:
+		by = v.labels[list[0]]
+	case len(list) > 1:
+		in.intersect(list).all(func(n uint32) {
+			if int(n) < len(v.numbered) && v.numbered[n] != nil {
+				add(v.numbered[n].traits, v.numbered[n].counts)
 			}
-		}
+		})
 		return sum
 	}
-	by := v.counts
-	for key, value := range req.Labels {
-		if by = nil; v.labels[label{key, value}] != nil {
-			by = v.labels[label{key, value}].counts
-		}
-	}
-	for _, t := range by {
-		if admits(t.traits, req) {
-			add(t.counts)
+	if by != nil {
+		for _, t := range *by {
+			add(t.traits, t.counts)
 		}
 	}
 	return sum
