@@ -116,6 +116,7 @@ func (w *world) checkIndex(t fatalTester) {
 			cmp.AllowUnexported(index{}, tenantUsage{}, bindingEntry{}, leaseEntry{}, hostSlotRef{}, requestKey{}, queueKey{}, endedLease{}, nodeEntry{}, modelSum{}, sickGPU{}, deviceClaim{}, deviceKey{}, queueClass{}, queueLine{}, ask{}, gangKey{}, partRecord{}),
 			cmpopts.IgnoreFields(index{}, "capacityGrew", "requestsChanged", "gpuPool", "hostPool", "hostIDs", "boxIDs", "leaseIDs", "openLeaseIDs"),
 			cmpopts.IgnoreFields(leaseEntry{}, "spec", "asks"),
+			cmpopts.IgnoreUnexported(placement.Box{}),
 			cmpopts.EquateEmpty(),
 			cmp.FilterPath(func(p cmp.Path) bool { // these are in the order of arrival
 				s := p.String()
