@@ -36,7 +36,7 @@ func ReadSQLite(r io.ReaderAt, size int64, o Options) (*workload.Workload, error
 	var read func(progress func(done, of int)) error
 	if len(runs) == 1 {
 		t.b.Format = "rocpd"
-		read = (&rocpd{tables: t, run: runs[0], gpus: map[int64]bool{}, strings: map[int64]string{}, symbols: map[int64]uint32{}}).read
+		read = newRocpd(t, runs[0], o.stepPrefix()).read
 	} else {
 		read = (&nsys{tables: t, steps: o.stepPrefix(), names: map[int64]uint32{}, nameText: map[int64]string{}, referenced: map[int64]bool{}}).read
 	}

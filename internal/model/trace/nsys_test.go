@@ -146,7 +146,7 @@ func TestUnknownExport(t *testing.T) {
 
 func FuzzReadSQLite(f *testing.F) {
 	f.Add(small(f))
-	for _, name := range []string{"testdata/waits.sqlite", "testdata/rocpd.sqlite"} {
+	for _, name := range []string{"testdata/waits.sqlite", "testdata/rocpd.sqlite", "testdata/rocpd40.sqlite", "testdata/rocpd41.sqlite"} {
 		b, err := os.ReadFile(name)
 		if err != nil {
 			f.Fatal(err)

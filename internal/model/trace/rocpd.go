@@ -2,9 +2,7 @@ package trace
 
 import (
 	"cmp"
-	"slices"
 	"strings"
-	"time"
 
 	"github.com/dxpu-project/dxpu/internal/model/trace/sqlite"
 	"github.com/dxpu-project/dxpu/internal/model/workload"
@@ -20,23 +18,40 @@ const (
 	rocpdString = "rocpd_string"
 	rocpdSymbol = "rocpd_info_kernel_symbol"
 	rocpdAgent  = "rocpd_info_agent"
+	// Of schema version 4 only.
+	rocpdCategory  = "rocpd_info_category"
+	rocpdTrack     = "rocpd_track"
+	rocpdTimestamp = "rocpd_timestamp"
 )
 
 // rocpd reads one run.
 type rocpd struct {
 	tables
 	run     string // the end of the names of tables
+	steps   []byte // how the names of training steps begin
 	gpus    map[int64]bool
 	strings map[int64]string
 	symbols map[int64]uint32 // names of kernels, as indexes into Workload.Names
 	// events are ascending; an operation and the call that launched it have the same
 	// stack.
 	events []rocpdStack
+	// markers are the categories of ROCTx, messages the texts of its ranges by event.
+	markers  map[int64]bool
+	messages map[int64]string
+	tracks   map[int64]rocpdPlace
+	stamps   rocpdStamps
 }
 
 type rocpdStack struct {
 	id    int64
 	stack uint32
+}
+
+func newRocpd(t tables, run string, steps []byte) *rocpd {
+	return &rocpd{
+		tables: t, run: run, steps: steps, gpus: map[int64]bool{}, strings: map[int64]string{}, symbols: map[int64]uint32{},
+		markers: map[int64]bool{}, messages: map[int64]string{}, tracks: map[int64]rocpdPlace{},
+	}
 }
 
 // rocpdRuns returns the ends of the names of the tables, one for each run.
@@ -51,7 +66,7 @@ func rocpdRuns(db *sqlite.DB) (runs []string) {
 
 // read reads all tables.
 func (r *rocpd) read(progress func(done, of int)) error {
-	passes := []func() error{r.agents, r.names, r.stacks, r.kernels, r.copies, r.calls}
+	passes := []func() error{r.agents, r.names, r.categories, r.stacks, r.readTracks, r.readStamps, r.kernels, r.copies, r.regions}
 	for i, pass := range passes {
 		if err := pass(); err != nil {
 			return err
@@ -82,8 +97,12 @@ func (r *rocpd) agents() error {
 func (r *rocpd) names() error {
 	err := r.scan(rocpdString+r.run, []string{"id!", "string!"}, false, func(row *sqlite.Row, c []int, _ func() string) {
 		if id, ok := row.Int(c[0]); ok && len(r.strings) < maxStrings {
-			if text := row.Text(c[1]); strings.HasPrefix(text, "hip") && len(text) < 256 {
+			switch text := row.Text(c[1]); {
+			case len(text) >= 256:
+			case strings.HasPrefix(text, "hip"):
 				r.strings[id] = text
+			case strings.HasPrefix(text, rocpdMarker):
+				r.markers[id] = true
 			}
 		}
 	})
@@ -101,7 +120,7 @@ func (r *rocpd) names() error {
 
 // stacks reads the events of calls and operations.
 func (r *rocpd) stacks() error {
-	return r.scan(rocpdEvent+r.run, []string{"id!", "stack_id!"}, false, func(row *sqlite.Row, c []int, where func() string) {
+	return r.scan(rocpdEvent+r.run, []string{"id!", "stack_id!", "category_id", "extdata"}, false, func(row *sqlite.Row, c []int, where func() string) {
 		id, ok1 := row.Int(c[0])
 		stack, ok2 := row.Int(c[1])
 		switch n := len(r.events); {
@@ -110,48 +129,18 @@ func (r *rocpd) stacks() error {
 			r.b.Report.Drop("that are events out of order or beyond the limit", where())
 		default:
 			r.events = append(r.events, rocpdStack{id, uint32(stack)})
+			if category, ok := row.Int(c[2]); ok && r.markers[category] && len(r.messages) < maxStrings {
+				if text := message(row.Text(c[3])); text != "" {
+					r.messages[id] = text
+				}
+			}
 		}
 	})
 }
 
-// corr returns the stack of an event, or 0.
-func (r *rocpd) corr(event int64) uint32 {
-	i, ok := slices.BinarySearchFunc(r.events, event, func(e rocpdStack, id int64) int {
-		return cmp.Compare(e.id, id)
-	})
-	if !ok {
-		return 0
-	}
-	return r.events[i].stack
-}
-
-// span is the columns that calls and operations share, and their number.
-var span = []string{"start!", "end!", "pid!", "event_id!"}
-
-const nSpan = 4
-
-// rocpdSpan holds the values of these columns.
-type rocpdSpan struct {
-	start, dur time.Duration
-	process    uint64
-	corr       uint32
-}
-
-func (r *rocpd) span(row *sqlite.Row, c []int, where func() string) (s rocpdSpan, ok bool) {
-	start, ok1 := row.Int(c[0])
-	end, ok2 := row.Int(c[1])
-	pid, ok3 := row.Int(c[2])
-	if !ok1 || !ok2 || !ok3 {
-		r.b.Report.Drop("without a readable start, end or process", where())
-		return s, false
-	}
-	event, _ := row.Int(c[3])
-	return rocpdSpan{time.Duration(start), time.Duration(end) - time.Duration(start), uint64(pid), r.corr(event)}, true
-}
-
 // addOp adds an operation on a stream of a GPU.
-func (r *rocpd) addOp(op workload.Op, s rocpdSpan, device, stream int64, where func() string) {
-	st, ok := r.b.Stream(workload.Stream{Process: s.process, Device: device, ID: uint64(stream)})
+func (r *rocpd) addOp(op workload.Op, s rocpdSpan, device int64, where func() string) {
+	st, ok := r.b.Stream(workload.Stream{Process: s.process, Device: device, ID: uint64(s.stream)})
 	if !ok {
 		r.b.Report.Drop("on too many streams", where())
 		return
@@ -161,30 +150,18 @@ func (r *rocpd) addOp(op workload.Op, s rocpdSpan, device, stream int64, where f
 }
 
 func (r *rocpd) kernels() error {
-	cols := slices.Concat(span, []string{"agent_id!", "stream_id!", "kernel_id!"})
-	return r.scan(rocpdKernel+r.run, cols, true, func(row *sqlite.Row, c []int, where func() string) {
-		s, ok := r.span(row, c, where)
-		if !ok {
-			return
-		}
-		agent, _ := row.Int(c[nSpan])
-		stream, _ := row.Int(c[nSpan+1])
-		kernel, _ := row.Int(c[nSpan+2])
-		r.addOp(workload.Op{Kind: workload.Kernel, Name: r.symbols[kernel]}, s, agent, stream, where)
+	return r.spans(rocpdKernel, []string{"agent_id!", "stream_id!"}, []string{"kernel_id!"}, func(row *sqlite.Row, c []int, s rocpdSpan, where func() string) {
+		kernel, _ := row.Int(c[0])
+		r.addOp(workload.Op{Kind: workload.Kernel, Name: r.symbols[kernel]}, s, s.agent, where)
 	})
 }
 
 func (r *rocpd) copies() error {
-	cols := slices.Concat(span, []string{"src_agent_id!", "dst_agent_id!", "stream_id!", "size!"})
-	return r.scan(rocpdCopy+r.run, cols, true, func(row *sqlite.Row, c []int, where func() string) {
-		s, ok := r.span(row, c, where)
-		if !ok {
-			return
-		}
-		src, _ := row.Int(c[nSpan])
-		dst, _ := row.Int(c[nSpan+1])
-		stream, _ := row.Int(c[nSpan+2])
-		size, _ := row.Int(c[nSpan+3])
+	own := []string{"src_agent_id!", "dst_agent_id!", "size!"}
+	return r.spans(rocpdCopy, []string{"", "stream_id!"}, own, func(row *sqlite.Row, c []int, s rocpdSpan, where func() string) {
+		src, _ := row.Int(c[0])
+		dst, _ := row.Int(c[1])
+		size, _ := row.Int(c[2])
 		op := workload.Op{Bytes: max(size, 0)}
 		device := dst
 		switch from, to := r.gpus[src], r.gpus[dst]; {
@@ -200,34 +177,52 @@ func (r *rocpd) copies() error {
 			return // from the host to the host
 		}
 		op.Name = r.b.Name([]byte(op.Kind.String()))
-		r.addOp(op, s, device, stream, where)
+		r.addOp(op, s, device, where)
 	})
 }
 
-// calls reads the calls of HIP. Those of HSA, which HIP makes, are left out.
-func (r *rocpd) calls() error {
-	cols := slices.Concat(span, []string{"tid!", "name_id!"})
-	return r.scan(rocpdRegion+r.run, cols, true, func(row *sqlite.Row, c []int, where func() string) {
-		id, _ := row.Int(c[nSpan+1])
+// regions reads the calls of HIP and the ranges of ROCTx. The calls of HSA, which HIP makes,
+// are left out.
+func (r *rocpd) regions() error {
+	return r.spans(rocpdRegion, []string{"", ""}, []string{"name_id!"}, func(row *sqlite.Row, c []int, s rocpdSpan, where func() string) {
+		if text := r.messages[s.event]; text != "" {
+			r.marker(text, s, where)
+			return
+		}
+		id, _ := row.Int(c[0])
 		name := r.strings[id]
 		kind, keep := workload.ClassifyCall(name)
 		mark, isMark := workload.ClassifyMark(name)
 		if name == "" || !keep && !isMark {
 			return
 		}
-		s, ok := r.span(row, c, where)
-		if !ok {
-			return
-		}
-		tid, _ := row.Int(c[nSpan])
-		th, ok := r.b.Thread(workload.Thread{Process: s.process, ID: uint64(tid)})
+		th, ok := r.thread(s, where)
 		switch {
 		case !ok:
-			r.b.Report.Drop("on too many threads", where())
 		case isMark:
 			r.b.AddMark(mark, s.start, s.corr, th, where)
 		default:
 			r.b.AddCall(workload.Call{Start: s.start, Dur: s.dur, Corr: s.corr, Name: r.b.Name([]byte(name)), Thread: th, Kind: kind}, where)
 		}
 	})
+}
+
+func (r *rocpd) thread(s rocpdSpan, where func() string) (int32, bool) {
+	th, ok := r.b.Thread(workload.Thread{Process: s.process, ID: uint64(s.tid)})
+	if !ok {
+		r.b.Report.Drop("on too many threads", where())
+	}
+	return th, ok
+}
+
+// marker adds a range of the program. Some are training steps.
+func (r *rocpd) marker(text string, s rocpdSpan, where func() string) {
+	th, ok := r.thread(s, where)
+	switch {
+	case !ok:
+	case strings.HasPrefix(text, string(r.steps)):
+		r.b.AddStep(workload.Step{Name: text, Thread: th, Start: s.start, Dur: s.dur}, where)
+	default:
+		r.b.AddRange(workload.Range{Name: r.b.Name([]byte(withoutNumbers(text))), Thread: th, Start: s.start, Dur: s.dur}, where)
+	}
 }
