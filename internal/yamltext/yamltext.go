@@ -12,8 +12,9 @@ import (
 var (
 	unknownKey = regexp.MustCompile(`field (\S+) not found in type \S+`)
 	wrongValue = regexp.MustCompile("cannot construct !!(\\w+)(?: (`[^`]*`))?(?: into \\S+)?")
-	badSyntax  = regexp.MustCompile(`go-yaml load error in \w+(?: \([^)]*\))? at L(\d+)\.C(\d+)`)
-	yamlStages = strings.NewReplacer("yaml: construct errors: ", "", "yaml: no documents in stream", "the file is empty", "<unknown position>: ", "")
+	badSyntax  = regexp.MustCompile(`go-yaml load error in \w+(?: \([^)]*\))? at L(\d+)\.C(\d+)(?:-\S*\d)?`)
+	badText    = regexp.MustCompile(`go-yaml load error in \w+(?: \([^)]*\))? at `)
+	yamlStages = strings.NewReplacer("yaml: construct errors: ", "", "yaml: no documents in stream", "the file is empty", "yaml: expected single document, found multiple", "several documents: want one", "<unknown position>: ", "")
 )
 
 // Error returns an error of the YAML parser without the words of Go, in at most most bytes and
@@ -28,7 +29,7 @@ func Error(err error, most int) error {
 		return "wrong value: a " + cmp.Or(map[string]string{"seq": "list", "map": "mapping", "str": "text"}[m[1]], m[1])
 	})
 	text = badSyntax.ReplaceAllString(text, "line $1, column $2")
-	text = yamlStages.Replace(text)
+	text = yamlStages.Replace(badText.ReplaceAllString(text, ""))
 	if len(text) > most {
 		text = strings.ToValidUTF8(text[:most], "") + " ..."
 	}

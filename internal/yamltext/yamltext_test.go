@@ -20,6 +20,8 @@ func TestError(t *testing.T) {
 		"count: [1]":                        "line 1: wrong value: a list",
 		"list: {a: b}":                      "line 1: wrong value: a mapping",
 		strings.Repeat("a: 1\n", 2):         "line 2",
+		"\x00":                              "control characters are not allowed",
+		"count: 1\n---\ncount: 2\n":         "several documents: want one",
 		"count: " + strings.Repeat("x", 99): "...",
 	} {
 		err := yaml.Load([]byte(text), &to, yaml.WithKnownFields(true))
@@ -27,7 +29,7 @@ func TestError(t *testing.T) {
 			t.Fatalf("%q was taken", text)
 		}
 		got := Error(err, 60).Error()
-		if !strings.Contains(got, want) || len(got) > 64 || strings.Contains(got, "struct") || strings.Contains(got, "yaml") {
+		if !strings.Contains(got, want) || len(got) > 64 || strings.Contains(got, "struct") || strings.Contains(got, "yaml") || strings.Contains(got, "reader") {
 			t.Errorf("%q: %s", text, got)
 		}
 	}

@@ -165,7 +165,7 @@ func TestReadEventsIsBounded(t *testing.T) {
 func TestWrongFailures(t *testing.T) {
 	for text, want := range map[string]string{
 		"{}":                   "faults (a list) or rates",
-		"{rates: {gpu: -1}}":   "rate -1",
+		"{rates: {gpu: -1}}":   "gpu -1",
 		"{rates: {gpu: .nan}}": "NaN",
 		"{faults: no.json}":    "no.json",
 		"{rates: {gpu: 1}, repair: {median-days: 3, mean-days: 1}}": "median above 0",

@@ -15,7 +15,7 @@ type Failures struct {
 	// Rates are failures a year of one part.
 	Rates  Rates  `yaml:"rates"`
 	Repair Repair `yaml:"repair"`
-	// Years are simulated, from a stationary state on; 0: 50.
+	// Years are simulated, from a stationary state on.
 	Years float64 `yaml:"years"`
 	// Availability are shares of the time, in per cent, for which the spares suffice.
 	Availability []float64 `yaml:"availability"`
@@ -62,19 +62,12 @@ const (
 var upgradeParts = map[string]part{"host": partHost, "box": partBox, "proxy": partProxy}
 
 func (f *Failures) prepare(data fs.FS) error {
-	if f.Years == 0 {
-		f.Years = 50
-	}
 	if len(f.Availability) == 0 {
 		f.Availability = []float64{99, 99.9, 99.99}
 	}
-	if f.Repair == (Repair{}) {
-		f.Repair = Repair{MedianDays: 0.85, MeanDays: 5.5}
-	}
-	for _, r := range []float64{f.Rates.GPU, f.Rates.Host, f.Rates.Box, f.Rates.Proxy} {
-		if !(r >= 0 && r <= maxRate) {
-			return fmt.Errorf("failures: rate %v: want 0 to %d a year", r, maxRate)
-		}
+	err := bounded(maxRate, field{"gpu", f.Rates.GPU}, field{"host", f.Rates.Host}, field{"box", f.Rates.Box}, field{"proxy", f.Rates.Proxy})
+	if err != nil {
+		return fmt.Errorf("failures: rates: %w a year", err)
 	}
 	if r := f.Repair; !(r.MedianDays > 0 && r.MeanDays >= r.MedianDays && r.MeanDays <= 3650) {
 		return fmt.Errorf("failures: repair: median-days %v, mean-days %v: want a median above 0 and a mean from there to 3650", r.MedianDays, r.MeanDays)
@@ -101,7 +94,7 @@ func (f *Failures) prepare(data fs.FS) error {
 	if f.Faults == "" {
 		return nil
 	}
-	in, err := data.Open(f.Faults)
+	in, err := openList(data, "failures: faults", f.Faults)
 	if err != nil {
 		return err
 	}

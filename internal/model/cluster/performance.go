@@ -86,9 +86,24 @@ func (p *Performance) prepare() error {
 			return fmt.Errorf("performance: mix: profile %q with weight %v: want a profile of the list and a weight above 0", m.Profile, m.Weight)
 		}
 	}
-	for _, v := range []float64{p.Prices.GPUHour, p.Prices.ServerHour, p.Prices.BoxHour, p.Prices.GPUCostHour} {
-		if !(v >= 0 && v <= maxCount) {
-			return fmt.Errorf("performance: price %v: want 0 to %g", v, maxCount)
+	err = bounded(maxCount, field{"gpu-hour", p.Prices.GPUHour}, field{"server-hour", p.Prices.ServerHour}, field{"box-hour", p.Prices.BoxHour}, field{"gpu-cost-hour", p.Prices.GPUCostHour})
+	if err != nil {
+		return fmt.Errorf("performance: prices: %w", err)
+	}
+	return nil
+}
+
+// field is a number of a scenario with its name.
+type field struct {
+	name  string
+	value float64
+}
+
+// bounded returns an error for the first field that is not from 0 to most.
+func bounded(most float64, fields ...field) error {
+	for _, f := range fields {
+		if !(f.value >= 0 && f.value <= most) {
+			return fmt.Errorf("%s %v: want 0 to %g", f.name, f.value, most)
 		}
 	}
 	return nil
@@ -97,10 +112,10 @@ func (p *Performance) prepare() error {
 // speed returns the speed in the pool, relative to the native one: the step takes longer by
 // the cost of each operation, and by what copies to the device lose in bandwidth.
 func (p *Profile) speed(path perf.Path, costs perf.Costs) (float64, error) {
-	for _, v := range []float64{p.StepMS, p.Kernels, p.Memsets, p.CopiesToDevice, p.CopiesToHost, p.MBToDevice} {
-		if !(v >= 0 && v <= maxCount) {
-			return 0, fmt.Errorf("%v: want 0 to %g", v, maxCount)
-		}
+	err := bounded(maxCount, field{"step-ms", p.StepMS}, field{"kernels", p.Kernels}, field{"memsets", p.Memsets},
+		field{"copies-to-device", p.CopiesToDevice}, field{"copies-to-host", p.CopiesToHost}, field{"mb-to-device", p.MBToDevice})
+	if err != nil {
+		return 0, err
 	}
 	if p.StepMS == 0 {
 		return 0, errors.New("step-ms is missing")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math"
 	"slices"
 	"strconv"
@@ -38,6 +39,24 @@ func (b *boundedLines) Read(p []byte) (int, error) {
 	n, err := b.r.Read(p[:min(len(p), b.left)])
 	b.left -= n
 	return n, err
+}
+
+// openList opens a list that a field of the scenario names.
+func openList(data fs.FS, field, name string) (fs.File, error) {
+	if !fs.ValidPath(name) {
+		return nil, fmt.Errorf("%s: %q: want a file in the folder of the lists (--data), without .. and / before it", field, clip(name))
+	}
+	f, err := data.Open(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("%s: %s: no such file: give the folder of the lists with --data", field, name)
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", field, err)
+	}
+	if st, err := f.Stat(); err == nil && st.IsDir() {
+		return nil, errors.Join(fmt.Errorf("%s: %s: it is a folder: want a file", field, name), f.Close())
+	}
+	return f, nil
 }
 
 // column is a field of a CSV by any of its names.

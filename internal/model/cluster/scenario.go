@@ -1,12 +1,12 @@
 package cluster
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"maps"
+	"math"
 	"path"
 	"slices"
 	"strings"
@@ -30,8 +30,8 @@ type Scenario struct {
 	Servers  []Servers `yaml:"servers"`
 	Requests []Request `yaml:"requests"`
 
-	Demand    float64  `yaml:"demand"` // most that arrives, relative to the cluster's GPU; 0: 1.3
-	Seeds     int      `yaml:"seeds"`  // number of runs; 0: 5
+	Demand    float64  `yaml:"demand"` // most that arrives, relative to the cluster's GPU
+	Seeds     int      `yaml:"seeds"`  // number of runs
 	WholeGPUs bool     `yaml:"whole-gpus"`
 	Policies  []string `yaml:"policies"` // of servers that own their GPUs
 	Pools     []Pool   `yaml:"pools"`
@@ -104,6 +104,7 @@ type Pool struct {
 const (
 	maxScenario = 1 << 20
 	maxError    = 500 // bytes of the parser's text
+	maxPoolName = 80  // bytes; it is in each line of each table
 	maxSeeds    = 1000
 	maxServers  = 200_000
 	maxRuns     = 64 // policies and pools
@@ -116,15 +117,36 @@ func Load(fsys fs.FS, name string, data fs.FS) (*Experiment, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := Scenario{Name: strings.TrimSuffix(path.Base(name), path.Ext(name))}
-	if err := yaml.Load(raw, &s, yaml.WithKnownFields(true)); err != nil {
+	s, err := decode(raw)
+	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, yamltext.Error(err, maxError))
 	}
+	s.Name = strings.TrimSuffix(path.Base(name), path.Ext(name))
 	e, err := s.prepare(data)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	return e, nil
+}
+
+// decode reads the text of a scenario. A field that it leaves out has its default, and one
+// that it sets to zero is zero.
+func decode(raw []byte) (*Scenario, error) {
+	var given Scenario
+	if err := yaml.Load(raw, &given, yaml.WithKnownFields(true)); err != nil {
+		return nil, err
+	}
+	s := &Scenario{
+		Kind: kindFill, Demand: 1.3, Seeds: 5, Life: 1, WarmUp: 8, Lives: 6, SpeedUp: 1, CoresPerGPU: 8, MemoryPerGPU: 32,
+	}
+	// A section has defaults of its own, and is there only if the text has it.
+	if given.Failures != nil {
+		s.Failures = &Failures{Years: 50, Repair: Repair{MedianDays: 0.85, MeanDays: 5.5}}
+	}
+	if given.Size != nil {
+		s.Size = &Size{Accepted: 99}
+	}
+	return s, yaml.Load(raw, s, yaml.WithKnownFields(true))
 }
 
 func readFile(fsys fs.FS, name string) ([]byte, error) {
@@ -180,10 +202,6 @@ func (s *Scenario) prepare(data fs.FS) (*Experiment, error) {
 }
 
 func (s *Scenario) complete() {
-	s.Kind = cmp.Or(s.Kind, kindFill)
-	s.Demand, s.Seeds = cmp.Or(s.Demand, 1.3), cmp.Or(s.Seeds, 5)
-	s.Life, s.WarmUp, s.Lives, s.SpeedUp = cmp.Or(s.Life, 1), cmp.Or(s.WarmUp, 8), cmp.Or(s.Lives, 6), cmp.Or(s.SpeedUp, 1)
-	s.CoresPerGPU, s.MemoryPerGPU = cmp.Or(s.CoresPerGPU, 8), cmp.Or(s.MemoryPerGPU, 32)
 	if len(s.Loads) == 0 {
 		s.Loads = []float64{0.8, 0.9, 0.95, 1}
 	}
@@ -254,15 +272,25 @@ func (s *Scenario) SetSeeds(n int) error {
 }
 
 func (s *Scenario) checkContestants() error {
+	names := map[string]bool{}
 	for _, p := range s.Policies {
-		if _, ok := policies[p]; !ok {
-			return fmt.Errorf("policy %q: want one of %s", p, strings.Join(Policies(), ", "))
+		switch _, ok := policies[p]; {
+		case !ok:
+			return fmt.Errorf("policy %q: want one of %s", clip(p), strings.Join(Policies(), ", "))
+		case names[p]:
+			return fmt.Errorf("policy %s: it is there twice: leave one", p)
 		}
+		names[p] = true
 	}
 	for i := range s.Pools {
-		if _, err := s.Pools[i].options(); err != nil {
+		p := &s.Pools[i]
+		if _, err := p.options(); err != nil {
 			return err
 		}
+		if names[p.Name] {
+			return fmt.Errorf("pool %s: another pool or policy has this name: give each its own", p.Name)
+		}
+		names[p.Name] = true
 	}
 	return nil
 }
@@ -304,7 +332,7 @@ func About(policy string) string { return policies[policy].about }
 
 func (s *Scenario) nodes(data fs.FS) ([]Node, error) {
 	if s.Nodes != "" {
-		f, err := data.Open(s.Nodes)
+		f, err := openList(data, "nodes", s.Nodes)
 		if err != nil {
 			return nil, err
 		}
@@ -332,7 +360,7 @@ const maxWeight = 100_000
 
 func (s *Scenario) pods(data fs.FS) ([]Pod, error) {
 	if s.Pods != "" {
-		f, err := data.Open(s.Pods)
+		f, err := openList(data, "pods", s.Pods)
 		if err != nil {
 			return nil, err
 		}
@@ -345,14 +373,14 @@ func (s *Scenario) pods(data fs.FS) ([]Pod, error) {
 			return nil, fmt.Errorf("requests %d: weight %d: want 1 to %d in all", i+1, r.Weight, maxWeight)
 		}
 		if !(r.GPUs >= 0 && r.GPUs <= MaxGPUs && r.Cores >= 0 && r.Cores <= 1<<20 && r.MemoryGiB >= 0 && r.MemoryGiB <= 1<<20) {
-			return nil, fmt.Errorf("requests %d: %v GPUs, %v cores, %v GiB: want 0 to %d GPUs and nothing negative", i+1, r.GPUs, r.Cores, r.MemoryGiB, MaxGPUs)
+			return nil, fmt.Errorf("requests %d: %v GPUs, %v cores, %v GiB: want 0 to %d GPUs, and 0 to %d cores and GiB", i+1, r.GPUs, r.Cores, r.MemoryGiB, MaxGPUs, 1<<20)
 		}
-		p := Pod{MilliCPU: int64(r.Cores * 1000), MemoryMiB: int64(r.MemoryGiB * 1024), GPUs: int(r.GPUs), MilliGPU: Milli, Models: r.Models, Profile: r.Profile}
+		p := Pod{MilliCPU: int64(math.Round(r.Cores * 1000)), MemoryMiB: int64(math.Round(r.MemoryGiB * 1024)), GPUs: int(r.GPUs), MilliGPU: Milli, Models: r.Models, Profile: r.Profile}
 		switch {
 		case r.GPUs == 0:
 			p.MilliGPU = 0
 		case r.GPUs < 1:
-			p.GPUs, p.MilliGPU = 1, int64(r.GPUs*Milli)
+			p.GPUs, p.MilliGPU = 1, max(int64(math.Round(r.GPUs*Milli)), 1)
 		case float64(p.GPUs) != r.GPUs:
 			return nil, fmt.Errorf("requests %d: %v GPUs: want a whole number or a part of one", i+1, r.GPUs)
 		}
@@ -374,6 +402,8 @@ func (p *Pool) options() (PoolOptions, error) {
 	switch o.OneBox, ok = one[p.OneBox]; {
 	case p.Name == "":
 		return o, errors.New("a pool has no name")
+	case len(p.Name) > maxPoolName:
+		return o, fmt.Errorf("pool %s...: the name has %d bytes: want at most %d", p.Name[:maxPoolName], len(p.Name), maxPoolName)
 	case !ok:
 		return o, fmt.Errorf("pool %s: one-box %q: want preferred, required or avoided", p.Name, p.OneBox)
 	case !slices.Contains([]string{"", "manager", "host", "anywhere"}, p.Parts):

@@ -15,7 +15,7 @@ import (
 // kinds that can be bought, and their counts the proportions.
 type Size struct {
 	GPUs     float64 `yaml:"gpus"`     // that the jobs would hold on average, if each started at once
-	Accepted float64 `yaml:"accepted"` // per cent of the GPUs asked for that must start; 0: 99
+	Accepted float64 `yaml:"accepted"` // per cent of the GPUs asked for that must start
 }
 
 // maxSizeGPUs bounds the cluster, and so the time of a search.
@@ -25,7 +25,6 @@ func (s *Size) check() error {
 	if s == nil {
 		return nil
 	}
-	s.Accepted = cmp.Or(s.Accepted, 99)
 	if !(s.GPUs >= 1 && s.GPUs <= maxSizeGPUs) || !(s.Accepted >= 50 && s.Accepted <= 99.99) {
 		return fmt.Errorf("size: gpus %v, accepted %v: want 1 to %d, and 50 to 99.99 per cent", s.GPUs, s.Accepted, maxSizeGPUs)
 	}
