@@ -44,7 +44,8 @@ func (b *comparison) table9() {
 			} else {
 				b.unknown(what("training, XLA on"), "%", set.trainOn[i], "mean kernel with XLA is given for batch 64 synthetic only")
 			}
-			b.add(Checked, what("inference, XLA off"), "%", set.inferOff[i], 100*boundBy(infer[i], cost), kernels)
+			b.add(Checked, what("inference, XLA off"), "%", set.inferOff[i], 100*boundBy(infer[i], cost),
+				"cost per kernel %.1f us as in training; this row would need %.1f us%s", cost, costFor(infer[i], set.inferOff[i]/100), and(kernels))
 			b.unknown(what("inference, XLA on"), "%", set.inferOn[i], "kernel statistics with XLA in inference are not given")
 		}
 	}
@@ -64,6 +65,14 @@ func (b *comparison) table9() {
 	} {
 		b.unknown(r.what+", batch 128, parameters on the CPU", "%", r.v, why)
 	}
+}
+
+// and joins a further note.
+func and(note string) string {
+	if note == "" {
+		return ""
+	}
+	return "; " + note
 }
 
 func (b *comparison) table10() {
