@@ -9,6 +9,7 @@ import (
 	"html/template"
 	"image/color"
 	"os"
+	"slices"
 	"strconv"
 
 	"gonum.org/v1/plot"
@@ -24,7 +25,7 @@ import (
 var simPage embed.FS
 
 // simColours tell lines apart, also for the common kinds of colour blindness (Okabe and
-// Ito); after them the dashes change.
+// Ito); after them the lines are dashed.
 var simColours = []color.Color{
 	orange, blue,
 	color.RGBA{0x00, 0x9e, 0x73, 0xff},
@@ -85,7 +86,11 @@ func (t shortTicks) Ticks(low, high float64) []plot.Tick {
 func simPlot(p *cluster.Plot) (out simDrawing, err error) {
 	drawing := newPlot(p.Title, p.X, p.Y)
 	drawing.X.Tick.Marker, drawing.Y.Tick.Marker = shortTicks{}, shortTicks{}
+	colour := -1
 	for i, l := range p.Lines {
+		if !l.Second {
+			colour++
+		}
 		var points plotter.XYs
 		for k := range l.X {
 			points = append(points, plotter.XY{X: l.X[k], Y: l.Y[k]})
@@ -97,10 +102,14 @@ func simPlot(p *cluster.Plot) (out simDrawing, err error) {
 		if err != nil {
 			return out, fmt.Errorf("report: %w", err)
 		}
-		c := simColours[i%len(simColours)]
+		c := simColours[colour%len(simColours)]
 		line.Color, line.Width, dots.Color = c, vg.Points(1.5), c
 		style := "solid"
-		if i >= len(simColours) {
+		switch hides := slices.ContainsFunc(p.Lines[:i], func(o cluster.Line) bool { return l.Covers(&o) }); {
+		case hides: // short dashes, between which the other line is seen
+			style = "dotted"
+			line.Dashes = []vg.Length{vg.Points(3), vg.Points(4)}
+		case l.Second || colour >= len(simColours):
 			style = "dashed"
 			line.Dashes = []vg.Length{vg.Points(5), vg.Points(3)}
 		}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -55,6 +56,14 @@ type Plot struct {
 type Line struct {
 	Name string
 	X, Y []float64
+	// Second is set for the line of the second scenario of a comparison, which stands behind
+	// that of the first one.
+	Second bool
+}
+
+// Covers reports whether the line hides another one.
+func (l *Line) Covers(other *Line) bool {
+	return slices.Equal(l.X, other.X) && slices.Equal(l.Y, other.Y)
 }
 
 // none is the value of a cell that has none.
@@ -154,7 +163,8 @@ func plainCell(s string) string {
 }
 
 // Compare puts two reports side by side: for each table that both have, each row and
-// column that both have, as the value in a, that in b, and the difference.
+// column that both have, as the value in a, that in b, and the difference. Each plot that
+// both have shows the lines that both have.
 func Compare(a, b *Report) *Report {
 	out := &Report{
 		Name:  a.Name + " and " + b.Name,
@@ -166,6 +176,54 @@ func Compare(a, b *Report) *Report {
 				if t := compareTables(&ta, &tb); len(t.Rows) > 0 {
 					out.Tables = append(out.Tables, t)
 				}
+			}
+		}
+	}
+	for _, one := range []struct {
+		name    string
+		in, not *Report
+	}{{"A", a, b}, {"B", b, a}} {
+		if names := onlyIn(one.in, one.not); len(names) > 0 {
+			out.Facts = append(out.Facts, "only in "+one.name+", and not shown: "+strings.Join(names, ", "))
+		}
+	}
+	for i := range a.Plots {
+		for k := range b.Plots {
+			if p := comparePlots(&a.Plots[i], &b.Plots[k]); len(p.Lines) > 0 {
+				out.Plots = append(out.Plots, p)
+			}
+		}
+	}
+	return out
+}
+
+// onlyIn returns the names of rows of one report that no table of the other one has.
+func onlyIn(in, not *Report) (names []string) {
+	has := func(r *Report, name string) bool {
+		return slices.ContainsFunc(r.Tables, func(t Table) bool {
+			return slices.ContainsFunc(t.Rows, func(row Row) bool { return row.Name == name })
+		})
+	}
+	for _, t := range in.Tables {
+		for _, row := range t.Rows {
+			if !has(not, row.Name) && !slices.Contains(names, row.Name) {
+				names = append(names, row.Name)
+			}
+		}
+	}
+	return names
+}
+
+// comparePlots returns a plot without lines if the two are not of the same thing.
+func comparePlots(a, b *Plot) Plot {
+	out := Plot{Title: a.Title, X: a.X, Y: a.Y, Steps: a.Steps}
+	if a.Title != b.Title || a.X != b.X || a.Y != b.Y {
+		return out
+	}
+	for _, la := range a.Lines {
+		for _, lb := range b.Lines {
+			if la.Name == lb.Name {
+				out.Lines = append(out.Lines, Line{Name: la.Name + ", A", X: la.X, Y: la.Y}, Line{Name: lb.Name + ", B", X: lb.X, Y: lb.Y, Second: true})
 			}
 		}
 	}
