@@ -109,16 +109,31 @@ func (h *Computer) ReceiveWrites(addr uint64, data []byte, count int) bool {
 	return h.rc.ReceiveWrites(addr, data, count)
 }
 
-// Transmit emits TLPs until there are none or emit refuses one. emit must not
-// call methods of the host.
-func (h *Computer) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
+// ReceiveReads takes count consecutive memory reads of n bytes in all, see RootComplex.
+func (h *Computer) ReceiveReads(addr uint64, n, count int) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.rc.Transmit(now, emit)
+	return h.rc.ReceiveReads(addr, n, count)
+}
+
+// ReadRun copies host memory for the answers of such reads, see RootComplex.
+func (h *Computer) ReadRun(addr uint64, dst []byte) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.rc.ReadRun(addr, dst)
+}
+
+// Transmit emits TLPs until there are none, or until emit refuses one: then it returns
+// false. emit must not call methods of the host.
+func (h *Computer) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) (all bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	all = h.rc.Transmit(now, emit)
 	if h.rc.Queued() < maxQueued {
 		h.room.Broadcast()
 	}
 	h.deliverLocked()
+	return all
 }
 
 // Wake returns the time of the next call of Transmit if kick is not called before.

@@ -219,7 +219,7 @@ func (v *vm) Transmit(e engine.Entry) {
 	v.sendReset(e)
 	v.reads.entry = e
 	for !v.reads.empty() && v.slot.roomFor(e, v.device.payload) {
-		if v.answerRun(e) {
+		if v.reads.answerRun(e, v.slot, v.tryMem) {
 			continue
 		}
 		job := v.reads.front()
@@ -240,36 +240,6 @@ func (v *vm) Transmit(e engine.Entry) {
 		}
 		v.reads.pop()
 	}
-}
-
-// runBytes bounds the bytes of one run of completions: the processor's nearest cache keeps
-// them between the copy and the computation of their CRCs.
-const runBytes = 16 << 10
-
-// answerRun sends completions of the run of reads at the front as a run, from memory that
-// is read at once. It returns false if the next read must be answered on its own.
-func (v *vm) answerRun(e engine.Entry) bool {
-	if v.slot.binding == nil || v.slot.gone || v.bus == nil {
-		return false
-	}
-	size := v.reads.front().run.Size()
-	if size == 0 {
-		return false
-	}
-	r, addr := v.reads.completions(min(v.slot.binding.Fit(e, size), runBytes/size))
-	if r == nil || r.Count == 0 {
-		return false
-	}
-	r.Data = v.slot.binding.Payload(e, r.Count*size)
-	if r.Data == nil || !v.bus.Memory().TryRead(addr, r.Data) {
-		return false
-	}
-	r.First.Data = r.Data[:size:size]
-	if v.slot.sendRun(e, r) != nil {
-		return false
-	}
-	v.reads.popRun(r.Count)
-	return true
 }
 
 // Owes reports whether reads of the device wait for their completions.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,7 +15,6 @@ import (
 	"github.com/dxpu-project/dxpu/internal/embedded"
 	"github.com/dxpu-project/dxpu/internal/embedded/rootcomplex"
 	"github.com/dxpu-project/dxpu/internal/embedded/vswitch"
-	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/machine"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
@@ -37,9 +37,10 @@ type Embedded struct {
 
 	// Guarded by the group:
 	sw    *vswitch.Switch
-	entry engine.Entry  // of the pump that is under way
-	timer engine.Timer  // calls kick
-	armed time.Duration // when it fires; machine.Never: not armed
+	entry engine.Entry    // of the pump that is under way
+	owing []*embeddedPort // those with reads of their device
+	timer engine.Timer    // calls kick
+	armed time.Duration   // when it fires; machine.Never: not armed
 }
 
 // EmbeddedSpec describes an embedded host. Zero values stand for the defaults.
@@ -124,7 +125,7 @@ func (f *Embedded) port(slot int) *rootcomplex.Function { return f.root.Children
 func (f *Embedded) stop() {}
 
 func (f *Embedded) plug(ctx context.Context, s *slot) (plugged, error) {
-	p := &embeddedPort{front: f, slot: s}
+	p := newEmbeddedPort(f, s)
 	e := s.host.group.Enter()
 	s.port = p
 	f.sw.SetPresence(s.index, true)
@@ -210,9 +211,10 @@ func (f *Embedded) expire() {
 // there are none, or a slot's link is full.
 func (f *Embedded) pump(e engine.Entry) {
 	f.entry = e
+	all := true
 	for moved := true; moved; {
 		moved = false
-		f.host.Transmit(e.Now(), func(p *tlp.Packet) bool {
+		all = f.host.Transmit(e.Now(), func(p *tlp.Packet) bool {
 			q := *p // routing may convert it
 			sent := f.down(e, f.sw.FromHost(&q), &q)
 			moved = moved || sent
@@ -228,6 +230,9 @@ func (f *Embedded) pump(e engine.Entry) {
 			moved = moved || sent
 			return sent
 		})
+	}
+	if all { // a completion does not pass an earlier store of the host (section 2.4.1)
+		f.owing = slices.DeleteFunc(f.owing, func(p *embeddedPort) bool { return p.answer(e) })
 	}
 	for _, ok := f.sw.NextEvent(); ok; _, ok = f.sw.NextEvent() {
 		// No TLP carries a hot reset or slot power to the box: the host resets a
@@ -248,61 +253,4 @@ func (f *Embedded) down(e engine.Entry, r mapping.Route, p *tlp.Packet) bool {
 		}
 	}
 	return true // answered or dropped by the switch
-}
-
-// embeddedPort is a slot of the embedded host.
-type embeddedPort struct {
-	front *Embedded
-	slot  *slot
-}
-
-var (
-	_ plugged = (*embeddedPort)(nil)
-	_ runPort = (*embeddedPort)(nil)
-)
-
-func (p *embeddedPort) Receive(e engine.Entry, t *tlp.Packet) bool {
-	p.front.host.Receive(e.Now(), t)
-	return true
-}
-
-func (p *embeddedPort) ReceiveRun(_ engine.Entry, r *link.Run) bool {
-	return r.Writes() && p.front.host.ReceiveWrites(r.First.Addr, r.Data, r.Count)
-}
-
-// Transmit moves TLPs of the whole host.
-func (p *embeddedPort) Transmit(e engine.Entry) { p.front.pump(e) }
-
-// Wake returns machine.Never: the front has a timer for the whole host.
-func (p *embeddedPort) Wake(engine.Entry) time.Duration { return machine.Never }
-
-// Owes returns false: the queue of the root complex is that of all slots, and its user is
-// this process, not a guest.
-func (p *embeddedPort) Owes(engine.Entry) bool { return false }
-
-// DeviceLost is a surprise removal: the drivers learn of it at once.
-func (p *embeddedPort) DeviceLost(e engine.Entry) {
-	p.remove(e)
-	p.front.pump(e)
-}
-
-func (p *embeddedPort) remove(engine.Entry) {
-	p.front.find(p.slot.index, nil)
-	p.front.sw.SetPresence(p.slot.index, false)
-	p.front.host.Unplugged(p.front.port(p.slot.index).Secondary)
-}
-
-// unplug returns at once: the drivers of the embedded host release a removed device.
-func (p *embeddedPort) unplug(context.Context) (string, error) { return "", nil }
-
-// held returns false: enumeration leaves every function bus master, so only
-// traffic shows the use of a device.
-func (p *embeddedPort) held(engine.Entry) bool { return false }
-
-func (p *embeddedPort) close() {
-	g := p.slot.host.group
-	e := g.Enter()
-	p.remove(e)
-	g.Leave(e)
-	p.front.port(p.slot.index).Children = nil
 }

@@ -62,11 +62,16 @@ func (q *readQueue) add(p *tlp.Packet, mps int) bool {
 	return true
 }
 
-// addRun queues a run of reads. It returns false if the device has more reads outstanding
-// than tags, or if the reads have completions that are no run: several each, or with
-// different lower addresses.
+// fits reports whether addRun takes a run: not if the device then has more reads
+// outstanding than tags, nor if the reads have completions that are no run: several each, or
+// with different lower addresses.
+func (q *readQueue) fits(r *link.Run, mps int) bool {
+	return q.count+r.Count <= maxReads && r.Size() <= mps && r.Size()%lowerAddresses == 0
+}
+
+// addRun queues a run of reads, if it fits.
 func (q *readQueue) addRun(r *link.Run, mps int) bool {
-	if q.count+r.Count > maxReads || r.Size() > mps || r.Size()%lowerAddresses != 0 {
+	if !q.fits(r, mps) {
 		return false
 	}
 	q.count += r.Count
@@ -133,6 +138,36 @@ func (q *readQueue) next() {
 func (q *readQueue) drop() {
 	clear(q.jobs)
 	q.jobs, q.head, q.count = q.jobs[:0], 0, 0
+}
+
+// runBytes bounds the bytes of one run of completions: the processor's nearest cache keeps
+// them between the copy and the computation of their CRCs.
+const runBytes = 16 << 10
+
+// answerRun sends completions of the run of reads at the front as a run, from memory that
+// is read at once. It returns false if the next read must be answered on its own.
+func (q *readQueue) answerRun(e engine.Entry, s *slot, read func(addr uint64, dst []byte) bool) bool {
+	if s.binding == nil || s.gone {
+		return false
+	}
+	size := q.front().run.Size()
+	if size == 0 {
+		return false
+	}
+	r, addr := q.completions(min(s.binding.Fit(e, size), runBytes/size))
+	if r == nil || r.Count == 0 {
+		return false
+	}
+	r.Data = s.binding.Payload(e, r.Count*size)
+	if r.Data == nil || !read(addr, r.Data) {
+		return false
+	}
+	r.First.Data = r.Data[:size:size]
+	if s.sendRun(e, r) != nil {
+		return false
+	}
+	q.popRun(r.Count)
+	return true
 }
 
 // completions returns the run of completions, without their data, of up to most reads of

@@ -53,6 +53,7 @@ type vm struct {
 	writeMem             func(addr uint64, src []byte) pcie.CplStatus
 	readMem              func(addr uint64, dst []byte) pcie.CplStatus
 	fetchMem             func(addr uint64, n int) []byte
+	tryMem               func(addr uint64, dst []byte) bool
 	sendTLP              func(*tlp.Packet) bool
 	onWrote, onSignalled func(error)
 }
@@ -64,7 +65,7 @@ var (
 
 func newVM(s *slot, device *remote) *vm {
 	v := &vm{slot: s, log: s.host.log.With("slot", s.index), device: device, root: s.root}
-	v.writeMem, v.readMem, v.fetchMem, v.sendTLP = v.write, v.read, v.fetch, v.toDevice
+	v.writeMem, v.readMem, v.fetchMem, v.tryMem, v.sendTLP = v.write, v.read, v.fetch, v.tryRead, v.toDevice
 	v.onWrote, v.onSignalled = v.wrote, v.signalled
 	v.answered = reader.Wait{Ready: func() bool { return v.open.Load() == 0 }}
 	v.reads.buf = make([]byte, pcie.MaxPayload+2*pcie.DW)

@@ -8,6 +8,11 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
+// maxAnswers bounds the requests of devices that wait for their completions: all tags of 64
+// functions. Further requests are dropped, like those that a receiver has no room for
+// (section 2.6.1.2), and their requester times out.
+const maxAnswers = 64 * pcie.MaxTags
+
 // id is the Completer ID of the root complex: bus 0 is inside it.
 const id = pcie.BDF(0)
 
@@ -83,10 +88,39 @@ func (h *RootComplex) ReceiveWrites(addr uint64, data []byte, count int) bool {
 	return true
 }
 
+// ReceiveReads counts count consecutive memory reads of n bytes in all. The owner answers
+// them, with ReadRun. It returns false, and does nothing, if they are not all to memory.
+func (h *RootComplex) ReceiveReads(addr uint64, n, count int) bool {
+	if h.memory(addr, n) == nil {
+		return false
+	}
+	h.counters.ReadRequests += uint64(count)
+	h.counters.ReadBytes += uint64(n)
+	return true
+}
+
+// ReadRun copies memory for the completions of such reads. It returns false if the bytes
+// are not all memory.
+func (h *RootComplex) ReadRun(addr uint64, dst []byte) bool {
+	return h.readMemory(addr, dst) == pcie.SuccessfulCompletion
+}
+
+// full reports whether a request that needs an answer must be dropped, and counts it.
+func (h *RootComplex) full() bool {
+	if h.jobs.len()+h.replies.len() < maxAnswers {
+		return false
+	}
+	h.counters.Dropped++
+	return true
+}
+
 // dmaRead queues the answer to a read. It refuses a read that is not entirely inside
 // memory.
 func (h *RootComplex) dmaRead(p *tlp.Packet) {
 	h.counters.ReadRequests++
+	if h.full() {
+		return
+	}
 	addr, n := p.ByteRange()
 	if h.memory(addr, max(n, 1)) == nil {
 		h.refuse(p)
@@ -98,6 +132,9 @@ func (h *RootComplex) dmaRead(p *tlp.Packet) {
 
 func (h *RootComplex) dmaAtomic(p *tlp.Packet) {
 	h.counters.Atomics++
+	if h.full() {
+		return
+	}
 	if p.EP {
 		h.counters.Poisoned++
 	}
@@ -117,7 +154,7 @@ func (h *RootComplex) dmaAtomic(p *tlp.Packet) {
 // refuse answers a non-posted request with Unsupported Request.
 func (h *RootComplex) refuse(p *tlp.Packet) {
 	h.counters.Refused++
-	if p.Type.NonPosted() {
+	if p.Type.NonPosted() && !h.full() {
 		transaction.Respond(&h.newReply().p, p, id, pcie.UnsupportedRequest)
 	}
 }

@@ -111,6 +111,7 @@ type Counters struct {
 	ReadBytes, WriteBytes       uint64
 	Atomics                     uint64
 	Refused                     uint64 // DMA outside memory, or a request that the host does not support
+	Dropped                     uint64 // requests beyond those that may wait for an answer
 	Poisoned                    uint64 // DMA writes with EP set: dropped
 	Interrupts                  uint64
 	Timeouts                    uint64 // CPU accesses without an answer in time
@@ -209,20 +210,20 @@ func (h *RootComplex) Receive(now time.Duration, p *tlp.Packet) {
 }
 
 // Transmit emits TLPs until there are none or emit refuses one, which the next call
-// offers again. The packet is valid only during the call of emit. CPU accesses and
-// completions alternate, and completions continue when no tag is free: a host that
-// waits for a device never delays the device.
-func (h *RootComplex) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
+// offers again: then it returns false. The packet is valid only during the call of emit. CPU
+// accesses and completions alternate, and completions continue when no tag is free: a host
+// that waits for a device never delays the device.
+func (h *RootComplex) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) bool {
 	h.requests.Expire(now, h.spec.Slack, func(r transaction.Result) { h.finish(now, r) })
 	h.wakeRetries(now)
 	for {
 		sent, ok := h.sendOperation(now, emit)
 		if !ok {
-			return
+			return false
 		}
 		answered, ok := h.sendAnswer(emit)
 		if !ok || !sent && !answered {
-			return
+			return ok
 		}
 	}
 }

@@ -364,3 +364,42 @@ func TestSpecRefused(t *testing.T) {
 		}
 	}
 }
+
+// A device that makes requests and takes no completions fills a bounded queue.
+func TestUnansweredRequestsAreBounded(t *testing.T) {
+	h := newHost(t)
+	inside, outside := tlp.Packet{Type: tlp.MRd, Requester: 0x100}, tlp.Packet{Type: tlp.MRd, Requester: 0x100}
+	inside.SetMemory(memBase, 128)
+	outside.SetMemory(0xe000_0000, 128)
+	const each = maxAnswers
+	for range each {
+		h.Receive(0, &inside)
+		h.Receive(0, &outside)
+	}
+	if c := h.Counters(); c.Dropped != 2*each-maxAnswers {
+		t.Errorf("%d of %d requests dropped, want all but %d", c.Dropped, 2*each, maxAnswers)
+	}
+	if n := len(sent(t, h, 0)); n != maxAnswers {
+		t.Errorf("%d completions, want %d", n, maxAnswers)
+	}
+	h.Receive(0, &inside)
+	if n := len(sent(t, h, 0)); n != 1 {
+		t.Errorf("%d completions of the next request, want 1", n)
+	}
+}
+
+// Runs of reads are counted like single ones, and only if all of them are to memory.
+func TestRunOfReads(t *testing.T) {
+	h := newHost(t)
+	dst := make([]byte, 4096)
+	if !h.ReceiveReads(memBase+4096, 4096, 4) || !h.ReadRun(memBase+4096, dst) || !bytes.Equal(dst, h.spec.Memory[4096:8192]) {
+		t.Error("reads of memory refused, or other bytes")
+	}
+	end := uint64(memBase + len(h.spec.Memory))
+	if h.ReceiveReads(end-2048, 4096, 4) || h.ReceiveReads(memBase-1, 2, 1) || h.ReadRun(end-2048, dst) {
+		t.Error("reads outside of memory taken")
+	}
+	if c := h.Counters(); c.ReadRequests != 4 || c.ReadBytes != 4096 {
+		t.Errorf("counted %d reads of %d bytes, want 4 of 4096", c.ReadRequests, c.ReadBytes)
+	}
+}

@@ -8,6 +8,8 @@ type queue[T any] struct {
 
 func (q *queue[T]) empty() bool { return q.head == len(q.items) }
 
+func (q *queue[T]) len() int { return len(q.items) - q.head }
+
 // list returns the items, oldest first.
 func (q *queue[T]) list() []T { return q.items[q.head:] }
 
