@@ -162,6 +162,7 @@ func TestParseRefuses(t *testing.T) {
 		"want a duration":       strings.Replace(good, "1s", "11m", 1),
 		"no policy":             strings.Replace(good, "mps", "mpz", 1),
 		"want 0 to 100 percent": strings.Replace(good, "steady-kernels", "steady-kernels, limit: 101", 1),
+		"is below request":      strings.Replace(good, "steady-kernels", "steady-kernels, request: 50, limit: 10", 1),
 		"want 0, or 0.001":      strings.Replace(good, "steady-kernels", "steady-kernels, rate: 1e-12", 1),
 		"after the client":      strings.Replace(good, "steady-kernels", "steady-kernels, from: 500ms, until: 1ms", 1),
 		"from or think":         strings.Replace(good, "steady-kernels", "steady-kernels, think: 2000000h", 1),

@@ -185,6 +185,9 @@ func (c *Client) check() error {
 	if c.Request < 0 || c.Request > 100 || c.Limit < 0 || c.Limit > 100 {
 		return fmt.Errorf("request %d, limit %d: want 0 to 100 percent", c.Request, c.Limit)
 	}
+	if c.Limit > 0 && c.Limit < c.Request {
+		return fmt.Errorf("limit %d is below request %d", c.Limit, c.Request)
+	}
 	if c.Rate != 0 && !(c.Rate >= minRate && c.Rate <= maxRate) { // false for NaN
 		return fmt.Errorf("rate %v: want 0, or %v to %d jobs per second", c.Rate, minRate, maxRate)
 	}
