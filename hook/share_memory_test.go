@@ -127,6 +127,10 @@ func TestSharePadding(t *testing.T) {
 			if used := x.gpuWord(t, gpuInUse); used != tc.after {
 				t.Errorf("%d bytes of the GPU are in use, want %d", used, tc.after)
 			}
+			// The chunk of a pool is known only when the driver has taken it.
+			if peak := x.gpuWord(t, gpuPeak); tc.bytes != 500 && peak > tc.bytes+400 {
+				t.Errorf("at most %d bytes of the GPU were in use, limit %d", peak, tc.bytes+400)
+			}
 			p.end()
 		})
 	}

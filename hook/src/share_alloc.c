@@ -167,7 +167,6 @@ static unsigned channel_bytes(int format)
 	}
 }
 
-/* A size that is not known before: the driver's requirements tell it afterwards. */
 static uint64_t array_bytes(size_t w, size_t h, size_t d, int format, unsigned channels)
 {
 	uint64_t n = times(times(w, h ? h : 1), times(d ? d : 1, channel_bytes(format)));
@@ -184,45 +183,65 @@ static struct owner new_array(uint64_t bytes)
 }
 
 typedef CUresult (*requirements)(CUDA_ARRAY_MEMORY_REQUIREMENTS *, void *, CUdevice);
+typedef CUresult (*destroy)(void *);
 
-/* The real size of an array; CUDA before 11.6 does not tell it. */
-static uint64_t required(requirements f, void *array, uint64_t otherwise)
+/* Returns the bytes that the driver requires for an array without memory, which ends here; 0: it does not tell. */
+static uint64_t required(void *probe, requirements f, destroy end)
 {
 	CUresult (*device)(CUdevice *) = REAL(CUresult(*)(CUdevice *), cuCtxGetDevice);
 	CUDA_ARRAY_MEMORY_REQUIREMENTS q = {0};
 	CUdevice d = 0;
 
-	if (!f || !device || device(&d) != CUDA_SUCCESS || f(&q, array, d) != CUDA_SUCCESS || q.size == 0)
-		return otherwise;
+	if (!f || !device || device(&d) != CUDA_SUCCESS || f(&q, probe, d) != CUDA_SUCCESS)
+		q.size = 0;
+	(void)end(probe);
 	return q.size;
 }
 
-static CUresult undo_array(uintptr_t a) { return REAL(CUresult(*)(void *), cuArrayDestroy)((void *)a); }
-static CUresult undo_mipmap(uintptr_t a) { return REAL(CUresult(*)(void *), cuMipmappedArrayDestroy)((void *)a); }
+/*
+ * The bytes that an array takes, before the driver allocates it. The driver tells them only of
+ * an array that gets its memory later (CUDA 11.6), so one with the same sides is made and
+ * destroyed. Where the driver has none, the elements count, without padding.
+ */
+static uint64_t array_size(const CUDA_ARRAY3D_DESCRIPTOR *d)
+{
+	CUresult (*create)(void **, const CUDA_ARRAY3D_DESCRIPTOR *) = REAL(CUresult(*)(void **, const CUDA_ARRAY3D_DESCRIPTOR *), cuArray3DCreate_v2);
+	CUDA_ARRAY3D_DESCRIPTOR later = *d;
+	void *probe;
+	uint64_t n = 0;
 
+	if (!has_memory(d->Flags))
+		return 0;
+	later.Flags |= CUDA_ARRAY3D_DEFERRED_MAPPING;
+	if (create && create(&probe, &later) == CUDA_SUCCESS)
+		n = required(probe, REAL(requirements, cuArrayGetMemoryRequirements), REAL(destroy, cuArrayDestroy));
+	return n ? n : array_bytes(d->Width, d->Height, d->Depth, d->Format, d->NumChannels);
+}
+
+/* The size is the driver's already, so there is nothing to undo. */
 static CUresult after_array(struct owner *o, CUresult r, void *const *a)
 {
-	uint64_t real = o->bytes;
-
-	if (r == CUDA_SUCCESS) {
+	if (r == CUDA_SUCCESS)
 		o->key = (uintptr_t)*a;
-		if (real > 0)
-			real = required(REAL(requirements, cuArrayGetMemoryRequirements), *a, real);
-	}
-	return dxpu_share_after(o, r, real, undo_array);
+	return dxpu_share_after(o, r, o->bytes, NULL);
 }
 
 SHARE(cuArrayCreate_v2, CUarray *a, const CUDA_ARRAY_DESCRIPTOR *d)
 {
-	struct owner o = new_array(d ? array_bytes(d->Width, d->Height, 1, d->Format, d->NumChannels) : 0);
-	CUresult r = dxpu_share_before(o.gpu, o.bytes);
+	CUDA_ARRAY3D_DESCRIPTOR same = {0};
+	struct owner o;
+	CUresult r;
 
+	if (d)
+		same = (CUDA_ARRAY3D_DESCRIPTOR){.Width = d->Width, .Height = d->Height, .Format = d->Format, .NumChannels = d->NumChannels};
+	o = new_array(d ? array_size(&same) : 0);
+	r = dxpu_share_before(o.gpu, o.bytes);
 	return r != CUDA_SUCCESS ? r : after_array(&o, BEHIND(cuArrayCreate_v2)(a, d), a);
 }
 
 SHARE(cuArray3DCreate_v2, CUarray *a, const CUDA_ARRAY3D_DESCRIPTOR *d)
 {
-	struct owner o = new_array(d && has_memory(d->Flags) ? array_bytes(d->Width, d->Height, d->Depth, d->Format, d->NumChannels) : 0);
+	struct owner o = new_array(d ? array_size(d) : 0);
 	CUresult r = dxpu_share_before(o.gpu, o.bytes);
 
 	return r != CUDA_SUCCESS ? r : after_array(&o, BEHIND(cuArray3DCreate_v2)(a, d), a);
@@ -250,21 +269,28 @@ static uint64_t mipmap_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels)
 	return sum;
 }
 
+static uint64_t mipmap_size(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels)
+{
+	CUresult (*create)(void **, const CUDA_ARRAY3D_DESCRIPTOR *, unsigned) =
+		REAL(CUresult(*)(void **, const CUDA_ARRAY3D_DESCRIPTOR *, unsigned), cuMipmappedArrayCreate);
+	CUDA_ARRAY3D_DESCRIPTOR later = *d;
+	void *probe;
+	uint64_t n = 0;
+
+	if (!has_memory(d->Flags))
+		return 0;
+	later.Flags |= CUDA_ARRAY3D_DEFERRED_MAPPING;
+	if (create && create(&probe, &later, levels) == CUDA_SUCCESS)
+		n = required(probe, REAL(requirements, cuMipmappedArrayGetMemoryRequirements), REAL(destroy, cuMipmappedArrayDestroy));
+	return n ? n : mipmap_bytes(d, levels);
+}
+
 SHARE(cuMipmappedArrayCreate, void **a, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels)
 {
-	struct owner o = new_array(d && has_memory(d->Flags) ? mipmap_bytes(d, levels) : 0);
+	struct owner o = new_array(d ? mipmap_size(d, levels) : 0);
 	CUresult r = dxpu_share_before(o.gpu, o.bytes);
-	uint64_t real = o.bytes;
 
-	if (r != CUDA_SUCCESS)
-		return r;
-	r = BEHIND(cuMipmappedArrayCreate)(a, d, levels);
-	if (r == CUDA_SUCCESS) {
-		o.key = (uintptr_t)*a;
-		if (real > 0)
-			real = required(REAL(requirements, cuMipmappedArrayGetMemoryRequirements), *a, real);
-	}
-	return dxpu_share_after(&o, r, real, undo_mipmap);
+	return r != CUDA_SUCCESS ? r : after_array(&o, BEHIND(cuMipmappedArrayCreate)(a, d, levels), a);
 }
 
 SHARE(cuMipmappedArrayDestroy, void *a)

@@ -9,6 +9,7 @@ struct piece {
 	void *at;
 	int device;
 	uint64_t bytes;
+	uint64_t later;          /* that an array without memory requires */
 	const struct ctx *ctx;   /* whose end frees it */
 	struct pool *pool;
 	unsigned references;     /* of a handle */
@@ -147,13 +148,20 @@ static uint64_t array3d(const CUDA_ARRAY3D_DESCRIPTOR *d)
 	return d->Width * (d->Height ? d->Height : 1) * (d->Depth ? d->Depth : 1) * d->NumChannels;
 }
 
+/* An array that gets its memory later, or parts of it. */
+static CUresult without_memory(void **a, uint64_t later)
+{
+	add(*a = malloc(64), current->device, 0, current)->later = later;
+	return CUDA_SUCCESS;
+}
+
 CUresult cuArray3DCreate_v2(CUarray *a, const CUDA_ARRAY3D_DESCRIPTOR *d)
 {
-	if (d->Flags & CUDA_ARRAY3D_SPARSE) {
-		add(*a = malloc(64), current->device, 0, current);
-		return CUDA_SUCCESS;
-	}
-	return allocate(SYM_cuArray3DCreate_v2, a, grain("FAKE_GPU_PAD", array3d(d)));
+	uint64_t n = grain("FAKE_GPU_PAD", array3d(d));
+
+	if (current && d->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING))
+		return without_memory(a, n);
+	return allocate(SYM_cuArray3DCreate_v2, a, n);
 }
 
 CUresult cuMipmappedArrayCreate(void **a, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels)
@@ -162,18 +170,24 @@ CUresult cuMipmappedArrayCreate(void **a, const CUDA_ARRAY3D_DESCRIPTOR *d, unsi
 
 	for (unsigned i = 0; i < levels; i++)
 		n += array3d(d) >> 2 * i;
+	if (current && d->Flags & CUDA_ARRAY3D_DEFERRED_MAPPING)
+		return without_memory(a, grain("FAKE_GPU_PAD", n));
 	return allocate(SYM_cuMipmappedArrayCreate, a, grain("FAKE_GPU_PAD", n));
 }
 
+/* NVIDIA's driver tells them only of arrays that get their memory later. */
 static CUresult requirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *q, const void *a)
 {
+	uint64_t later = 0;
+
 	pthread_mutex_lock(&lock);
 	for (struct piece *p = pieces; p; p = p->next) {
 		if (p->at == a)
-			q->size = p->bytes;
+			later = p->later;
 	}
 	pthread_mutex_unlock(&lock);
-	return CUDA_SUCCESS;
+	q->size = later;
+	return later ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *q, CUarray a, CUdevice d) { (void)d; return requirements(q, a); }
