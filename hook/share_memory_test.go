@@ -300,6 +300,24 @@ func TestShareStacks(t *testing.T) {
 	p.end()
 }
 
+// Memory in graphs within a graph counts. A graph that is too deep to be counted is refused.
+func TestShareNestedGraph(t *testing.T) {
+	x := newSharing(t, 1000)
+	x.program = "nested"
+	p := x.start(t)
+	p.do(success, "init 0 0")
+	for _, depth := range []int{0, 1, 15} {
+		p.do(success, "nest %d 1000", depth)
+		p.do(outOfMemory, "nest %d 1001", depth)
+	}
+	p.do(outOfMemory, "nest 40 1001")
+	p.do(outOfMemory, "nest 40 1")
+	p.end()
+	if peak := x.gpuWord(t, gpuPeak); peak != 1000 {
+		t.Errorf("at most %d bytes of the GPU were in use, limit 1000", peak)
+	}
+}
+
 // Memory that a graph allocated and the program did not free counts after the graph's end,
 // as does what the driver keeps.
 func TestShareUnfreedGraph(t *testing.T) {

@@ -2,11 +2,13 @@ package hook
 
 import (
 	"bufio"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -18,6 +20,7 @@ import (
 // listedForm is one form of symbols.txt, read without the generator.
 type listedForm struct {
 	symbol, class string
+	version       int // 2000 if it is not known
 	shared        bool
 }
 
@@ -34,8 +37,12 @@ func listedForms(t *testing.T) []listedForm {
 			continue
 		}
 		for _, form := range f[2:] {
-			suffix, _, _ := strings.Cut(strings.TrimRight(form, "*+"), "@")
-			out = append(out, listedForm{f[0] + strings.TrimPrefix(suffix, "."), f[1], strings.HasSuffix(form, "+")})
+			suffix, number, _ := strings.Cut(strings.TrimRight(form, "*+"), "@")
+			version, err := strconv.Atoi(number)
+			if err != nil {
+				version = 2000
+			}
+			out = append(out, listedForm{f[0] + strings.TrimPrefix(suffix, "."), f[1], version, strings.HasSuffix(form, "+")})
 		}
 	}
 	return out
@@ -115,6 +122,51 @@ func TestShareClasses(t *testing.T) {
 		graph := strings.HasPrefix(f.symbol, "cuGraph") && f.class == "other" // nodes, not yet launched
 		if suspect.MatchString(f.symbol) && f.class == "other" && !graph && !slices.Contains(harmless, f.symbol) {
 			t.Errorf("%s has class other", f.symbol)
+		}
+	}
+}
+
+// No way to look up a call that takes memory or launches leads to the driver's function:
+// not the versions of cuGetProcAddress, the forms of the per-thread default stream, another
+// address of the function, or a form that is newer than the list.
+func TestShareResolution(t *testing.T) {
+	x := newSharing(t, 1000)
+	var ask, want []string
+	add := func(owner, format string, args ...any) {
+		ask, want = append(ask, fmt.Sprintf(format, args...)), append(want, owner)
+	}
+	for _, f := range listedForms(t) {
+		if f.class != "allocate" && f.class != "launch" {
+			continue
+		}
+		add("library", "d %s 0 0", f.symbol)
+		flags, plain := 0, regexp.MustCompile(`(_v[2-9])?(_pt[ds][sz])?$`).ReplaceAllString(f.symbol, "")
+		if strings.HasSuffix(f.symbol, "sz") {
+			flags = 2
+		}
+		for _, version := range []int{f.version, 13000, 14000} {
+			add("library", "v1 %s %d %d", plain, version, flags)
+			add("library", "v2 %s %d %d", plain, version, flags)
+		}
+		add("none 500 0", "v1 %s 99000 %d", plain, flags)
+		add("none 0 1", "v2 %s 99000 %d", plain, flags)
+	}
+	add("driver", "v2 cuDeviceGetCount 99000 0") // takes nothing
+	r := needBuilds(t)
+	cmd := exec.Command(filepath.Join(r.dir, "resolve"))
+	cmd.Env = []string{"LD_LIBRARY_PATH=" + filepath.Join(r.dir, "hook") + ":" + filepath.Join(r.dir, "gpu"), "DXPU_SHARE=" + x.agent.path}
+	cmd.Stdin = strings.NewReader(strings.Join(ask, "\n"))
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := strings.Split(strings.TrimSpace(string(out)), "\n")
+	if len(got) != len(ask) || len(ask) < 200 {
+		t.Fatalf("%d answers to %d questions", len(got), len(ask))
+	}
+	for i := range ask {
+		if got[i] != want[i] {
+			t.Errorf("%s: %s, want %s", ask[i], got[i], want[i])
 		}
 	}
 }

@@ -39,6 +39,12 @@ var gpuBuilds = sync.OnceValues(func() (string, error) {
 	if err := r.shareProgram(filepath.Join(r.dir, "colocated"), generated, "", "testdata/colocated.c"); err != nil {
 		return "", err
 	}
+	if err := r.shareProgram(filepath.Join(r.dir, "nested"), generated, "", "testdata/nested.c"); err != nil {
+		return "", err
+	}
+	if err := command(".", r.cc, "-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-Isrc", "testdata/resolve.c", "-o", filepath.Join(r.dir, "resolve"), "-ldl"); err != nil {
+		return "", err
+	}
 	return dir, r.shareProgram(filepath.Join(r.dir, "share"), generated, "", "testdata/share.c")
 })
 

@@ -32,6 +32,7 @@ struct form {
 struct call {
 	const char *name;
 	int first, count; /* range of its forms in dxpu_forms */
+	int held;         /* nonzero: sharing mode has to see each call of it */
 };
 
 extern const char *const dxpu_names[DXPU_SYMBOLS];

@@ -186,7 +186,7 @@ static CUresult old_get_proc_address(const char *name, void **fn, int version, u
 		if (fn)
 			*fn = NULL;
 		if (status)
-			*status = 1; /* CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND */
+			*status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
 		return CUDA_SUCCESS;
 	}
 	if (r == CUDA_SUCCESS && status)

@@ -3,6 +3,7 @@
  * answer only if that is the address of a wrapped form. If the driver does not
  * export the address, the list of versions determines the form.
  */
+#include <stdio.h>
 #include <string.h>
 
 #include "dxpu.h"
@@ -39,6 +40,19 @@ static int by_version(const struct call *c, int version, int thread)
 	return best;
 }
 
+/*
+ * A newer driver may have a form that the list has not. Programs in a share do not get
+ * it where it would pass by the share's limits: a call that takes memory or launches.
+ */
+static void *unlisted(const struct call *c, void *answer)
+{
+	COUNT(unknown_forms);
+	if (!dxpu_config.share || !c->held)
+		return answer;
+	fprintf(stderr, "dxpu: the driver has a newer form of %s than this library; a program in a share does not get it\n", c->name);
+	return NULL;
+}
+
 void *dxpu_substitute(const char *name, void *answer, int version, uint64_t flags)
 {
 	const struct call *c = find_call(name);
@@ -58,27 +72,46 @@ void *dxpu_substitute(const char *name, void *answer, int version, uint64_t flag
 	if (form < 0 && listed >= 0 && version <= DXPU_NEWEST && dxpu_real[listed])
 		form = listed;
 	if (form < 0)
-		COUNT(unknown_forms);
-	return form >= 0 && dxpu_wrapper(form) ? dxpu_wrapper(form) : answer;
+		return unlisted(c, answer);
+	return dxpu_wrapper(form) ? dxpu_wrapper(form) : answer;
 }
+
+/*
+ * In sharing mode the newest listed form under a later version must be known as that form,
+ * also where the driver returns another address of it: its answer for that form is compared.
+ */
+static bool compares(int version) { return dxpu_config.share && version > DXPU_NEWEST; }
 
 CUresult hook_cuGetProcAddress(const char *name, void **fn, int version, uint64_t flags);
 CUresult hook_cuGetProcAddress_v2(const char *name, void **fn, int version, uint64_t flags, int *status);
 
 CUresult hook_cuGetProcAddress(const char *name, void **fn, int version, uint64_t flags)
 {
-	CUresult r = REAL(CUresult(*)(const char *, void **, int, uint64_t), cuGetProcAddress)(name, fn, version, flags);
+	CUresult (*driver)(const char *, void **, int, uint64_t) = REAL(CUresult(*)(const char *, void **, int, uint64_t), cuGetProcAddress);
+	CUresult r = driver(name, fn, version, flags);
+	void *listed = NULL;
 
-	if (r == CUDA_SUCCESS && name && fn && *fn)
-		*fn = dxpu_substitute(name, *fn, version, flags);
-	return r;
+	if (r != CUDA_SUCCESS || !name || !fn || !*fn)
+		return r;
+	if (compares(version) && driver(name, &listed, DXPU_NEWEST, flags) == CUDA_SUCCESS && listed == *fn)
+		version = DXPU_NEWEST;
+	*fn = dxpu_substitute(name, *fn, version, flags);
+	return *fn ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
 CUresult hook_cuGetProcAddress_v2(const char *name, void **fn, int version, uint64_t flags, int *status)
 {
-	CUresult r = REAL(CUresult(*)(const char *, void **, int, uint64_t, int *), cuGetProcAddress_v2)(name, fn, version, flags, status);
+	CUresult (*driver)(const char *, void **, int, uint64_t, int *) =
+		REAL(CUresult(*)(const char *, void **, int, uint64_t, int *), cuGetProcAddress_v2);
+	CUresult r = driver(name, fn, version, flags, status);
+	void *listed = NULL;
 
-	if (r == CUDA_SUCCESS && name && fn && *fn)
-		*fn = dxpu_substitute(name, *fn, version, flags);
-	return r;
+	if (r != CUDA_SUCCESS || !name || !fn || !*fn)
+		return r;
+	if (compares(version) && driver(name, &listed, DXPU_NEWEST, flags, NULL) == CUDA_SUCCESS && listed == *fn)
+		version = DXPU_NEWEST;
+	*fn = dxpu_substitute(name, *fn, version, flags);
+	if (!*fn && status)
+		*status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+	return CUDA_SUCCESS;
 }

@@ -10,6 +10,8 @@
 #include "share.h"
 #include "wrap.h"
 
+enum { BODIES = 64 }; /* of a conditional node */
+
 /* Guards what the graphs are charged for. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct graphs {
@@ -40,7 +42,19 @@ static void add_node(struct bytes *b, CUgraphNode n)
 		b->refused = true;
 }
 
-/* Adds the memory nodes of a graph and its child graphs. */
+static void add_graph(struct bytes *b, CUgraph g, int depth);
+
+/* Adds all bodies of a conditional node: the driver may have memory for each. */
+static void add_bodies(struct bytes *b, CUgraphNode node, int depth)
+{
+	CUgraph bodies[BODIES];
+	unsigned n = dxpu_conditional_bodies(node, bodies, BODIES);
+
+	for (unsigned i = 0; i < n; i++)
+		add_graph(b, bodies[i], depth);
+}
+
+/* Adds the memory nodes of a graph and the graphs in it. Deeper ones are refused, because they cannot be counted. */
 static void add_graph(struct bytes *b, CUgraph g, int depth)
 {
 	CUresult (*get)(CUgraph, CUgraphNode *, size_t *) = REAL(CUresult(*)(CUgraph, CUgraphNode *, size_t *), cuGraphGetNodes);
@@ -49,8 +63,12 @@ static void add_graph(struct bytes *b, CUgraph g, int depth)
 	CUgraphNode *nodes;
 	size_t n = 0;
 
-	if (depth == 0 || !get || !type_of || get(g, NULL, &n) != CUDA_SUCCESS || n == 0)
+	if (!get || !type_of || get(g, NULL, &n) != CUDA_SUCCESS || n == 0)
 		return;
+	if (depth == 0) {
+		b->refused = true;
+		return;
+	}
 	nodes = calloc(n, sizeof *nodes);
 	if (!nodes || get(g, nodes, &n) != CUDA_SUCCESS) {
 		b->refused = true;
@@ -66,6 +84,8 @@ static void add_graph(struct bytes *b, CUgraph g, int depth)
 			add_node(b, nodes[i]);
 		else if (type == CU_GRAPH_NODE_TYPE_GRAPH && child_of && child_of(nodes[i], &child) == CUDA_SUCCESS)
 			add_graph(b, child, depth - 1);
+		else if (type == CU_GRAPH_NODE_TYPE_CONDITIONAL)
+			add_bodies(b, nodes[i], depth - 1);
 	}
 	free(nodes);
 }
