@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -251,8 +253,25 @@ func TestSliceFaults(t *testing.T) {
 	n.await(n.theirs, lost)
 }
 
+// sliceRounds is the number of bindings of TestSlicesComeAndGo: DXPU_SLICE_ROUNDS, or few.
+func sliceRounds(t *testing.T) int {
+	t.Helper()
+	if text := os.Getenv("DXPU_SLICE_ROUNDS"); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	if raceEnabled || testing.Short() {
+		return 8
+	}
+	return 30
+}
+
 // Bindings that come and go, in order or with the death of a host at any point, leave no
-// memory, launch or slice behind.
+// memory, launch or slice behind. DXPU_SLICE_ROUNDS sets their number; a third of them end
+// with their host.
 func TestSlicesComeAndGo(t *testing.T) {
 	o := twoSlices()
 	o.slices = append(o.slices, o.slices[0], o.slices[0])
@@ -262,11 +281,7 @@ func TestSlicesComeAndGo(t *testing.T) {
 	o.hosts = 2
 	r := newCluster(t, o)
 	rng := rand.New(rand.NewPCG(3, 4))
-	rounds := 30
-	if raceEnabled || testing.Short() {
-		rounds = 8
-	}
-	for i := range rounds {
+	for i := range sliceRounds(t) {
 		slot := rng.IntN(len(o.slices))
 		b := r.bind(0, slot, 0, slot)
 		switch i % 3 {
