@@ -207,8 +207,30 @@ func (c *containers) none() {
 	c.until("the share has ended", func() bool { l, err := c.api.Shares(c.t.Context()); return err == nil && len(l) == 0 })
 }
 
-// A container of runc by a filtered configuration: the share ends with the container's
-// SIGKILL. A configuration without the annotation stays as it is.
+// shell runs a second program in the container of a share that has no memory left. It has
+// the environment of the image alone, as the shell of "docker exec" has.
+func (c *containers) shell(t *testing.T, run []string) {
+	t.Helper()
+	text, err := json.Marshal(map[string]any{
+		"terminal": false, "user": map[string]any{"uid": 0, "gid": 0}, "cwd": "/", "args": []string{"/bin/share"}, "env": []string{"FAKE_GPU=/run/gpu/gpu", "DXPU_SHARE="},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(run[len(run)-2], text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := c.start(t, exec.Command("runc", run...))
+	p.do(success, "init")
+	if _, total := p.do(success, "info"); total != containerLimit {
+		t.Errorf("a shell without the share's environment has %d bytes, want the share's %d", total, containerLimit)
+	}
+	p.do(outOfMemory, "take cuMemAlloc_v2 1 0")
+	p.end()
+}
+
+// A container of runc by a filtered configuration: a shell in it has the share as well, and
+// the share ends with the container's SIGKILL. A configuration without the annotation stays as it is.
 func TestContainerByFilter(t *testing.T) {
 	c := newContainers(t, "runc")
 	bundle := filepath.Join(c.dir, "bundle")
@@ -256,6 +278,7 @@ func TestContainerByFilter(t *testing.T) {
 	if owner := c.share("s-1").Owner; owner == os.Getpid() {
 		t.Error("the container does not own its share")
 	}
+	c.shell(t, append(runc, "exec", "--process", filepath.Join(bundle, "shell.json"), id))
 	runCommand(t, exec.Command("runc", append(runc, "kill", id, "KILL")...))
 	_ = p.cmd.Wait()
 	c.none()

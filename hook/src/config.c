@@ -1,6 +1,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "dxpu.h"
 
@@ -102,6 +103,17 @@ static void get_policy(const char *name, enum graph_policy *to)
 		complain(name, v, "launch, node or none");
 }
 
+/*
+ * The socket of the share, NULL: none. A container has its share's folder in a fixed place,
+ * so that a shell in it with another environment is in the share as well.
+ */
+static const char *share_socket(void)
+{
+	static const char folder[] = "/run/dxpu-share", inside[] = "/run/dxpu-share/agent.sock";
+
+	return access(folder, F_OK) == 0 ? inside : set_copy("DXPU_SHARE");
+}
+
 void dxpu_configure(void)
 {
 	struct config *c = &dxpu_config;
@@ -128,9 +140,9 @@ void dxpu_configure(void)
 	c->verbose = get_flag("DXPU_VERBOSE", false);
 	c->trace = set_copy("DXPU_TRACE");
 	c->stats = set_copy("DXPU_STATS");
-	c->share = set_copy("DXPU_SHARE");
+	c->share = share_socket();
 	if (c->share && (rtt >= 0 || c->trace || c->stats)) {
-		fprintf(stderr, "dxpu: DXPU_SHARE is set; latency, trace and statistics are ignored\n");
+		fprintf(stderr, "dxpu: the process is in a share; latency, trace and statistics are ignored\n");
 		rtt = -1;
 		c->trace = c->stats = NULL;
 	}

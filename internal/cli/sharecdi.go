@@ -22,6 +22,9 @@ const (
 	cdiFile      = "dxpu-share.json"
 	insideSocket = "/run/dxpu-share"
 	insideHook   = "/usr/lib/dxpu-share"
+	// preload names the library for the loader of each program of a container, whatever its
+	// environment; it lies beside the library.
+	preload = "ld.so.preload"
 )
 
 // cdiSpec is a specification of the Container Device Interface.
@@ -53,7 +56,8 @@ func newShareCDICommand() *cobra.Command {
 		Use: "cdi", Short: "Write the shares as devices of containers (CDI)", Args: cobra.NoArgs,
 		Long: `Write a specification of the Container Device Interface with the shares of this machine,
 so that podman and Docker give them to containers: ` + cdiKind + `=NAME. Each device
-mounts the share's socket and dxpu's driver library, and sets the environment. The GPU
+mounts the share's socket, dxpu's driver library, and /etc/ld.so.preload with its name: each
+program in the container loads it, also from a shell with another environment. The GPU
 itself and NVIDIA's driver come from NVIDIA's own specification ("nvidia-ctk cdi generate").
 
 Run the command again after "dxpu share create" and "dxpu share end". --cdi-dir - prints
@@ -62,7 +66,7 @@ the specification.`,
   dxpu share cdi
   podman run --device nvidia.com/gpu=0 --device dxpu.dev/share=web IMAGE python serve.py`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			library, err := hook.Find(hookDir)
+			library, err := containerLibrary(hookDir)
 			if err != nil {
 				return err
 			}
@@ -89,6 +93,19 @@ the specification.`,
 	return cmd
 }
 
+// containerLibrary returns the folder of the driver library and of the file that makes each
+// program of a container load it.
+func containerLibrary(dir string) (string, error) {
+	library, err := hook.Find(dir)
+	if err != nil {
+		return "", err
+	}
+	if _, err := os.Stat(filepath.Join(library, preload)); err != nil {
+		return "", withHint(err, `"make hook" writes it; without it a shell in the container passes by the limits`)
+	}
+	return library, nil
+}
+
 // cdiOf returns the specification of some shares. A container sees the socket of its own
 // share only.
 func cdiOf(shares []agent.Share, library string) cdiSpec {
@@ -100,6 +117,7 @@ func cdiOf(shares []agent.Share, library string) cdiSpec {
 			Mounts: []cdiMount{
 				{HostPath: filepath.Dir(s.Socket), ContainerPath: insideSocket, Options: []string{"ro", "rbind", "nosuid", "nodev", "noexec"}},
 				{HostPath: library, ContainerPath: insideHook, Options: []string{"ro", "rbind", "nosuid", "nodev"}},
+				{HostPath: filepath.Join(library, preload), ContainerPath: "/etc/" + preload, Options: []string{"ro", "rbind", "nosuid", "nodev", "noexec"}},
 			},
 		}})
 	}

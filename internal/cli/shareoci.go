@@ -14,7 +14,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/dxpu-project/dxpu/hook"
 	"github.com/dxpu-project/dxpu/internal/sharing/agent"
 )
 
@@ -64,7 +63,7 @@ container, whatever way.`,
 			if err != nil || part == nil {
 				return errors.Join(err, writeIf(cmd.OutOrStdout(), text, err == nil))
 			}
-			library, err := hook.Find(hookDir)
+			library, err := containerLibrary(hookDir)
 			if err != nil {
 				return err
 			}
