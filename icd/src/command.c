@@ -174,7 +174,43 @@ cl_int wait_list(cl_context c, cl_uint n, const cl_event *list)
 		if (list[i]->context != c)
 			return CL_INVALID_CONTEXT;
 	}
-	return n > MAX_WAITS ? CL_OUT_OF_RESOURCES : CL_SUCCESS;
+	return CL_SUCCESS;
+}
+
+static void forget_markers(struct command *c)
+{
+	for (cl_uint i = 0; c->markers && i < c->waits; i++)
+		if (c->markers[i])
+			event_release(c->markers[i]);
+	free(c->markers);
+	c->markers = NULL;
+}
+
+/* shorten replaces a list of events that is too long for a packet by markers that wait for a part of it each. */
+static cl_int shorten(struct command *c)
+{
+	cl_uint n = c->waits / MAX_WAITS + (c->waits % MAX_WAITS != 0), left = c->waits;
+	cl_int code = CL_SUCCESS;
+
+	if (n <= 1)
+		return CL_SUCCESS;
+	if (n > MAX_WAITS)
+		return CL_OUT_OF_RESOURCES;
+	const cl_event *list = c->list;
+	c->markers = calloc(n, sizeof *c->markers);
+	if (!c->markers)
+		return CL_OUT_OF_HOST_MEMORY;
+	c->list = c->markers;
+	c->waits = n;
+	for (cl_uint i = 0; i < n && !code; i++) {
+		cl_uint part = left < MAX_WAITS ? left : MAX_WAITS;
+		code = dxpu_EnqueueMarkerWithWaitList(c->queue, part, list, &c->markers[i]);
+		list += part;
+		left -= part;
+	}
+	if (code)
+		forget_markers(c);
+	return code;
 }
 
 /* The parts of a command in an out-of-order queue wait for each other, so that all are complete
@@ -205,8 +241,20 @@ cl_int begin(struct command *c)
 			return CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST;
 	if (channel_failed(channel_of(c->queue)))
 		return CL_DEVICE_NOT_AVAILABLE;
+	code = shorten(c);
+	if (code)
+		return code;
 	c->event = event_new(c->queue->context, c->queue, c->type);
+	if (!c->event)
+		forget_markers(c);
 	return c->event ? CL_SUCCESS : CL_OUT_OF_HOST_MEMORY;
+}
+
+void abandon(struct command *c, cl_int code)
+{
+	forget_markers(c);
+	part_end(c->event, code, NULL);
+	event_release(c->event);
 }
 
 struct part *part_new(struct command *c)
@@ -287,6 +335,7 @@ cl_int end(struct command *c, int blocking, cl_event *out)
 
 	if (!command_defer(c, &code))
 		code = command_run(c);
+	forget_markers(c);
 	/* After an error, other parts may still use memory that the caller frees. */
 	if (code)
 		channel_wait(ch, &e->status);

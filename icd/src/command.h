@@ -48,6 +48,7 @@ struct command {
 	cl_command_type type;
 	cl_uint waits;
 	const cl_event *list;
+	cl_event *markers; /* that stand for a long list of events, and are the list; or NULL */
 	cl_event event;
 	enum { COMMAND_PACKET, COMMAND_MOVE, COMMAND_MOVE_BOX, COMMAND_MOVE_PIXELS } kind;
 	int ordered; /* waits for what is before it in its queue, or lets the rest wait */
@@ -74,6 +75,9 @@ void box_gather(const struct box *b, const unsigned char *host, unsigned char *p
 cl_int begin(struct command *c);
 cl_int end(struct command *c, int blocking, cl_event *out);
 
+/* abandon ends a command that is not sent. */
+void abandon(struct command *c, cl_int code);
+
 /* command_run sends the packets of a command. */
 cl_int command_run(struct command *c);
 
@@ -93,6 +97,9 @@ void add_waits(struct packet *p, const struct command *c);
 
 /* check_range checks that n bytes at an offset lie in a buffer of the queue's context. */
 cl_int check_range(cl_command_queue q, cl_mem m, size_t offset, size_t n);
+
+/* mem_root returns the buffer that a sub-buffer is a part of, or a buffer itself. */
+static inline cl_mem mem_root(cl_mem m) { return m->parent ? m->parent : m; }
 
 /* move and move_box send the packets of copies. */
 cl_int move(struct command *c);

@@ -3,6 +3,8 @@
 
 #include "calls.h"
 
+#define QUEUE_PROPERTIES (CL_QUEUE_PROFILING_ENABLE | CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE)
+
 static cl_int failure(cl_int code, cl_int *out)
 {
 	if (out)
@@ -65,10 +67,17 @@ cl_context CL_API_CALL dxpu_CreateContext(const cl_context_properties *propertie
 		}
 	}
 	for (; properties && properties[count]; count += 2) {
-		if (properties[count] == CL_CONTEXT_PLATFORM)
+		size_t earlier = 0;
+		while (properties[earlier] != properties[count])
+			earlier += 2;
+		if (earlier < count)
+			code = CL_INVALID_PROPERTY;
+		else if (properties[count] == CL_CONTEXT_PLATFORM)
 			code = object_is((void *)properties[count + 1], KIND_PLATFORM) ? CL_SUCCESS : CL_INVALID_PLATFORM;
 		else
-			code = properties[count] == CL_CONTEXT_INTEROP_USER_SYNC ? CL_SUCCESS : CL_INVALID_PROPERTY;
+			code = properties[count] == CL_CONTEXT_INTEROP_USER_SYNC && (cl_bool)properties[count + 1] <= CL_TRUE
+				       ? CL_SUCCESS
+				       : CL_INVALID_PROPERTY;
 		if (code) {
 			failure(code, error);
 			return NULL;
@@ -169,7 +178,9 @@ cl_command_queue CL_API_CALL dxpu_CreateCommandQueue(cl_context c, cl_device_id 
 		code = CL_INVALID_CONTEXT;
 	else if (d != c->device)
 		code = CL_INVALID_DEVICE;
-	else if (properties & ~(cl_command_queue_properties)(CL_QUEUE_PROFILING_ENABLE | CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE))
+	else if (properties & ~(cl_command_queue_properties)(QUEUE_PROPERTIES | CL_QUEUE_ON_DEVICE | CL_QUEUE_ON_DEVICE_DEFAULT))
+		code = CL_INVALID_VALUE;
+	else if (properties & ~(cl_command_queue_properties)QUEUE_PROPERTIES)
 		code = CL_INVALID_QUEUE_PROPERTIES;
 	if (code) {
 		failure(code, error);

@@ -72,6 +72,7 @@ static struct kept *keep(const struct command *c)
 	k->command = *c;
 	k->command.mem = NULL;
 	k->command.packet = NULL;
+	k->command.markers = NULL;
 	k->command.waits = 0;
 	k->list = malloc((c->waits ? c->waits : 1) * sizeof *k->list);
 	if (!k->list || (c->packet && !(k->command.packet = malloc(sizeof *c->packet)))) {

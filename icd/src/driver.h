@@ -138,6 +138,9 @@ struct _cl_program {
 	cl_context context;
 	cl_uint handle;
 	char *source;
+	unsigned char *given; /* the binary or IL that the program was made of, or NULL */
+	size_t given_size;
+	cl_uint given_kind;
 	char *options;
 	cl_build_status status;
 	cl_program_binary_type type; /* once the status is CL_BUILD_SUCCESS */
@@ -155,6 +158,9 @@ struct argument {
 	void *value;
 	cl_uint handle; /* of a buffer, an image or a sampler */
 };
+
+/* MAX_PARAMETERS bounds the arguments of a kernel in bytes: a packet takes 1024 of 8 bytes. */
+enum { MAX_PARAMETERS = 8 << 10 };
 
 /* Kinds of arguments. */
 enum { ARGUMENT_VALUE = 0, ARGUMENT_BUFFER = 1, ARGUMENT_LOCAL = 2, ARGUMENT_IMAGE = 3, ARGUMENT_SAMPLER = 4 };
@@ -206,6 +212,8 @@ int properties_take(struct properties *p, const void *bytes, size_t n);
 
 /* device_number returns a property that is a number, or 0. */
 uint64_t device_number(cl_device_id d, uint32_t param);
+/* device_allocation returns the size of the largest buffer. */
+uint64_t device_allocation(cl_device_id d);
 
 /* device_list returns the devices, connected. */
 cl_uint device_list(const cl_device_id **list);

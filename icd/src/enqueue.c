@@ -13,7 +13,18 @@ cl_int check_range(cl_command_queue q, cl_mem m, size_t offset, size_t n)
 		return CL_INVALID_CONTEXT;
 	if (m->image)
 		return CL_INVALID_MEM_OBJECT;
-	return n == 0 || n > m->size || offset > m->size - n ? CL_INVALID_VALUE : CL_SUCCESS;
+	return n > m->size || offset > m->size - n ? CL_INVALID_VALUE : CL_SUCCESS;
+}
+
+/* end_empty ends a command that has nothing to do, in its order. */
+static cl_int end_empty(struct command *c, int blocking, cl_event *event)
+{
+	struct packet p;
+
+	packet_start(&p, PACKET_MARKER, c->queue->handle);
+	c->kind = COMMAND_PACKET;
+	c->packet = &p;
+	return end(c, blocking, event);
 }
 
 cl_int move(struct command *c)
@@ -92,7 +103,7 @@ static cl_int transfer(cl_command_queue q, cl_mem m, cl_bool blocking, int write
 		code = begin(&c);
 	if (code)
 		return code;
-	return end(&c, blocking, event);
+	return n ? end(&c, blocking, event) : end_empty(&c, blocking, event);
 }
 
 cl_int CL_API_CALL dxpu_EnqueueReadBuffer(cl_command_queue q, cl_mem m, cl_bool blocking, size_t offset, size_t n, void *host,
@@ -122,8 +133,8 @@ cl_int CL_API_CALL dxpu_EnqueueCopyBuffer(cl_command_queue q, cl_mem from, cl_me
 	cl_int code = check_range(q, from, a, n);
 
 	if (!code)
-		code = check_range(q, to, b, n);
-	if (!code && from == to && a < b + n && b < a + n)
+		code = n ? check_range(q, to, b, n) : CL_INVALID_VALUE;
+	if (!code && mem_root(from) == mem_root(to) && from->origin + a < to->origin + b + n && to->origin + b < from->origin + a + n)
 		code = CL_MEM_COPY_OVERLAP;
 	if (!code)
 		code = begin(&c);
@@ -151,6 +162,8 @@ cl_int CL_API_CALL dxpu_EnqueueFillBuffer(cl_command_queue q, cl_mem m, const vo
 		code = begin(&c);
 	if (code)
 		return code;
+	if (n == 0)
+		return end_empty(&c, 0, event);
 	packet_start(&p, PACKET_FILL, q->handle);
 	packet_u32(&p, m->handle);
 	packet_u32(&p, (uint32_t)size);
@@ -209,18 +222,25 @@ static cl_int check_local(cl_kernel k, cl_uint dims, const size_t *global, const
 	return CL_SUCCESS;
 }
 
+/* required_size finds the size of work-groups that a kernel requires. */
+static int required_size(cl_kernel k, size_t size[3])
+{
+	struct property p;
+
+	if (!properties_find(&k->properties, CL_KERNEL_COMPILE_WORK_GROUP_SIZE, NO_INDEX, &p) || p.size != 3 * sizeof *size)
+		return 0;
+	memcpy(size, p.value, (size_t)p.size);
+	return size[0] != 0;
+}
+
 /* doubtful reports whether a kernel's properties forbid a size of work-groups. NVIDIA's platform
  * takes larger ones than those that it names, so it is asked. */
 static int doubtful(cl_kernel k, const size_t size[3])
 {
 	size_t required[3], group;
 	struct property p;
-	int doubt = 0;
+	int doubt = required_size(k, required) && memcmp(size, required, sizeof required);
 
-	if (properties_find(&k->properties, CL_KERNEL_COMPILE_WORK_GROUP_SIZE, NO_INDEX, &p) && p.size == sizeof required) {
-		memcpy(required, p.value, sizeof required);
-		doubt = required[0] != 0 && memcmp(size, required, sizeof required);
-	}
 	if (properties_find(&k->properties, CL_KERNEL_WORK_GROUP_SIZE, NO_INDEX, &p) && p.size == sizeof group) {
 		memcpy(&group, p.value, sizeof group);
 		doubt = doubt || size[0] * size[1] * size[2] > group;
@@ -262,7 +282,7 @@ cl_int CL_API_CALL dxpu_EnqueueNDRangeKernel(cl_command_queue q, cl_kernel k, cl
 						    cl_event *event)
 {
 	struct command c = {.queue = q, .type = CL_COMMAND_NDRANGE_KERNEL, .waits = waits, .list = list};
-	const size_t *const sizes[3] = {offset, global, local};
+	const size_t *sizes[3] = {offset, global, local};
 	struct packet p;
 	cl_int code = CL_SUCCESS;
 
@@ -274,17 +294,19 @@ cl_int CL_API_CALL dxpu_EnqueueNDRangeKernel(cl_command_queue q, cl_kernel k, cl
 		return CL_INVALID_CONTEXT;
 	if (dims < 1 || dims > 3)
 		return CL_INVALID_WORK_DIMENSION;
-	/* Since 2.1, a range of nothing is a marker. */
+	int empty = !global;
 	for (cl_uint i = 0; i < dims; i++)
-		if (!global || global[i] == 0)
-			return dxpu_EnqueueMarkerWithWaitList(q, waits, list, event);
-	code = local ? check_local(k, dims, global, local) : CL_SUCCESS;
+		empty = empty || global[i] == 0;
+	size_t required[3];
+	if (!local && required_size(k, required)) /* older platforms do not choose what the kernel requires */
+		local = sizes[2] = required;
+	code = local && !empty ? check_local(k, dims, global, local) : CL_SUCCESS;
 	if (code)
 		return code;
 	size_t size[3] = {1, 1, 1};
 	if (local)
 		memcpy(size, local, dims * sizeof *local);
-	int ask = local && doubtful(k, size);
+	int ask = local && !empty && doubtful(k, size);
 	packet_start(&p, PACKET_NDRANGE, q->handle);
 	p.flags = (uint16_t)((offset ? NDRANGE_OFFSET : 0) | (local ? NDRANGE_LOCAL : 0));
 	packet_u32(&p, k->handle);
@@ -301,6 +323,8 @@ cl_int CL_API_CALL dxpu_EnqueueNDRangeKernel(cl_command_queue q, cl_kernel k, cl
 		q->context->prints = 1;
 	if (code)
 		return code;
+	if (empty) /* since 2.1, a range of nothing is like a marker */
+		return end_empty(&c, 0, event);
 	return ask ? end_asked(&c, &p, k, size, event) : simple(&c, &p, event);
 }
 
@@ -348,5 +372,12 @@ cl_int CL_API_CALL dxpu_EnqueueMigrateMemObjects(cl_command_queue q, cl_uint n, 
 {
 	if (n == 0 || !list || flags & ~(cl_mem_migration_flags)(CL_MIGRATE_MEM_OBJECT_HOST | CL_MIGRATE_MEM_OBJECT_CONTENT_UNDEFINED))
 		return CL_INVALID_VALUE;
+	if (!object_is(q, KIND_QUEUE))
+		return CL_INVALID_COMMAND_QUEUE;
+	for (cl_uint i = 0; i < n; i++)
+		if (!object_is(list[i], KIND_MEM))
+			return CL_INVALID_MEM_OBJECT;
+		else if (list[i]->context != q->context)
+			return CL_INVALID_CONTEXT;
 	return marker(q, CL_COMMAND_MIGRATE_MEM_OBJECTS, waits, events, event);
 }

@@ -15,8 +15,23 @@ static cl_mem fail(cl_int code, cl_int *error, cl_mem m)
 
 static int has_images(cl_context c) { return (channel_features(c->device->channel) & FEATURE_IMAGES) != 0; }
 
+/* too_large reports whether an image is larger than those that the device takes. */
+static int too_large(cl_device_id d, const struct image *m)
+{
+	const cl_image_desc *desc = &m->desc;
+	int solid = desc->image_type == CL_MEM_OBJECT_IMAGE3D;
+	uint64_t width = device_number(d, solid ? CL_DEVICE_IMAGE3D_MAX_WIDTH : CL_DEVICE_IMAGE2D_MAX_WIDTH);
+
+	if (desc->image_type == CL_MEM_OBJECT_IMAGE1D_BUFFER)
+		width = device_number(d, CL_DEVICE_IMAGE_MAX_BUFFER_SIZE);
+	return desc->image_width > width ||
+	       desc->image_height > device_number(d, solid ? CL_DEVICE_IMAGE3D_MAX_HEIGHT : CL_DEVICE_IMAGE2D_MAX_HEIGHT) ||
+	       desc->image_depth > device_number(d, CL_DEVICE_IMAGE3D_MAX_DEPTH) ||
+	       desc->image_array_size > device_number(d, CL_DEVICE_IMAGE_MAX_ARRAY_SIZE);
+}
+
 /* check_desc checks an image with its memory: a pointer of the program, or another object. */
-static cl_int check_desc(struct image *m, const void *host)
+static cl_int check_desc(cl_device_id device, struct image *m, const void *host)
 {
 	const cl_image_desc *d = &m->desc;
 	cl_mem in = d->mem_object;
@@ -34,7 +49,7 @@ static cl_int check_desc(struct image *m, const void *host)
 	if (!host && !in && (d->image_row_pitch || d->image_slice_pitch))
 		return CL_INVALID_IMAGE_DESCRIPTOR;
 	if (__builtin_mul_overflow(m->extent[0], m->extent[1], &pixels) || __builtin_mul_overflow(pixels, m->extent[2], &pixels) ||
-	    pixels == 0 || pixels > (size_t)1 << 40)
+	    pixels == 0 || pixels > (size_t)1 << 40 || too_large(device, m))
 		return CL_INVALID_IMAGE_SIZE;
 	if (d->image_row_pitch % m->pixel || !image_strides(m, m->extent, d->image_row_pitch, d->image_slice_pitch, m->stride))
 		return CL_INVALID_IMAGE_DESCRIPTOR;
@@ -98,7 +113,7 @@ cl_mem CL_API_CALL dxpu_CreateImage(cl_context c, cl_mem_flags flags, const cl_i
 		return fail(CL_OUT_OF_HOST_MEMORY, error, m);
 	m->image->format = *format;
 	m->image->desc = *desc;
-	code = check_desc(m->image, host);
+	code = check_desc(c->device, m->image, host);
 	if (code)
 		return fail(code, error, m);
 	in = m->image->desc.mem_object;

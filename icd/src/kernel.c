@@ -166,8 +166,64 @@ static int kind_of(cl_kernel k, cl_uint i)
 	return space == CL_KERNEL_ARG_ADDRESS_GLOBAL || space == CL_KERNEL_ARG_ADDRESS_CONSTANT ? ARGUMENT_BUFFER : ARGUMENT_VALUE;
 }
 
+/* value_size returns the size of a type of OpenCL C that a value may have, or 0 if its name does not say it. */
+static size_t value_size(const char *name, size_t n)
+{
+	static const struct {
+		const char *name;
+		size_t size;
+	} scalars[] = {
+		{"char", 1}, {"uchar", 1}, {"short", 2}, {"ushort", 2}, {"half", 2}, {"int", 4}, {"uint", 4}, {"float", 4},
+		{"long", 8}, {"ulong", 8}, {"double", 8},
+	};
+
+	for (size_t i = 0; i < sizeof scalars / sizeof *scalars; i++) {
+		size_t length = strlen(scalars[i].name);
+		if (n < length || memcmp(name, scalars[i].name, length))
+			continue;
+		if (n == length)
+			return scalars[i].size;
+		/* Platforms differ on vectors of 3. */
+		static const char *const widths[] = {"2", "4", "8", "16"};
+		static const size_t counts[] = {2, 4, 8, 16};
+		for (size_t w = 0; w < sizeof counts / sizeof *counts; w++)
+			if (n - length == strlen(widths[w]) && !memcmp(name + length, widths[w], n - length))
+				return scalars[i].size * counts[w];
+	}
+	return 0;
+}
+
+/* size_wrong reports whether an argument is a value of another size. The device would end each launch with
+ * this error; programs want it from the call. */
+static int size_wrong(cl_kernel k, cl_uint i, size_t size)
+{
+	struct property p;
+
+	if (!properties_find(&k->properties, CL_KERNEL_ARG_TYPE_NAME, i, &p))
+		return 0;
+	size_t right = value_size(p.value, strnlen(p.value, (size_t)p.size));
+	return right && right != size;
+}
+
+/* image_argument takes an image that kernels may use as this argument does. */
+static cl_int image_argument(cl_kernel k, cl_uint i, struct argument *a, cl_mem m)
+{
+	struct property p;
+	cl_kernel_arg_access_qualifier access = CL_KERNEL_ARG_ACCESS_NONE;
+
+	if (!object_is(m, KIND_MEM) || !m->image)
+		return CL_INVALID_MEM_OBJECT;
+	if (properties_find(&k->properties, CL_KERNEL_ARG_ACCESS_QUALIFIER, i, &p) && p.size == sizeof access)
+		memcpy(&access, p.value, sizeof access);
+	if ((m->flags & CL_MEM_READ_ONLY && access != CL_KERNEL_ARG_ACCESS_READ_ONLY) ||
+	    (m->flags & CL_MEM_WRITE_ONLY && access != CL_KERNEL_ARG_ACCESS_WRITE_ONLY))
+		return CL_INVALID_ARG_VALUE;
+	a->handle = m->handle;
+	return CL_SUCCESS;
+}
+
 /* object_argument takes the handle of a buffer, an image or a sampler. */
-static cl_int object_argument(struct argument *a, size_t size, const void *value)
+static cl_int object_argument(cl_kernel k, cl_uint i, struct argument *a, size_t size, const void *value)
 {
 	void *object = NULL;
 
@@ -181,9 +237,11 @@ static cl_int object_argument(struct argument *a, size_t size, const void *value
 		a->handle = ((cl_sampler)object)->handle;
 		return CL_SUCCESS;
 	}
+	if (a->kind == ARGUMENT_IMAGE)
+		return image_argument(k, i, a, object);
 	if (!object)
-		return a->kind == ARGUMENT_IMAGE ? CL_INVALID_MEM_OBJECT : CL_SUCCESS;
-	if (!object_is(object, KIND_MEM) || !((cl_mem)object)->image != (a->kind == ARGUMENT_BUFFER))
+		return CL_SUCCESS;
+	if (!object_is(object, KIND_MEM) || ((cl_mem)object)->image)
 		return CL_INVALID_MEM_OBJECT;
 	a->handle = ((cl_mem)object)->handle;
 	return CL_SUCCESS;
@@ -203,7 +261,7 @@ cl_int CL_API_CALL dxpu_SetKernelArg(cl_kernel k, cl_uint i, size_t size, const 
 	case ARGUMENT_VALUE:
 		if (!value)
 			return CL_INVALID_ARG_VALUE;
-		if (size == 0 || size > 4096)
+		if (size == 0 || size > MAX_PARAMETERS || size_wrong(k, i, size))
 			return CL_INVALID_ARG_SIZE;
 		a.value = malloc(size);
 		if (!a.value)
@@ -217,7 +275,7 @@ cl_int CL_API_CALL dxpu_SetKernelArg(cl_kernel k, cl_uint i, size_t size, const 
 			return CL_INVALID_ARG_SIZE;
 		break;
 	default:
-		code = object_argument(&a, size, value);
+		code = object_argument(k, i, &a, size, value);
 	}
 	if (code)
 		return code;
@@ -283,6 +341,19 @@ cl_int CL_API_CALL dxpu_GetKernelInfo(cl_kernel k, cl_kernel_info param, size_t 
 	return give_property(k, param, NO_INDEX, room, out, size, CL_INVALID_VALUE);
 }
 
+/* local_arguments is the local memory of the arguments that are set. */
+static cl_ulong local_arguments(cl_kernel k)
+{
+	cl_ulong n = 0;
+
+	pthread_mutex_lock(&dxpu_lock);
+	for (cl_uint i = 0; i < k->count; i++)
+		if (k->arguments[i].set && k->arguments[i].kind == ARGUMENT_LOCAL)
+			n += k->arguments[i].size;
+	pthread_mutex_unlock(&dxpu_lock);
+	return n;
+}
+
 cl_int CL_API_CALL dxpu_GetKernelWorkGroupInfo(cl_kernel k, cl_device_id d, cl_kernel_work_group_info param, size_t room,
 						      void *out, size_t *size)
 {
@@ -290,6 +361,13 @@ cl_int CL_API_CALL dxpu_GetKernelWorkGroupInfo(cl_kernel k, cl_device_id d, cl_k
 		return CL_INVALID_KERNEL;
 	if (d && d != k->program->context->device)
 		return CL_INVALID_DEVICE;
+	struct property p;
+	cl_ulong own;
+	/* The engine was asked when the kernel was made. */
+	if (param == CL_KERNEL_LOCAL_MEM_SIZE && properties_find(&k->properties, param, NO_INDEX, &p) && p.size == sizeof own) {
+		memcpy(&own, p.value, sizeof own);
+		return GIVE(cl_ulong, own + local_arguments(k));
+	}
 	return give_property(k, param, NO_INDEX, room, out, size, CL_INVALID_VALUE);
 }
 

@@ -65,7 +65,9 @@ static cl_int fill(struct command *c, struct mapping *map, int blocking, cl_even
 	if (!(map->flags & CL_MAP_WRITE_INVALIDATE_REGION))
 		return end(c, blocking, event);
 	packet_start(&p, PACKET_MARKER, c->queue->handle);
-	return simple(c, &p, event);
+	c->kind = COMMAND_PACKET;
+	c->packet = &p;
+	return end(c, blocking, event);
 }
 
 /* unlist takes the mapping at a pointer out of a buffer's list. */
@@ -111,7 +113,7 @@ void *CL_API_CALL dxpu_EnqueueMapBuffer(cl_command_queue q, cl_mem m, cl_bool bl
 	cl_int code = check_range(q, m, offset, n);
 
 	if (!code)
-		code = map_check(m, flags);
+		code = n ? map_check(m, flags) : CL_INVALID_VALUE;
 	if (!code && !(map = mapping_new(m, flags, offset, n)))
 		code = CL_MAP_FAILURE;
 	if (!code)
@@ -140,8 +142,7 @@ cl_int CL_API_CALL dxpu_EnqueueUnmapMemObject(cl_command_queue q, cl_mem m, void
 		return code;
 	map = unlist(m, pointer);
 	if (!map) {
-		part_end(c.event, CL_INVALID_VALUE, NULL);
-		event_release(c.event);
+		abandon(&c, CL_INVALID_VALUE);
 		return CL_INVALID_VALUE;
 	}
 	c.map = map;

@@ -30,7 +30,7 @@ cl_mem CL_API_CALL dxpu_CreateBuffer(cl_context c, cl_mem_flags flags, size_t si
 		return fail(CL_INVALID_CONTEXT, error, NULL);
 	if (!flags_ok(flags))
 		return fail(CL_INVALID_VALUE, error, NULL);
-	if (size == 0)
+	if (size == 0 || size > device_allocation(c->device))
 		return fail(CL_INVALID_BUFFER_SIZE, error, NULL);
 	if (!(flags & HOST_POINTER) != !host)
 		return fail(CL_INVALID_HOST_PTR, error, NULL);
@@ -74,6 +74,15 @@ cl_mem CL_API_CALL dxpu_CreateBufferWithProperties(cl_context c, const cl_mem_pr
 	return m;
 }
 
+/* host_access_ok reports whether a part of a buffer may have these flags: the host reaches no part
+ * in a way in which it may not reach the buffer. */
+static int host_access_ok(cl_mem_flags whole, cl_mem_flags part)
+{
+	cl_mem_flags denied = whole & HOST_ACCESS;
+
+	return !denied || !(part & HOST_ACCESS) || (part & HOST_ACCESS) == denied || part & CL_MEM_HOST_NO_ACCESS;
+}
+
 cl_mem CL_API_CALL dxpu_CreateSubBuffer(cl_mem parent, cl_mem_flags flags, cl_buffer_create_type type, const void *info,
 					       cl_int *error)
 {
@@ -84,7 +93,8 @@ cl_mem CL_API_CALL dxpu_CreateSubBuffer(cl_mem parent, cl_mem_flags flags, cl_bu
 
 	if (!object_is(parent, KIND_MEM) || parent->parent || parent->image)
 		return fail(CL_INVALID_MEM_OBJECT, error, NULL);
-	if (type != CL_BUFFER_CREATE_TYPE_REGION || !r || !flags_ok(flags) || flags & (HOST_POINTER | CL_MEM_ALLOC_HOST_PTR))
+	if (type != CL_BUFFER_CREATE_TYPE_REGION || !r || !flags_ok(flags) || flags & (HOST_POINTER | CL_MEM_ALLOC_HOST_PTR) ||
+	    !host_access_ok(parent->flags, flags))
 		return fail(CL_INVALID_VALUE, error, NULL);
 	if (r->size == 0)
 		return fail(CL_INVALID_BUFFER_SIZE, error, NULL);

@@ -230,6 +230,13 @@ uint64_t device_number(cl_device_id d, uint32_t param)
 	return v;
 }
 
+uint64_t device_allocation(cl_device_id d)
+{
+	uint64_t most = device_number(d, CL_DEVICE_MAX_MEM_ALLOC_SIZE), memory = channel_memory(d->channel);
+
+	return most < memory ? most : memory;
+}
+
 cl_int CL_API_CALL dxpu_GetDeviceIDs(cl_platform_id p, cl_device_type type, cl_uint room, cl_device_id *out, cl_uint *n)
 {
 	const cl_device_id *list;
@@ -420,6 +427,8 @@ cl_int CL_API_CALL dxpu_GetDeviceInfo(cl_device_id d, cl_device_info param, size
 	case CL_DEVICE_GLOBAL_MEM_SIZE:
 	case CL_DEVICE_MAX_MEM_ALLOC_SIZE:
 		return at_most(&p, channel_memory(d->channel), room, out, size);
+	case CL_DEVICE_MAX_PARAMETER_SIZE:
+		return at_most(&p, MAX_PARAMETERS, room, out, size);
 	case CL_DEVICE_EXTENSIONS:
 		return give_extensions(&p, room, out, size);
 	case CL_DEVICE_EXTENSIONS_WITH_VERSION:

@@ -17,6 +17,9 @@ cl_int program_send(cl_context c, uint16_t op, cl_uint a, cl_uint b, const void 
 	struct staging s;
 	cl_int code;
 
+	/* An engine takes no empty text. */
+	if (op == PACKET_PROGRAM && n == 0)
+		text = "\n", n = 1;
 	if (n > channel_block(ch))
 		return CL_OUT_OF_RESOURCES;
 	if (channel_reserve(ch, n, &s))
@@ -40,18 +43,34 @@ cl_int program_send(cl_context c, uint16_t op, cl_uint a, cl_uint b, const void 
 	return code;
 }
 
+/* keep_given keeps a copy of the binary or IL that a program was made of. */
+static int keep_given(cl_program g, cl_uint kind, const void *bytes, size_t n)
+{
+	if (kind == PROGRAM_SOURCE)
+		return 1;
+	g->given = malloc(n);
+	if (!g->given)
+		return 0;
+	memcpy(g->given, bytes, n);
+	g->given_size = n;
+	g->given_kind = kind;
+	return 1;
+}
+
 static cl_program new_program(cl_context c, cl_uint kind, const void *text, size_t n, cl_int *error)
 {
 	cl_program g = object_new(KIND_PROGRAM, sizeof *g);
 	cl_int code = CL_OUT_OF_HOST_MEMORY;
 
-	if (g) {
+	if (g && keep_given(g, kind, text, n)) {
 		g->handle = channel_handle(c->device->channel);
 		g->status = CL_BUILD_NONE;
 		code = program_send(c, PACKET_PROGRAM, g->handle, kind, text, n, NULL);
 		g->prints = memmem(text, n, "printf", 6) != NULL;
 	}
 	if (code) {
+		if (g)
+			free(g->given);
 		free(g);
 		return no_program(code, error);
 	}
@@ -78,7 +97,7 @@ cl_program CL_API_CALL dxpu_CreateProgramWithSource(cl_context c, cl_uint count,
 			return no_program(CL_INVALID_VALUE, error);
 		size += lengths && lengths[i] ? lengths[i] : strlen(strings[i]);
 	}
-	text = malloc(size + 2);
+	text = malloc(size + 1);
 	if (!text)
 		return no_program(CL_OUT_OF_HOST_MEMORY, error);
 	for (cl_uint i = 0; i < count; i++) {
@@ -86,9 +105,6 @@ cl_program CL_API_CALL dxpu_CreateProgramWithSource(cl_context c, cl_uint count,
 		memcpy(text + at, strings[i], n);
 		at += n;
 	}
-	/* An engine takes no empty text. */
-	if (at == 0)
-		text[at++] = '\n';
 	text[at] = 0;
 	g = new_program(c, PROGRAM_SOURCE, text, at, error);
 	if (g)
@@ -137,6 +153,7 @@ void program_release(cl_program g)
 	dxpu_release(g->context, g->handle);
 	context_release(g->context);
 	free(g->source);
+	free(g->given);
 	free(g->options);
 	free(g);
 }
@@ -390,6 +407,46 @@ size_t count_names(const char *names)
 	return n;
 }
 
+/* program_binary returns the binary of a program, which the caller frees. One that was made of a binary
+ * has that before it is built, and one without has none. */
+static cl_int program_binary(cl_program g, void **text, size_t *n)
+{
+	if (g->status == CL_BUILD_SUCCESS)
+		return program_text(g, INFO_BINARY, text, n);
+	*n = g->given_kind == PROGRAM_BINARY ? g->given_size : 0;
+	*text = malloc(*n + 1);
+	if (!*text)
+		return CL_OUT_OF_HOST_MEMORY;
+	if (*n)
+		memcpy(*text, g->given, *n);
+	return CL_SUCCESS;
+}
+
+static cl_int give_binary(cl_program g, cl_program_info param, size_t room, void *out, size_t *size)
+{
+	unsigned char *to = NULL;
+	void *text;
+	size_t n;
+
+	if (param == CL_PROGRAM_BINARIES && out && room < sizeof to)
+		return CL_INVALID_VALUE;
+	cl_int code = program_binary(g, &text, &n);
+	if (code)
+		return code;
+	if (param == CL_PROGRAM_BINARY_SIZES)
+		code = GIVE(size_t, n);
+	else {
+		if (out)
+			memcpy(&to, out, sizeof to);
+		if (to)
+			memcpy(to, text, n);
+		if (size)
+			*size = sizeof to;
+	}
+	free(text);
+	return code;
+}
+
 cl_int CL_API_CALL dxpu_GetProgramInfo(cl_program g, cl_program_info param, size_t room, void *out, size_t *size)
 {
 	void *text;
@@ -410,7 +467,7 @@ cl_int CL_API_CALL dxpu_GetProgramInfo(cl_program g, cl_program_info param, size
 	case CL_PROGRAM_SOURCE:
 		return give(room, out, size, g->source ? g->source : "", g->source ? strlen(g->source) + 1 : 1);
 	case CL_PROGRAM_IL:
-		return give(room, out, size, NULL, 0);
+		return give(room, out, size, g->given, g->given_kind == PROGRAM_IL ? g->given_size : 0);
 	case CL_PROGRAM_SCOPE_GLOBAL_CTORS_PRESENT:
 	case CL_PROGRAM_SCOPE_GLOBAL_DTORS_PRESENT:
 		return GIVE(cl_bool, CL_FALSE);
@@ -428,26 +485,7 @@ cl_int CL_API_CALL dxpu_GetProgramInfo(cl_program g, cl_program_info param, size
 		return GIVE(size_t, n);
 	case CL_PROGRAM_BINARY_SIZES:
 	case CL_PROGRAM_BINARIES:
-		if (g->status != CL_BUILD_SUCCESS)
-			return param == CL_PROGRAM_BINARIES ? CL_INVALID_PROGRAM_EXECUTABLE : GIVE(size_t, 0);
-		code = program_text(g, INFO_BINARY, &text, &n);
-		if (code)
-			return code;
-		if (param == CL_PROGRAM_BINARY_SIZES)
-			code = GIVE(size_t, n);
-		else {
-			unsigned char *to = NULL;
-			if (out && room < sizeof to)
-				code = CL_INVALID_VALUE;
-			else if (out)
-				memcpy(&to, out, sizeof to);
-			if (to)
-				memcpy(to, text, n);
-			if (size)
-				*size = sizeof to;
-		}
-		free(text);
-		return code;
+		return give_binary(g, param, room, out, size);
 	}
 	return CL_INVALID_VALUE;
 }

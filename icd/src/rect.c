@@ -171,6 +171,28 @@ cl_int CL_API_CALL dxpu_EnqueueWriteBufferRect(cl_command_queue q, cl_mem m, cl_
 			    (void *)(uintptr_t)host, waits, list, event);
 }
 
+/* apart reports whether two intervals of the same length, each of a period, have nothing in common. */
+static int apart(size_t a, size_t b, size_t length, size_t period)
+{
+	a %= period;
+	b %= period;
+	return (b >= a + length && b + length <= a + period) || (a >= b + length && a + length <= b + period);
+}
+
+/* overlap reports whether two boxes with the same pitches overlap in a buffer, in which they begin at
+ * a and b. */
+static int overlap(const struct box *box, size_t a, size_t b)
+{
+	size_t plane = (box->region[1] - 1) * box->row + box->region[0], all = (box->region[2] - 1) * box->slice + plane;
+
+	return a < b + all && b < a + all && !apart(a, b, box->region[0], box->row) && !apart(a, b, plane, box->slice);
+}
+
+static size_t box_start(cl_mem m, const struct box *b)
+{
+	return m->origin + b->origin[2] * b->slice + b->origin[1] * b->row + b->origin[0];
+}
+
 cl_int CL_API_CALL dxpu_EnqueueCopyBufferRect(cl_command_queue q, cl_mem from, cl_mem to, const size_t *a, const size_t *b,
 						     const size_t *region, size_t row_a, size_t slice_a, size_t row_b, size_t slice_b,
 						     cl_uint waits, const cl_event *list, cl_event *event)
@@ -189,6 +211,11 @@ cl_int CL_API_CALL dxpu_EnqueueCopyBufferRect(cl_command_queue q, cl_mem from, c
 	code = box_check(&ba, from->size);
 	if (!code)
 		code = box_check(&bb, to->size);
+	if (!code && from == to && (ba.row != bb.row || ba.slice != bb.slice))
+		code = CL_INVALID_VALUE;
+	if (!code && mem_root(from) == mem_root(to) && ba.row == bb.row && ba.slice == bb.slice &&
+	    overlap(&ba, box_start(from, &ba), box_start(to, &bb)))
+		code = CL_MEM_COPY_OVERLAP;
 	if (!code)
 		code = begin(&c);
 	if (code)

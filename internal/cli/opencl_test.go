@@ -62,6 +62,7 @@ func buildOpenCL(ts *testscript.TestScript, _ bool, args []string) {
 		program("fork"),
 		program("hostile"),
 		program("errors"),
+		program("edges"),
 		program("images"),
 		program("include"),
 		program("lost"),

@@ -1,0 +1,192 @@
+/* Calls with arguments at the edges of what OpenCL allows: it prints the same on every platform that works. */
+#define CL_TARGET_OPENCL_VERSION 300
+#include <CL/cl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static cl_context c;
+static cl_device_id d;
+static cl_command_queue q, loose;
+static cl_int code;
+
+static void check(cl_int code, const char *what)
+{
+	if (code) {
+		printf("%s: %d\n", what, code);
+		exit(1);
+	}
+}
+
+static cl_mem part(cl_mem m, cl_mem_flags flags, size_t origin, size_t size)
+{
+	const cl_buffer_region r = {origin, size};
+
+	return clCreateSubBuffer(m, flags, CL_BUFFER_CREATE_TYPE_REGION, &r, &code);
+}
+
+static int status(cl_event e)
+{
+	cl_int s = 99;
+
+	check(clGetEventInfo(e, CL_EVENT_COMMAND_EXECUTION_STATUS, sizeof s, &s, NULL), "status");
+	return s;
+}
+
+static unsigned type(cl_event e)
+{
+	cl_command_type t = 0;
+
+	check(clGetEventInfo(e, CL_EVENT_COMMAND_TYPE, sizeof t, &t, NULL), "type");
+	return t;
+}
+
+/* buffers: copies that overlap, flags and sizes. */
+static void buffers(cl_mem a)
+{
+	enum { HALF = 4096 };
+	const size_t zero[3] = {0}, near[3] = {16, 0, 0}, beside[3] = {32, 0, 0}, region[3] = {32, 4, 1};
+	cl_mem low = part(a, 0, 0, 2 * HALF), high = part(a, 0, HALF, 2 * HALF), other = part(a, 0, 2 * HALF, 2 * HALF);
+	cl_mem shown = clCreateBuffer(c, CL_MEM_HOST_READ_ONLY, HALF, NULL, &code), b = clCreateBuffer(c, 0, HALF, NULL, &code), none = NULL;
+
+	printf("copies: beside %d, overlapping %d, into the whole %d\n", clEnqueueCopyBuffer(q, low, other, 0, 0, HALF, 0, NULL, NULL),
+	       clEnqueueCopyBuffer(q, low, high, HALF, 0, HALF, 0, NULL, NULL), clEnqueueCopyBuffer(q, low, a, 0, 16, 32, 0, NULL, NULL));
+	printf("boxes: elsewhere %d, overlapping %d, between the rows of the other %d\n",
+	       clEnqueueCopyBufferRect(q, a, b, zero, zero, region, 64, 0, 64, 0, 0, NULL, NULL),
+	       clEnqueueCopyBufferRect(q, a, a, zero, near, region, 64, 0, 64, 0, 0, NULL, NULL),
+	       clEnqueueCopyBufferRect(q, a, a, zero, beside, region, 64, 0, 64, 0, 0, NULL, NULL));
+	part(shown, CL_MEM_HOST_WRITE_ONLY, 0, HALF);
+	printf("part that the host writes: %d", code);
+	part(shown, CL_MEM_HOST_NO_ACCESS, 0, HALF);
+	printf(", that it does not reach: %d\n", code);
+	clCreateBuffer(c, 0, (size_t)1 << 60, NULL, &code);
+	printf("buffer of 2^60 bytes: %d\n", code);
+	printf("migration of no buffer: %d\n", clEnqueueMigrateMemObjects(q, 1, &none, 0, 0, NULL, NULL));
+	check(clFinish(q), "finish");
+}
+
+/* kernels: sizes of arguments, ranges of nothing. */
+static void kernels(cl_program g, cl_mem a)
+{
+	const size_t nothing = 0;
+	cl_kernel f = clCreateKernel(g, "f", &code);
+	cl_event e;
+	long v = 1;
+
+	printf("arguments: %d %d %d\n", clSetKernelArg(f, 1, 8, &v), clSetKernelArg(f, 1, 2, &v), clSetKernelArg(f, 1, 4, &v));
+	printf("range of nothing without arguments: %d", clEnqueueNDRangeKernel(q, f, 1, NULL, &nothing, NULL, 0, NULL, NULL));
+	check(clSetKernelArg(f, 0, sizeof a, &a), "argument");
+	check(clEnqueueNDRangeKernel(q, f, 1, NULL, &nothing, NULL, 0, NULL, &e), "nothing");
+	printf(", with them: type %#x\n", type(e));
+	check(clFinish(q), "finish");
+}
+
+/* waits: a list of more events than a packet holds; maps that wait for what is before them. */
+static void waits(cl_program g, cl_mem a)
+{
+	enum { EVENTS = 1100, TURNS = 1 << 20 };
+	static cl_event list[EVENTS + 1];
+	const size_t one = 1;
+	const cl_int turns = TURNS;
+	cl_kernel f = clCreateKernel(g, "count", &code);
+	cl_event user = clCreateUserEvent(c, &code), e;
+	cl_int got = 0;
+	void *map;
+
+	check(clSetKernelArg(f, 0, sizeof a, &a), "argument");
+	check(clSetKernelArg(f, 1, sizeof turns, &turns), "argument");
+	check(clEnqueueFillBuffer(q, a, &got, sizeof got, 0, sizeof got, 0, NULL, NULL), "fill");
+	check(clEnqueueNDRangeKernel(q, f, 1, NULL, &one, NULL, 0, NULL, NULL), "kernel");
+	map = clEnqueueMapBuffer(q, a, CL_TRUE, CL_MAP_WRITE_INVALIDATE_REGION, 4096, 64, 0, NULL, &e, &code);
+	printf("map of what will be written: %d, status %d\n", code, status(e));
+	check(clEnqueueUnmapMemObject(q, a, map, 0, NULL, NULL), "unmap");
+	check(clFinish(q), "finish");
+	for (int i = 0; i < EVENTS; i++)
+		check(clEnqueueMarkerWithWaitList(loose, i % 2, i % 2 ? &user : NULL, &list[i]), "marker");
+	list[EVENTS] = user;
+	check(clEnqueueReadBuffer(loose, a, CL_FALSE, 0, sizeof got, &got, EVENTS + 1, list, &e), "read");
+	check(clFlush(loose), "flush");
+	printf("behind %d events: %s", EVENTS + 1, status(e) > 0 ? "waits" : "does not wait");
+	check(clSetUserEventStatus(user, CL_COMPLETE), "user event");
+	check(clWaitForEvents(1, &e), "wait");
+	printf(", then %d\n", got == turns);
+	printf("wait for all of them: %d\n", clWaitForEvents(EVENTS + 1, list));
+}
+
+/* programs: one of no source, and one of a binary. */
+static void programs(cl_program g)
+{
+	static const char *empty = "";
+	cl_program nothing = clCreateProgramWithSource(c, 1, &empty, NULL, &code), copy;
+	unsigned char *binary;
+	cl_kernel f;
+	size_t size = 0;
+
+	check(clGetProgramInfo(nothing, CL_PROGRAM_SOURCE, 0, NULL, &size), "source");
+	printf("source of nothing: %zu byte, build %d\n", size, clBuildProgram(nothing, 1, &d, "", NULL, NULL));
+	check(clGetProgramInfo(g, CL_PROGRAM_BINARY_SIZES, sizeof size, &size, NULL), "size");
+	binary = malloc(size);
+	check(clGetProgramInfo(g, CL_PROGRAM_BINARIES, sizeof binary, &binary, NULL), "binary");
+	copy = clCreateProgramWithBinary(c, 1, &d, &size, (const unsigned char **)&binary, NULL, &code);
+	check(code, "program of a binary");
+	check(clBuildProgram(copy, 0, NULL, NULL, NULL, NULL), "build");
+	f = clCreateKernel(copy, "f", &code);
+	printf("kernel of a binary: %d, %d\n", f != NULL, code);
+}
+
+/* new prints what not every platform does: groups of a size that the kernel requires and the call does not
+ * name, and local memory that counts the arguments. */
+static void new(cl_program g, cl_mem a)
+{
+	const size_t some = 16;
+	cl_int got[16] = {0}, sum = 0;
+	cl_kernel f = clCreateKernel(g, "fixed", &code), local = clCreateKernel(g, "local_sum", &code);
+	cl_ulong before, after;
+
+	check(clEnqueueWriteBuffer(q, a, CL_TRUE, 0, sizeof got, got, 0, NULL, NULL), "write");
+	check(clSetKernelArg(f, 0, sizeof a, &a), "argument");
+	printf("required groups, not named: %d", clEnqueueNDRangeKernel(q, f, 1, NULL, &some, NULL, 0, NULL, NULL));
+	check(clEnqueueReadBuffer(q, a, CL_TRUE, 0, sizeof got, got, 0, NULL, NULL), "read");
+	for (int i = 0; i < 16; i++)
+		sum += got[i];
+	printf(", sum %d\n", sum);
+	check(clGetKernelWorkGroupInfo(local, d, CL_KERNEL_LOCAL_MEM_SIZE, sizeof before, &before, NULL), "local memory");
+	check(clSetKernelArg(local, 1, 512, NULL), "argument");
+	check(clGetKernelWorkGroupInfo(local, d, CL_KERNEL_LOCAL_MEM_SIZE, sizeof after, &after, NULL), "local memory");
+	printf("local memory: %d\n", after >= before + 512);
+}
+
+int main(int argc, char **argv)
+{
+	static const char *source = "__kernel void f(__global int *a, int v) { a[get_global_id(0)] = v; }\n"
+				    "__kernel void count(__global int *a, int n) { for (int i = 0; i < n; i++) a[0] += 1; }\n"
+				    "__kernel void local_sum(__global int *a, __local int *s) { s[0] = 1; a[0] = s[0]; }\n"
+				    "__attribute__((reqd_work_group_size(4, 1, 1))) __kernel void fixed(__global int *a) { a[get_global_id(0)] = get_local_size(0); }\n";
+	cl_platform_id p;
+
+	check(clGetPlatformIDs(1, &p, NULL), "platform");
+	check(clGetDeviceIDs(p, CL_DEVICE_TYPE_ALL, 1, &d, NULL), "device");
+	const cl_context_properties twice[] = {CL_CONTEXT_PLATFORM, (cl_context_properties)p, CL_CONTEXT_PLATFORM, (cl_context_properties)p, 0};
+	const cl_queue_properties list[] = {CL_QUEUE_PROPERTIES, CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE, 0};
+	clCreateContext(twice, 1, &d, NULL, NULL, &code);
+	printf("context of two platforms: %d\n", code);
+	c = clCreateContext(NULL, 1, &d, NULL, NULL, &code);
+	check(code, "context");
+	q = clCreateCommandQueueWithProperties(c, d, NULL, &code);
+	check(code, "queue");
+	loose = clCreateCommandQueueWithProperties(c, d, list, &code);
+	check(code, "queue");
+	cl_mem a = clCreateBuffer(c, CL_MEM_READ_WRITE, 65536, NULL, &code);
+	check(code, "buffer");
+	cl_program g = clCreateProgramWithSource(c, 1, &source, NULL, &code);
+	check(clBuildProgram(g, 1, &d, "-cl-kernel-arg-info", NULL, NULL), "build");
+	if (argc > 1 && !strcmp(argv[1], "new")) {
+		new(g, a);
+		return 0;
+	}
+	buffers(a);
+	kernels(g, a);
+	waits(g, a);
+	programs(g);
+	return 0;
+}
