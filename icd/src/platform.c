@@ -51,7 +51,7 @@ static cl_device_id device_open(const char *path)
 		/* ENODEV is a function without an engine, or one of which pci.c has told; EBUSY is one
 		 * that another process has. */
 		if (strchr(path, '/') || (errno != ENODEV && errno != EBUSY))
-			fprintf(stderr, "dxpu: %s: %s\n", path, strerror(errno));
+			fprintf(stderr, "dxpu: %s: %s\n", path, errno == EBUSY ? "another program has this GPU" : strerror(errno));
 		free(d);
 		return NULL;
 	}

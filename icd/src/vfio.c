@@ -171,9 +171,11 @@ struct vfio *vfio_open(const char *device, void (*interrupt)(void *arg), void *a
 		errno = EAGAIN;
 		return NULL;
 	}
+	errno = 0;
 	if (v->transport->set_up(v)) {
+		int why = errno == EBUSY ? EBUSY : ENODEV;
 		vfio_close(v);
-		errno = ENODEV;
+		errno = why;
 		return NULL;
 	}
 	return v;
