@@ -12,7 +12,8 @@ const (
 	nestedShare   = 0.05             // and end after the operation they depend on
 	skewedShare   = 0.05
 	unnamedShare  = 0.05
-	lostShare     = 0.10 // launches whose operations may be missing
+	lostShare     = 0.10 // launches whose operations may be missing, and the reverse
+	emptyShare    = 0.10 // kernels without a duration
 	silenceShare  = 0.50
 	silenceLength = 100 * time.Millisecond
 )
@@ -41,9 +42,10 @@ func (w *Workload) check() error {
 		note("%d of %d operations begin before the call that launched them: the clocks of host and GPU disagree in this trace", n, len(w.Ops))
 	}
 	w.checkCopies()
+	w.checkKernels()
 	w.checkCalls()
-	w.noteOrphans()
-	w.noteSilence()
+	w.checkOrphans()
+	w.checkSilence()
 	return nil
 }
 
@@ -58,6 +60,22 @@ func (w *Workload) checkCopies() {
 	}
 	if n > 0 {
 		w.Report.Doubt("%d copies between host and GPU exceed %.0f GB/s: their durations or sizes are wrong", n, MaxCopyRate/1e9)
+	}
+}
+
+// checkKernels finds traces in which many kernels take no time, which no GPU can do.
+func (w *Workload) checkKernels() {
+	kernels, empty := 0, 0
+	for i := range w.Ops {
+		if w.Ops[i].Kind.IsKernel() {
+			kernels++
+			if w.Ops[i].Dur == 0 {
+				empty++
+			}
+		}
+	}
+	if float64(empty) > emptyShare*float64(kernels) {
+		w.Report.Doubt("%d of %d kernels have no duration", empty, kernels)
 	}
 }
 
@@ -121,18 +139,24 @@ func (w *Workload) checkOverlap(total time.Duration) {
 	}
 }
 
-func (w *Workload) noteOrphans() {
+// checkOrphans finds operations without a launch. If they are many, the trace does not show
+// which gaps before them would absorb latency.
+func (w *Workload) checkOrphans() {
 	r := &w.Report
+	note := r.Note
+	if float64(r.Orphans) > lostShare*float64(len(w.Ops)) {
+		note = r.Doubt
+	}
 	if r.Uncorrelated > 0 {
-		r.Note("%d of %d operations have no correlation number: their launches are unknown, and each follows the previous operation on its stream", r.Uncorrelated, len(w.Ops))
+		note("%d of %d operations have no correlation number: their launches are unknown, and each follows the previous operation on its stream", r.Uncorrelated, len(w.Ops))
 	}
 	if n := r.Orphans - r.Uncorrelated; n > 0 {
-		r.Note("%d of %d operations were launched before the recording began, or their launch is missing", n, len(w.Ops))
+		note("%d of %d operations were launched before the recording began, or their launch is missing", n, len(w.Ops))
 	}
 }
 
-// noteSilence finds the longest time without any record.
-func (w *Workload) noteSilence() {
+// checkSilence finds a time without any record that is most of the trace.
+func (w *Workload) checkSilence() {
 	var until, longest, from time.Duration
 	record := func(start, end time.Duration) {
 		if gap := start - until; gap > longest {
@@ -151,7 +175,7 @@ func (w *Workload) noteSilence() {
 		record(c.Start, c.End())
 	}
 	if longest > silenceLength && float64(longest) > silenceShare*float64(until) {
-		w.Report.Note("nothing is recorded for %v of %v, from %v on: unless the run paused there, the prediction for that step or for the whole trace is too good",
+		w.Report.Doubt("nothing is recorded for %v of %v, from %v on: unless the run paused there, the prediction for that step or for the whole trace is too good",
 			longest.Round(time.Millisecond), until.Round(time.Millisecond), from.Round(time.Millisecond))
 	}
 }

@@ -45,16 +45,34 @@ func TestCheck(t *testing.T) {
 			}
 			return plain(i)
 		}, "", "1 of 100 operations begin before the call", "", 0},
-		{"no numbers", func(i int) (time.Duration, time.Duration, uint32) { return time.Duration(i) * 20 * us, 15 * us, 0 }, "", "100 of 100 operations have no correlation number", "", n},
+		{"no numbers", func(i int) (time.Duration, time.Duration, uint32) { return time.Duration(i) * 20 * us, 15 * us, 0 }, "100 of 100 operations have no correlation number", "", "", n},
 		{"no launches", func(i int) (time.Duration, time.Duration, uint32) {
 			return time.Duration(i) * 20 * us, 15 * us, uint32(i + 1000)
-		}, "", "100 of 100 operations were launched before the recording began, or", "", n},
+		}, "100 of 100 operations were launched before the recording began, or", "", "", n},
+		{"few launches lost", func(i int) (time.Duration, time.Duration, uint32) {
+			if i < 10 {
+				return time.Duration(i) * 20 * us, 15 * us, uint32(i + 1000)
+			}
+			return plain(i)
+		}, "", "10 of 100 operations were launched before the recording began, or", "", 10},
+		{"more launches lost", func(i int) (time.Duration, time.Duration, uint32) {
+			if i < 11 {
+				return time.Duration(i) * 20 * us, 15 * us, uint32(i + 1000)
+			}
+			return plain(i)
+		}, "11 of 100 operations were launched before the recording began, or", "", "", 11},
+		{"kernels of no length", func(i int) (time.Duration, time.Duration, uint32) {
+			if i < 11 {
+				return time.Duration(i) * 20 * us, 0, uint32(i + 1)
+			}
+			return plain(i)
+		}, "11 of 100 kernels have no duration", "", "", 0},
 		{"a pause", func(i int) (time.Duration, time.Duration, uint32) {
 			if i >= 50 {
 				return time.Duration(i)*20*us + time.Second, 15 * us, uint32(i + 1)
 			}
 			return plain(i)
-		}, "", "nothing is recorded for 999ms of 1.002s, from 2ms on", "", 0},
+		}, "nothing is recorded for 999ms of 1.002s, from 2ms on", "", "", 0},
 		{"no durations", func(i int) (time.Duration, time.Duration, uint32) {
 			return time.Duration(i) * 20 * us, 0, uint32(i + 1)
 		}, "", "", "none of the trace's 100 operations has a duration", 0},
