@@ -62,6 +62,7 @@ func TestModelCommands(t *testing.T) {
 		{"sweep", []string{"predict", kineto21, "--sweep", "2us:10us:4us"}, []string{"2µs", "6µs", "10µs"}, false},
 		{"native step", []string{"predict", nsysFile, "--native-step", "3ms"}, []string{"host's time is scaled by 0."}, false},
 		{"native step too short", []string{"predict", nsysFile, "--native-step", "1us"}, []string{"impossible"}, true},
+		{"native step too long", []string{"predict", nsysFile, "--native-step", "1h"}, []string{"is longer than the", "give the time of one step"}, true},
 		{"negative native step", []string{"predict", nsysFile, "--native-step", "-1us"}, []string{"is negative"}, true},
 		{"no such costs", []string{"predict", kineto21, "--costs", "x"}, []string{"hardware, paper, or a file"}, true},
 		{"bad sweep", []string{"predict", kineto21, "--sweep", "1us:2us"}, []string{"--sweep"}, true},

@@ -78,7 +78,7 @@ func ReadCosts(r io.Reader) (Costs, error) {
 	d := json.NewDecoder(io.LimitReader(r, most))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&c); err != nil {
-		return c, fmt.Errorf("perf: costs: %w", err)
+		return c, fmt.Errorf("perf: costs: want a file of \"dxpu model fit\": %w", err)
 	}
 	for _, t := range [...]struct {
 		name string

@@ -317,8 +317,11 @@ func TestCalibrateHost(t *testing.T) {
 	if r = run(t, p, s); r.Relative >= profiled.Relative {
 		t.Errorf("%v without the profiler's time, %v with it", r.Relative, profiled.Relative)
 	}
-	if scale, err := p.CalibrateHost(s, time.Second); scale != 1 || err != nil {
-		t.Errorf("a longer step than recorded: %v, %v", scale, err)
+	if scale, err := p.CalibrateHost(s, 4200*us); scale != 1 || err != nil {
+		t.Errorf("a little longer step than recorded: %v, %v", scale, err)
+	}
+	if _, err := p.CalibrateHost(s, 4500*us); err == nil {
+		t.Error("a step that is a tenth longer than with the profiler")
 	}
 	if _, err := p.CalibrateHost(s, 100*us); err == nil {
 		t.Error("a step shorter than the GPU's work")

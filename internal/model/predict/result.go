@@ -144,16 +144,21 @@ func (p *Plan) CalibrateHost(s Setting, want time.Duration) (float64, error) {
 		}
 		return sum / time.Duration(len(steps))
 	}
-	if longest := length(1); want >= longest {
-		return 1, nil
-	}
 	const (
-		rounds = 20
+		// stepNoise is what the same step may take longer in another run.
+		stepNoise = 0.10
+		rounds    = 20
 		// kernelNoise is what a trace of a few steps may differ from the mean step: clocks
 		// vary, and a profiler makes kernels a little longer. A BERT step of 40.28 ms on an
 		// H200 had 40.67 ms of kernels in its trace.
 		kernelNoise = 0.03
 	)
+	switch longest := length(1); {
+	case float64(want) > (1+stepNoise)*float64(longest):
+		return 0, fmt.Errorf("predict: a native step of %v is longer than the %v of a step in this trace: a profiler makes steps longer, not shorter: give the time of one step", want, longest)
+	case want >= longest:
+		return 1, nil
+	}
 	switch shortest := length(leastHost); {
 	case want < shortest && float64(want) >= (1-kernelNoise)*float64(shortest):
 		return leastHost, nil // the GPU is busy all the time
