@@ -48,11 +48,10 @@ void dxpu_share_flush_locked(void)
 
 void dxpu_share_restate_locked(void)
 {
-	for (int i = 0; i < SHARE_GPUS; i++) {
-		struct share_message m = {.type = SHARE_HOLDS, .gpu = (uint32_t)i, .bytes = accounts[i].held + accounts[i].owed};
+	for (uint32_t i = 0; i < dxpu_share_page->gpus; i++) {
+		struct share_message m = {.type = SHARE_HOLDS, .gpu = i, .bytes = accounts[i].held + accounts[i].owed, .arg = {accounts[i].most}};
 
-		if (m.bytes)
-			(void)dxpu_share_tell_locked(&m);
+		(void)dxpu_share_tell_locked(&m);
 	}
 	dxpu_share_flush_locked();
 }

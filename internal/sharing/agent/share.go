@@ -145,6 +145,9 @@ func (a *Agent) openLocked(r *Record, restored bool) error {
 		return errors.New("the process that asks has ended")
 	}
 	s.restored = restored
+	if restored {
+		a.broker.Restored(r.ID)
+	}
 	id := r.ID
 	a.shares[id] = s
 	if s.owner != nil {

@@ -98,6 +98,7 @@ type room struct {
 	grace    time.Duration
 	killAt   time.Duration // machine.Never: not
 	leaves   bool          // it ends with its last process
+	waiting  []request     // for memory that absent processes may use
 	evicted  string        // why its processes were ended last
 	failures uint64
 }
@@ -108,6 +109,7 @@ type part struct {
 	used     uint64 // ≤ reserved
 	reserved uint64 // ≥ limit
 	kept     uint64 // least of reserved, until Settle
+	absent   uint64 // that processes which have not come back may use, until Settle
 	state    wire.Gate
 	window   uint32
 }
@@ -289,9 +291,11 @@ func (b *Broker) Resize(now time.Duration, s Spec) error {
 func (b *Broker) Settle() {
 	for _, r := range b.shares {
 		for i := range r.parts {
-			r.parts[i].kept = 0
+			r.parts[i].kept, r.parts[i].absent = 0, 0
 			r.release(i, 0)
 		}
+		r.dirty = true
+		b.retry(r)
 	}
 }
 
@@ -480,7 +484,7 @@ func (b *Broker) Page(id string) (wire.Page, bool) {
 		g := &b.config.GPUs[p.gpu]
 		page.GPUs = append(page.GPUs, wire.GPU{
 			UUID: g.UUID, Domain: g.Domain, Address: g.Address, Gate: p.state, Window: p.window,
-			Limit: uint64(r.spec.Memory), Used: p.used, Compute: uint32(limit), Credit: uint32(b.gates[p.gpu].Credit(r.client)),
+			Limit: uint64(r.spec.Memory), Used: p.used + p.absent, Compute: uint32(limit), Credit: uint32(b.gates[p.gpu].Credit(r.client)),
 		})
 	}
 	return page, true

@@ -112,6 +112,7 @@ func (b *Broker) Ended(now time.Duration, id ProcessID) {
 		b.gates[r.parts[i].gpu].Exit(now, id)
 		r.release(i, p.held[i].bytes)
 	}
+	b.retry(r)
 	if p.connected {
 		b.out.Closes = append(b.out.Closes, id)
 	}
@@ -232,7 +233,12 @@ func (b *Broker) allocate(p *process, m wire.Message) {
 	p.held[m.GPU].known = true
 	left := uint64(p.share.spec.Memory) - min(q.used, uint64(p.share.spec.Memory))
 	answer := wire.Message{Type: wire.Refused, GPU: m.GPU, ID: m.ID, Bytes: left}
-	if m.Bytes <= left && !p.exited {
+	switch {
+	case m.Bytes > left || p.exited:
+	case m.Bytes > left-min(q.absent, left):
+		b.wait(p, m)
+		return
+	default:
 		q.used += m.Bytes
 		p.held[m.GPU].bytes += m.Bytes
 		p.share.dirty = p.share.dirty || m.Bytes > 0
@@ -250,6 +256,7 @@ func (b *Broker) free(p *process, m wire.Message) {
 	}
 	h.bytes -= m.Bytes
 	p.share.release(int(m.GPU), m.Bytes)
+	b.retry(p.share)
 }
 
 // holds takes the memory that a process has after a reconnection, as far as there is room
@@ -267,6 +274,7 @@ func (b *Broker) holds(p *process, m wire.Message) {
 	q.used += h.bytes
 	p.share.release(int(m.GPU), 0)
 	p.share.dirty = true
+	b.claim(p.share, q, max(m.Bytes, m.Arg[0]))
 }
 
 func (b *Broker) launch(now time.Duration, p *process, g *gate.Gate, m wire.Message) {
