@@ -10,8 +10,8 @@ import (
 
 // Texts of the YAML parser that name types of Go, or its own stages.
 var (
-	unknownKey = regexp.MustCompile(`field (\S+) not found in type \S+`)
-	wrongValue = regexp.MustCompile("cannot construct !!(\\w+)(?: (`[^`]*`))?(?: into \\S+)?")
+	unknownKey = regexp.MustCompile(`field (\S+) not found in type [^\s;]+`)
+	wrongValue = regexp.MustCompile("cannot construct !!(\\w+)(?: (`[^`]*`))?(?: into [^\\s;]+)?")
 	badSyntax  = regexp.MustCompile(`go-yaml load error in \w+(?: \([^)]*\))? at L(\d+)\.C(\d+)(?:-\S*\d)?`)
 	badText    = regexp.MustCompile(`go-yaml load error in \w+(?: \([^)]*\))? at `)
 	yamlStages = strings.NewReplacer("yaml: construct errors: ", "", "yaml: no documents in stream", "the file is empty", "yaml: expected single document, found multiple", "several documents: want one", "<unknown position>: ", "")

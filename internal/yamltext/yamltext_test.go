@@ -7,17 +7,21 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
+type target struct {
+	Count int
+	List  []string
+}
+
 // No error has a word of Go or of the parser, and none is long.
 func TestError(t *testing.T) {
-	var to struct {
-		Count int
-		List  []string
-	}
+	var to target
 	for text, want := range map[string]string{
 		"":                                  "the file is empty",
 		"kind: x":                           `line 1: unknown key "kind"`,
 		"count: 1e30":                       "line 1: wrong value: `1e30`",
 		"count: [1]":                        "line 1: wrong value: a list",
+		"x: [1, 2":                          "line 1, column 4: did not find",
+		"a: 1\nb: 2":                        `line 1: unknown key "a"; line 2: unknown key "b"`,
 		"list: {a: b}":                      "line 1: wrong value: a mapping",
 		strings.Repeat("a: 1\n", 2):         "line 2",
 		"\x00":                              "control characters are not allowed",
