@@ -221,7 +221,10 @@ func (s *Store) lock() error {
 		return err
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return errors.Join(fmt.Errorf("another manager uses the data directory %s: %w", s.opts.Dir, err), f.Close())
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			err = errors.New("another manager uses it")
+		}
+		return errors.Join(fmt.Errorf("--data-dir: %s: %w", s.opts.Dir, err), f.Close())
 	}
 	s.unlock = f.Close
 	return nil

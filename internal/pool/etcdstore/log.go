@@ -2,7 +2,9 @@ package etcdstore
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"strings"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -44,12 +46,28 @@ func (c *slogCore) Write(e zapcore.Entry, fields []zapcore.Field) error {
 	if e.Level > zapcore.WarnLevel {
 		level = slog.LevelError
 	}
-	args := []any{"from", "etcd"}
+	args, message := []any{"from", "etcd"}, e.Message
+	if message == failedCall {
+		message = "etcd does not answer"
+		enc.Fields = map[string]any{"cause": callCause(enc.Fields["error"])}
+	}
 	for k, v := range enc.Fields {
 		args = append(args, k, v)
 	}
-	c.log.Log(context.Background(), level, e.Message, args...)
+	c.log.Log(context.Background(), level, message, args...)
 	return nil
+}
+
+// failedCall is what etcd's client says when a call failed, with addresses of its memory.
+const failedCall = "retrying of unary invoker failed"
+
+// callCause returns the innermost description in the error of a call.
+func callCause(err any) string {
+	text := fmt.Sprint(err)
+	if at := strings.LastIndex(text, "desc = "); at >= 0 {
+		text = strings.Trim(text[at+len("desc = "):], `\"`)
+	}
+	return strings.TrimPrefix(text, "transport: ")
 }
 
 // Sync implements zapcore.Core.

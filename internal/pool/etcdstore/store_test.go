@@ -35,7 +35,7 @@ func TestStateOutlivesTheProcess(t *testing.T) {
 	if err := s.Commit(t.Context(), record("4"), []string{"lease/2", "lease/none"}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(t.Context(), Options{Dir: dir}); err == nil || !strings.Contains(err.Error(), "another manager uses the data directory") {
+	if _, err := Open(t.Context(), Options{Dir: dir}); err == nil || !strings.Contains(err.Error(), ": another manager uses it") {
 		t.Errorf("Open on a directory in use: %v", err)
 	}
 	closeStore(t, s)
