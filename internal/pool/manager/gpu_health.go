@@ -141,7 +141,7 @@ func (t *tx) handleError(n *nodeRecord, s *slotRecord, h gpuerr.Occurrence) {
 	}
 	often := ""
 	if escalated {
-		often = fmt.Sprintf(", %d or more within %s", class.Limit, class.Window)
+		often = fmt.Sprintf(", %d or more within %s", class.Limit, period(class.Window))
 	}
 	e.ErrorCode, e.ErrorCount, e.ErrorAction = h.Code, h.Count, dxpuv1.ErrorAction(action)
 	if h.Code != gpuerr.DeviceFailed || escalated {

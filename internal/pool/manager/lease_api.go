@@ -220,6 +220,7 @@ func (t *tx) explain(id string, res *dxpuv1.ExplainLeaseResponse) error {
 		why = t.whyPending(l)
 	}
 	res.Explanation = append(slices.Clone(why), fmt.Sprintf("The lease is %s: %s.", leaseWord(l.State), strings.TrimSuffix(l.StateReason, ".")))
+	res.Explanation = append(res.Explanation, t.absences(l)...)
 	res.HostId = l.HostID
 	for _, bid := range t.bindingsOf(id) {
 		if b := t.bindings.get(bid); b.serving() {

@@ -2,6 +2,7 @@ package manager
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -19,7 +20,7 @@ func (t *tx) hostGaveUp(l *leaseRecord) bool {
 	if at.IsZero() || !t.dueOrSchedule(subject{leaseSubject, l.ID}, at) {
 		return false
 	}
-	why := fmt.Sprintf("host %s has not reported for %s", l.HostID, t.cfg.HostTimeout)
+	why := fmt.Sprintf("host %s has not reported for %s", l.HostID, period(t.cfg.HostTimeout))
 	if l.mayMove() {
 		t.requeue(l.ID, dxpuv1.Reason_REASON_HOST_LOST, "back in the queue: "+why, false)
 	} else {
@@ -92,4 +93,19 @@ func (t *tx) hostAbsence(l *leaseRecord) string {
 		then = "it returns to the queue"
 	}
 	return fmt.Sprintf("%s; %s at %s if the host stays away", why, then, at.UTC().Format("15:04:05 UTC"))
+}
+
+// absences returns a sentence for each node of a lease's GPUs that does not report. The
+// state of the lease is then that of the last reports.
+func (t *tx) absences(l *leaseRecord) (out []string) {
+	for _, id := range t.bindingsOf(l.ID) {
+		b := t.bindings.get(id)
+		for _, n := range []struct{ kind, id string }{{"Host", b.HostID}, {"Box", b.ref().Box}} {
+			s := fmt.Sprintf("%s %s does not report: its state is that of its last report.", n.kind, n.id)
+			if b.State != released && !t.connected(n.id) && !slices.Contains(out, s) {
+				out = append(out, s)
+			}
+		}
+	}
+	return out
 }

@@ -33,8 +33,8 @@ func TestLeaseOnADeadHost(t *testing.T) {
 		why  string
 	}{
 		{"may wait", &dxpuv1.LeaseSpec{Count: 2, Wait: true}, "it returns to the queue at ", leaseActive, ""},
-		{"may not wait", &dxpuv1.LeaseSpec{Count: 2}, "it ends at ", leaseReleased, "host h1 has not reported for 10m0s"},
-		{"must use this host", &dxpuv1.LeaseSpec{Count: 2, Wait: true, HostId: "h1"}, "it ends at ", leaseReleased, "host h1 has not reported for 10m0s"},
+		{"may not wait", &dxpuv1.LeaseSpec{Count: 2}, "it ends at ", leaseReleased, "host h1 has not reported for 10m"},
+		{"must use this host", &dxpuv1.LeaseSpec{Count: 2, Wait: true, HostId: "h1"}, "it ends at ", leaseReleased, "host h1 has not reported for 10m"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, Config{}, hostNode("h1", 4), hostNode("h2", 3), boxNode("b1", 2))
@@ -56,7 +56,7 @@ func TestLeaseOnADeadHost(t *testing.T) {
 			if !strings.Contains(l.StateReason, tt.why) || l.HostId == "h1" && tt.want == leaseActive {
 				t.Errorf("on %s: %s", l.HostId, l.StateReason)
 			}
-			if !strings.Contains(w.events(), "host h1 has not reported for 10m0s") {
+			if !strings.Contains(w.events(), "host h1 has not reported for 10m") {
 				t.Errorf("no event:\n%s", w.events())
 			}
 			if tt.want == leaseActive {

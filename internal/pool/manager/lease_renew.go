@@ -34,7 +34,7 @@ func checkTTL(s *dxpuv1.LeaseSpec) error {
 		return nil
 	}
 	if d := s.Ttl.AsDuration(); s.Ttl.CheckValid() != nil || d < minTTL || d > maxTTL {
-		return invalid("spec.ttl: must be from %s to %s", minTTL, maxTTL)
+		return invalid("spec.ttl: must be from %s to %s", period(minTTL), period(maxTTL))
 	}
 	return nil
 }

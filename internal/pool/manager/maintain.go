@@ -138,7 +138,7 @@ func (t *tx) recordLoss(id string, due time.Time) {
 		s.Unstable = true
 		s.Times++
 		t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_UNSTABLE),
-			"%s %s was lost %d times within %s: it gets no new bindings for a while", kindWord(n.Kind), id, flapLimit, flapWindow)
+			"%s %s was lost %d times within %s: it gets no new bindings for a while", kindWord(n.Kind), id, flapLimit, period(flapWindow))
 	}
 	n.Stability = &s
 }

@@ -155,9 +155,9 @@ func (t *tx) whyMigrationFails(b, s *bindingRecord) string {
 	case s.State == copying && t.connected(s.HostID) && t.migrationAt(s.HostID, s) == nil:
 		return "host " + s.HostID + " has ended it"
 	case s.State == copying && t.overdueOrSchedule(s, copyTimeout):
-		return fmt.Sprintf("the memory was not copied within %s", copyTimeout)
+		return fmt.Sprintf("the memory was not copied within %s", period(copyTimeout))
 	case s.State != copying && t.overdueOrSchedule(s, t.cfg.AttachTimeout):
-		return fmt.Sprintf("its links were not up within %s", t.cfg.AttachTimeout)
+		return fmt.Sprintf("its links were not up within %s", period(t.cfg.AttachTimeout))
 	}
 	return ""
 }

@@ -130,7 +130,7 @@ func (s *poolService) DeleteTenant(ctx context.Context, req *connect.Request[dxp
 		r, u := t.tenants.get(id), t.usageOf(id)
 		switch {
 		case id == defaultTenant:
-			return errorf(connect.CodeFailedPrecondition, "tenant_id: the default tenant always exists; put it with a quota instead")
+			return errorf(connect.CodeFailedPrecondition, "tenant_id: the default tenant always exists; give it a quota instead")
 		case r == nil:
 			return notFound("tenant", id)
 		case req.Msg.ResourceVersion != 0 && req.Msg.ResourceVersion != r.ResourceVersion:

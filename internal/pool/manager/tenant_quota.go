@@ -30,7 +30,7 @@ const defaultMaxPriority = 0
 // only defined tenants may request GPUs. operator is set if the caller is not a tenant.
 func (t *tx) admit(s *dxpuv1.LeaseSpec, operator bool) error {
 	if t.tenants.get(s.Tenant) == nil && s.Tenant != defaultTenant && t.anyTenant() {
-		return errorf(connect.CodeNotFound, "spec.tenant: tenant %q does not exist; define it with PutTenant (dxpu tenant set %s)", s.Tenant, s.Tenant)
+		return errorf(connect.CodeNotFound, "spec.tenant: tenant %q does not exist; an operator makes it (dxpu tenant set %s)", s.Tenant, s.Tenant)
 	}
 	q := t.quota(s.Tenant)
 	switch {
