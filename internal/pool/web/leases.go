@@ -3,7 +3,6 @@ package web
 import (
 	"cmp"
 	"slices"
-	"strings"
 	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -27,7 +26,8 @@ type leaseFilter struct {
 // leaseRow is a lease and its GPUs.
 type leaseRow struct {
 	*dxpuv1.Lease
-	GPUs []string
+	GPUs   []string
+	Silent []string // its nodes that do not report
 }
 
 // gpusOf returns the GPUs that are attached to a lease or being attached.
@@ -68,8 +68,13 @@ func (s *Server) leasesPage(v *view) error {
 	if err != nil {
 		return err
 	}
+	missing := newSilence(v)
 	for _, l := range leases {
-		d.Leases = append(d.Leases, leaseRow{l, gpusOf(l)})
+		row := leaseRow{Lease: l, GPUs: gpusOf(l)}
+		if l.State < dxpuv1.LeaseState_LEASE_STATE_RELEASED {
+			row.Silent = missing.ofLease(l)
+		}
+		d.Leases = append(d.Leases, row)
 	}
 	d.Next = next
 	if state != dxpuv1.LeaseState_LEASE_STATE_UNSPECIFIED && state != dxpuv1.LeaseState_LEASE_STATE_PENDING || v.Query.Has("after") {
@@ -104,34 +109,6 @@ type leaseData struct {
 	Silent   []string // the nodes of its bindings that do not report, such as "host h1"
 	Moves    []move
 	Movable  []string // GPUs that the viewer can move
-}
-
-// silentNodes returns the nodes of a lease's GPUs that do not report: the state of the
-// lease is then that of their last reports. It does not ask for nodes that the viewer may
-// not see: each refusal is an entry of the audit log.
-func silentNodes(v *view, l *dxpuv1.Lease) []string {
-	if l.HostId == "" {
-		return nil // it has no GPUs
-	}
-	var out []string
-	if res, err := ask(v.ctx(), v.api.GetHost, &dxpuv1.GetHostRequest{HostId: l.HostId}); err == nil && !res.GetHost().GetNode().GetConnected() {
-		out = append(out, "host "+l.HostId)
-	}
-	if !v.Operator() {
-		return out // boxes are hidden from tenants
-	}
-	seen := map[string]bool{}
-	for _, g := range gpusOf(l) {
-		box, _, _ := strings.Cut(g, "/")
-		if seen[box] {
-			continue
-		}
-		seen[box] = true
-		if res, err := ask(v.ctx(), v.api.GetBox, &dxpuv1.GetBoxRequest{BoxId: box}); err == nil && !res.GetBox().GetNode().GetConnected() {
-			out = append(out, "box "+box)
-		}
-	}
-	return out
 }
 
 // bindingView is a binding and the chart of its timeline.
@@ -222,7 +199,7 @@ func (s *Server) leasePage(v *view) error {
 		return err
 	}
 	if !d.Over {
-		d.Silent = silentNodes(v, l)
+		d.Silent = newSilence(v).ofLease(l)
 	}
 	for _, b := range slices.Backward(l.Bindings) {
 		d.Bindings = append(d.Bindings, bindingView{b, phases(b)})

@@ -187,7 +187,7 @@ func (d *poolData) dim() {
 	d.Models = slices.Compact(d.Models)
 }
 
-// findProblems collects leases with too few GPUs, then their causes: nodes that do not
+// findProblems collects leases with too few GPUs or without reports, then their causes: nodes that do not
 // report, broken GPUs, and missing spares.
 func (s *Server) findProblems(v *view, d *poolData) error {
 	leases, err := ask(v.ctx(), v.api.ListLeases, &dxpuv1.ListLeasesRequest{State: dxpuv1.LeaseState_LEASE_STATE_DEGRADED, PageSize: shownProblems})
@@ -201,6 +201,7 @@ func (s *Server) findProblems(v *view, d *poolData) error {
 	if more := int(v.Pool.LeasesDegraded) - len(leases.GetLeases()); more > 0 {
 		d.add(problem{degraded, plural(more, "more lease"), "/ui/leases?state=degraded", "degraded"})
 	}
+	d.findHit(v, leases.GetLeases())
 	for _, r := range d.Racks {
 		for _, b := range r.Boxes {
 			if !b.Node.GetConnected() {
