@@ -126,6 +126,9 @@ func parseURLs(list []string) ([]*url.URL, error) {
 		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" {
 			return nil, fmt.Errorf("%q is not the URL of a manager", s)
 		}
+		if u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+			return nil, fmt.Errorf("%q is not the URL of a manager: a name of a user, ? and # have no place in it", u.Redacted())
+		}
 		if n, err := strconv.ParseUint(cmp.Or(u.Port(), "1"), 10, 16); err != nil || n == 0 {
 			return nil, fmt.Errorf("%q is not the URL of a manager: %s is not a port", s, u.Port())
 		}
