@@ -108,7 +108,7 @@ func (a *Agent) readState(name string) ([]byte, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil
 	case err != nil:
-		return nil, fmt.Errorf("agent: read state: %w", err)
+		return nil, fmt.Errorf("agent: --state-dir: %w", err)
 	}
 	return raw, nil
 }

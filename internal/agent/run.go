@@ -65,7 +65,7 @@ func (a *Agent) Run(ctx context.Context) error {
 			a.log.Warn("the manager does not know this node: enrolling again")
 			retry.Reset()
 		} else {
-			a.log.Info("no connection to the manager", "err", err)
+			a.log.Warn("no connection to the manager", "err", err)
 		}
 		if !wait(ctx, retry, nil) {
 			return nil
