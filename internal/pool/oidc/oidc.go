@@ -137,6 +137,12 @@ func (p *Provider) connect(ctx context.Context) (*goidc.IDTokenVerifier, error) 
 	return p.verifier, nil
 }
 
+// Connect asks the provider for its description, if it has not given it yet.
+func (p *Provider) Connect(ctx context.Context) error {
+	_, err := p.connect(ctx)
+	return err
+}
+
 // Person is the subject of an ID token, with its role.
 type Person struct {
 	Subject string // the provider's ID
