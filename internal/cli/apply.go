@@ -83,6 +83,9 @@ which GPUs each lease would get now, and changes nothing.`,
 }
 
 func readSpecs(stdin io.Reader, file string) ([]byte, error) {
+	if file == "" { // of a variable that is not set
+		return nil, usagef("--file: the name of the file is missing")
+	}
 	if file == "-" {
 		return io.ReadAll(io.LimitReader(stdin, maxSpecs+1))
 	}

@@ -2,7 +2,9 @@ package cli
 
 import (
 	"fmt"
+	"reflect"
 	"regexp"
+	"strings"
 
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v4"
@@ -79,7 +81,8 @@ func parseSpecs(raw []byte) (s specs, err error) {
 		return s, fmt.Errorf("the file is longer than %s", size(maxSpecs))
 	}
 	if err := yaml.Load(raw, &s, yaml.WithKnownFields(true)); err != nil {
-		return specs{}, withHint(yamlError(err), `"dxpu apply --help" shows a file`)
+		err = yamlError(err)
+		return specs{}, withHint(err, `%s"dxpu apply --help" shows a file`, keyHint(err.Error()))
 	}
 	if len(s.Tenants)+len(s.Leases) == 0 {
 		return specs{}, withHint(fmt.Errorf("neither tenants nor leases"), `"dxpu apply --help" shows a file`)
@@ -103,6 +106,33 @@ func parseSpecs(raw []byte) (s specs, err error) {
 		}
 	}
 	return s, nil
+}
+
+var (
+	unknownKey = regexp.MustCompile(`unknown key "([^"]+)"`)
+	upperCase  = regexp.MustCompile(`([a-z])([A-Z])`)
+)
+
+// keyHint returns the key that an unknown one of a file probably means, also in the
+// writing of the API: maxGpus and max_gpus are max-gpus.
+func keyHint(text string) string {
+	m := unknownKey.FindStringSubmatch(text)
+	if m == nil {
+		return ""
+	}
+	var keys []string
+	for _, t := range []reflect.Type{reflect.TypeFor[specs](), reflect.TypeFor[tenantSpec](), reflect.TypeFor[leaseSpec]()} {
+		for i := range t.NumField() {
+			if key := t.Field(i).Tag.Get("yaml"); key != "" {
+				keys = append(keys, key)
+			}
+		}
+	}
+	word := strings.ReplaceAll(strings.ToLower(upperCase.ReplaceAllString(m[1], "$1-$2")), "_", "-")
+	if near := nearest(word, keys); near != "" && near != m[1] { // else it is at the wrong place
+		return fmt.Sprintf("did you mean %q? ", near)
+	}
+	return ""
 }
 
 // oneName checks a name, and that it is the only one of its kind.

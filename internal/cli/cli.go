@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"os/signal"
@@ -148,8 +149,17 @@ func printError(out io.Writer, err error) {
 	w := newPage(out, false)
 	defer func() { _ = w.Flush() }()
 	var ce *connect.Error
+	errors.As(err, &ce)
+	fmt.Fprintf(w, "dxpu: %s %s\n", w.mark(red, "error:"), errorText(err, ce))
+	if hint := hintFor(err, ce); hint != "" {
+		fmt.Fprintf(w, "dxpu: %s %s\n", w.mark(bold, "hint:"), hint)
+	}
+}
+
+// errorText describes an error. ce is the error of the manager in it, nil for none.
+func errorText(err error, ce *connect.Error) string {
 	text := plainText(err, err.Error())
-	if errors.As(err, &ce) {
+	if ce != nil {
 		text = plainText(err, inFlags(ce.Message()))
 		var about *aboutError
 		if errors.As(err, &about) {
@@ -167,10 +177,32 @@ func printError(out io.Writer, err error) {
 			text = "unexpected answer: " + text
 		}
 	}
-	fmt.Fprintf(w, "dxpu: %s %s\n", w.mark(red, "error:"), text)
-	if hint := hintFor(err, ce); hint != "" {
-		fmt.Fprintf(w, "dxpu: %s %s\n", w.mark(bold, "hint:"), hint)
+	return text
+}
+
+// plainAttr writes the errors in a daemon's log as commands do, with the advice about the
+// connection, and leaves out what has no value.
+func plainAttr(_ []string, a slog.Attr) slog.Attr {
+	if a.Value.Kind() == slog.KindString && a.Value.String() == "" {
+		return slog.Attr{}
 	}
+	if a.Value.Kind() != slog.KindAny {
+		return a
+	}
+	err, ok := a.Value.Any().(error)
+	if a.Value.Any() == nil {
+		return slog.Attr{}
+	}
+	if !ok {
+		return a
+	}
+	var ce *connect.Error
+	errors.As(err, &ce)
+	text := errorText(err, ce)
+	if hint := connectionHint(err); hint != "" {
+		text += ". " + hint
+	}
+	return slog.String(a.Key, text)
 }
 
 func hintFor(err error, ce *connect.Error) string {
@@ -196,8 +228,12 @@ func hintFor(err error, ce *connect.Error) string {
 		return `"dxpu get maintenance" lists all`
 	case ce.Code() == connect.CodeNotFound && strings.HasPrefix(ce.Message(), "maintenance.target: rack "):
 		return `"dxpu get boxes" shows the racks`
+	case ce.Code() == connect.CodeNotFound && strings.Contains(ce.Message(), "there is no taint "):
+		return `"dxpu describe" shows the taints of a gpu, box or host`
 	case ce.Code() == connect.CodeNotFound:
 		return `"dxpu get" lists what the pool has`
+	case ce.Code() == connect.CodeResourceExhausted && strings.HasPrefix(ce.Message(), noCapacity) && strings.Contains(ce.Message(), noSuchGPU):
+		return `"dxpu get gpus" shows the models, and their memory; --queue waits until such a GPU joins the pool`
 	case ce.Code() == connect.CodeResourceExhausted && strings.HasPrefix(ce.Message(), noCapacity):
 		return `"dxpu get gpus" shows the free GPUs; --queue waits for capacity`
 	}
@@ -242,18 +278,20 @@ var fieldFlags = map[string]string{
 	"spec.part_rules.exclusion": "--exclusion", "spec.part_rules.workload": "--workload", "part": "", "part.share": "--share",
 	"spec.expires_after": "--expires", "spec.ttl": "--ttl", "spec.wait": "--queue", "spec.gang": "--gang", "spec.gang.name": "--gang", "spec.gang.size": "--gang-size", "spec.preemptible": "--preemptible", "spec.wait_timeout": "--queue-timeout",
 	"spec.start_time": "--start", "spec.start_after": "--start", "maintenance.target": "", "maintenance.start_time": "--start", "maintenance.end_time": "--for", "maintenance.drain_before": "--drain-before",
-	"request_id": "--request-id", "count": "--count", "reason": "--reason", "deadline": "--deadline",
+	"request_id": "--request-id", "max_gpus": "--max-gpus", "count": "--count", "reason": "--reason", "deadline": "--deadline",
 	"role": "--role", "tenant": "--tenant", "description": "--description", "expires_after": "--expires",
 	"tenant.id": "", "tenant.description": "--description", "tenant.quota.max_gpus": "--max-gpus",
 	"tenant.quota.max_gpus_by_model": "--max-gpus-of", "tenant.quota.max_leases": "--max-leases",
 	"tenant.quota.guaranteed_gpus": "--guaranteed-gpus", "tenant.quota.max_priority": "--max-priority", "tenant.quota.weight": "--weight",
 	"join_token": "join token", "name": "--name",
+	"live": "--live", "set": "", "remove": "", "step": "",
 	"gpu_id": "", "lease_id": "", "token_id": "", "tenant_id": "", "node_id": "", "host_id": "", "box_id": "", "target": "",
 }
 
 var (
 	leadingField = regexp.MustCompile(`^([a-z_]+(?:\.[a-z_]+)*): `)
-	innerField   = regexp.MustCompile(`\b(?:spec\.[a-z_]+|request_id)\b`)
+	innerField   = regexp.MustCompile(`\b(?:spec\.[a-z_]+|request_id|max_gpus)\b`)
+	setForce     = regexp.MustCompile(`\bset force\b`)
 	waitSentence = regexp.MustCompile(`\s+[A-Z][^.]*\bspec\.wait\b.*$`) // of earlier managers; our hint says it
 	deniedCall   = regexp.MustCompile(`may not call /dxpu\.v1\.\w+/(\w+)`)
 	callWord     = regexp.MustCompile(`[A-Z]+[a-z]*`)
@@ -262,6 +300,9 @@ var (
 
 // noCapacity begins the manager's refusal of a lease that could wait in the queue.
 const noCapacity = "no capacity for this lease now:"
+
+// noSuchGPU is in the refusal of a lease that would not fit into the empty pool either.
+const noSuchGPU = "The pool has no usable GPU with "
 
 // inFlags replaces the names of API fields in an error of the manager by those of
 // the flags.
@@ -275,6 +316,7 @@ func inFlags(message string) string {
 			}
 		}
 	}
+	message = setForce.ReplaceAllString(message, "use --force")
 	message = innerField.ReplaceAllStringFunc(message, func(f string) string {
 		if flag := fieldFlags[f]; flag != "" {
 			return flag
@@ -287,8 +329,17 @@ func inFlags(message string) string {
 	return roleName.ReplaceAllStringFunc(message, func(r string) string { return strings.ToLower(r[len("ROLE_"):]) })
 }
 
+// oddCalls are the words for methods whose names make none.
+var oddCalls = map[string]string{
+	"Backup": "back up the pool", "ListAudit": "read the audit log", "GetAuthority": "see the pool's authority", "RotateAuthority": "rotate the pool's authority",
+	"GetPoolHistory": "see the history of the pool", "ReplaceMember": "replace a manager",
+}
+
 // callWords returns a method of the API in words: "list tokens", "create a token".
 func callWords(method string) string {
+	if words, ok := oddCalls[method]; ok {
+		return words
+	}
 	words := callWord.FindAllString(method, -1)
 	if len(words) == 0 {
 		return method
@@ -301,7 +352,7 @@ func callWords(method string) string {
 		return words[0]
 	}
 	noun := words[len(words)-1]
-	if !strings.HasSuffix(noun, "s") && noun != "Audit" && noun != "Maintenance" {
+	if !strings.HasSuffix(noun, "s") && noun != "Maintenance" {
 		words[0] += " a"
 	}
 	for i := range words[1:] {

@@ -37,8 +37,9 @@ revision of the last one and continues with --after, also at another manager.`,
 				from := &dxpuv1.WatchEventsRequest{FromStart: after == 0, AfterRevision: after, Filter: filter}
 				return watchEvents(cmd.Context(), api, from, cmd.OutOrStdout(), out.structured())
 			}
-			req := &dxpuv1.ListEventsRequest{Filter: filter, AfterRevision: after, PageSize: 1000}
-			return callPages(cmd.Context(), api, poolAPI.ListEvents, req, func(page *dxpuv1.ListEventsResponse) error {
+			req, found := &dxpuv1.ListEventsRequest{Filter: filter, AfterRevision: after, PageSize: 1000}, false
+			err = callPages(cmd.Context(), api, poolAPI.ListEvents, req, func(page *dxpuv1.ListEventsResponse) error {
+				found = found || len(page.Events) > 0
 				for _, e := range page.Events {
 					if err := printEvent(cmd.OutOrStdout(), e, out.structured()); err != nil {
 						return err
@@ -46,6 +47,10 @@ revision of the last one and continues with --after, also at another manager.`,
 				}
 				return nil
 			})
+			if err == nil && !found { // a mistyped ID looks like one without events
+				fmt.Fprintln(cmd.ErrOrStderr(), "the manager keeps no such events")
+			}
+			return err
 		},
 	}
 	out = jsonFlag(cmd)

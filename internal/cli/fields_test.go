@@ -10,6 +10,11 @@ func TestInFlags(t *testing.T) {
 		{"role", "role: must be ROLE_ADMIN or ROLE_TENANT", "--role: must be admin or tenant"},
 		{"field in the text", "not carried out; repeat it with the same request_id", "not carried out; repeat it with the same --request-id"},
 		{"sentence about the queue", "no capacity now: Host h1 has no free slots. Set spec.wait to queue", "no capacity now: Host h1 has no free slots."},
+		{"field inside", "tenant.quota.guaranteed_gpus: 5 is above max_gpus, which is 4", "--guaranteed-gpus: 5 is above --max-gpus, which is 4"},
+		{"force", "box b1 has 4 bindings: drain it first, or set force to remove them", "box b1 has 4 bindings: drain it first, or use --force to remove them"},
+		{"denied call with a vowel", `the role "tenant" may not call /dxpu.v1.PoolService/GetAuthority`, `the role "tenant" may not see the pool's authority`},
+		{"denied call of one word", `the role "tenant" may not call /dxpu.v1.PoolService/Backup`, `the role "tenant" may not back up the pool`},
+		{"denied call", `the role "tenant" may not call /dxpu.v1.PoolService/CreateToken`, `the role "tenant" may not create a token`},
 		{"unknown field", "flavour: sweet", "flavour: sweet"},
 		{"no field", `lease "l-1" does not exist`, `lease "l-1" does not exist`},
 	}

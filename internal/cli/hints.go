@@ -18,7 +18,7 @@ func connectionHint(err error) string {
 		return "write the URL with a name or an address of the manager's certificate"
 	case strings.Contains(text, "server gave HTTP response to HTTPS client"):
 		return "this server has no TLS: write the URL with http, or start the manager with --tls"
-	case strings.Contains(text, "404 Not Found"):
+	case strings.Contains(text, "404 Not Found"), strings.Contains(text, "405 Method Not Allowed"):
 		return "is this the URL of a manager? --manager or DXPU_MANAGER names it"
 	case strings.Contains(text, "400 Bad Request"):
 		return "this server may want TLS: write the URL with https"

@@ -98,12 +98,28 @@ func leaseCommand[Req, Res any](conn *connection, cmd *cobra.Command, m method[R
 			return nil, err
 		}
 		res, err := callOn(cmd.Context(), api, m, request(args))
+		if err == nil {
+			noteTenant(cmd, api, lease(res))
+		}
 		if err != nil || !wait {
 			return lease(res), err
 		}
 		w := &leaseWait{api: api, out: cmd.ErrOrStderr(), limit: timeout, done: done}
 		return w.run(cmd.Context(), lease(res))
 	}, printLeaseLine)
+}
+
+// noteTenant says that the tenant of --tenant has no limits, because it is not defined:
+// until a pool has its first tenant every name will do, and this one may be mistyped.
+func noteTenant(cmd *cobra.Command, api poolAPI, l *dxpuv1.Lease) {
+	if f := cmd.Flags().Lookup("tenant"); f == nil || !f.Changed {
+		return
+	}
+	name := l.GetSpec().GetTenant()
+	res, err := callOn(cmd.Context(), api, poolAPI.GetTenant, &dxpuv1.GetTenantRequest{TenantId: name})
+	if err == nil && res.Tenant.ResourceVersion == 0 && name != "default" {
+		fmt.Fprintf(cmd.ErrOrStderr(), "tenant %s is not defined, so it has no limits; \"dxpu tenant set %s\" defines it\n", name, name)
+	}
 }
 
 // waitFlags adds the flags with which a command waits.
@@ -159,6 +175,8 @@ With --request-id the command can be repeated: the same ID returns the same leas
 	f.BoolVar(&o.spec.Wait, "queue", false, "wait in the queue while there is no capacity")
 	durationVar(f, &o.queueFor, "queue-timeout", 0, "leave the queue after this time (implies --queue)")
 	cmd.MarkFlagsRequiredTogether("start", "duration")
+	cmd.MarkFlagsRequiredTogether("gang", "gang-size")
+	cmd.MarkFlagsRequiredTogether("gpu-memory", "compute")
 	cmd.MarkFlagsMutuallyExclusive("start", "expires")
 	cmd.MarkFlagsMutuallyExclusive("start", "queue-timeout")
 	return cmd

@@ -212,6 +212,7 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 		g, ctx := errgroup.WithContext(ctx)
 		g.Go(func() error { return o.serve(ctx, m, api, l, tlsConfig, leads, announce) })
 		g.Go(func() error { return admin(ctx) })
+		g.Go(func() error { return tryProvider(ctx, cfg.SignIn, cfg.Log) })
 		return g.Wait()
 	})
 	if store != nil {

@@ -3,8 +3,10 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -46,9 +48,29 @@ func (o *signInOptions) apply(cfg *manager.Config) error {
 		}
 		c.Grants = append(c.Grants, g)
 	}
+	if err := oidc.CheckIssuer(o.issuer); err != nil {
+		return fmt.Errorf("--oidc-issuer: %w", err)
+	}
 	if err := c.Check(); err != nil {
 		return withHint(fmt.Errorf("--oidc-issuer, --oidc-client-id, --oidc-grant: %w", err), "single sign-on needs all three")
 	}
 	cfg.SignIn, cfg.SignInLife = oidc.New(c), o.life
+	return nil
+}
+
+// signInTimeout bounds the first question to the provider.
+const signInTimeout = 10 * time.Second
+
+// tryProvider asks the provider for its description, so that a wrong --oidc-issuer is in
+// the log before a person cannot sign in. The manager does not depend on the answer.
+func tryProvider(ctx context.Context, p *oidc.Provider, log *slog.Logger) error {
+	if p == nil {
+		return nil
+	}
+	asking, cancel := context.WithTimeout(ctx, signInTimeout)
+	defer cancel()
+	if err := p.Connect(asking); err != nil && ctx.Err() == nil {
+		log.Warn("single sign-on does not work: the server of --oidc-issuer does not answer as a provider", "issuer", p.Issuer(), "err", err)
+	}
 	return nil
 }

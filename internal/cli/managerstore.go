@@ -151,6 +151,12 @@ type savedBackup struct {
 // saveBackup writes a backup to a file, atomically and verified.
 func saveBackup(path string, chunks *connect.ServerStreamForClient[dxpuv1.BackupResponse]) (*savedBackup, error) {
 	b := &savedBackup{}
+	if info, err := os.Stat(path); err == nil && info.IsDir() {
+		return nil, fmt.Errorf("%s: is a directory", path)
+	}
+	if _, err := os.Stat(filepath.Dir(path)); err != nil { // before atomicfile, which names its temporary file
+		return nil, err
+	}
 	err := atomicfile.Replace(path, func(f *os.File) (err error) {
 		for err == nil && chunks.Receive() {
 			_, err = f.Write(chunks.Msg().Chunk)
@@ -181,7 +187,8 @@ func readBackup(path string) (*savedBackup, error) {
 		b.records, err = manager.Restored(b.records)
 	}
 	if err != nil {
-		return nil, withHint(fmt.Errorf("%s: %w", path, err), "nothing was changed; use another backup")
+		text := strings.TrimPrefix(err.Error(), "backup: ")
+		return nil, withHint(fmt.Errorf("%s: %s", path, text), "nothing was changed; use another backup")
 	}
 	return b, nil
 }

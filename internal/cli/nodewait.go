@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -25,6 +26,9 @@ func newNodeWaitCommand(conn *connection) *cobra.Command {
 yet. The command says on standard error what it waits for.`,
 		Example: "  dxpu node wait box-a box-b h1",
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if slices.Contains(args, "") { // of a variable that is not set
+				return usagef("a NODE has no name")
+			}
 			api, err := conn.pool()
 			if err != nil {
 				return err

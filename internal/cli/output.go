@@ -110,6 +110,9 @@ func memoryVar(f *pflag.FlagSet, v *uint64, name, help string) {
 
 func parseSize(s string) (uint64, error) {
 	n, err := humanize.ParseBytes(s)
+	if strings.Contains(s, ",") { // dropped by ParseBytes: 1,5GiB would be 15 GiB
+		return 0, withHint(fmt.Errorf("%q has a comma", s), "write it with a decimal point, like 1.5GiB")
+	}
 	if err != nil || n > math.MaxInt64 {
 		return 0, withHint(fmt.Errorf("%q is not a size", s), "write it like 16GiB or 512MiB")
 	}
@@ -174,7 +177,7 @@ func (o *logOptions) register(f *pflag.FlagSet) {
 
 // logger returns a logger that writes to the command's standard error.
 func (o *logOptions) logger(cmd *cobra.Command) *slog.Logger {
-	h := &slog.HandlerOptions{Level: o.level}
+	h := &slog.HandlerOptions{Level: o.level, ReplaceAttr: plainAttr}
 	if o.json {
 		return slog.New(slog.NewJSONHandler(cmd.ErrOrStderr(), h))
 	}

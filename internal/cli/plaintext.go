@@ -122,7 +122,7 @@ func certificatePart(err error) []plainPart {
 
 // packagePrefix matches the name of a package at the beginning of an error or after the
 // name of a flag.
-var packagePrefix = regexp.MustCompile(`^((?:--[a-z-]+(?:, --[a-z-]+)*: )?)(?:netio: path \d+|udp|listen|agent|manager|boxproxy|hostproxy|backup|perf|tlp|hook|trace|vfiouser|vfio|client|contexts|placement|fault|driver|model run|model calls|tls): `)
+var packagePrefix = regexp.MustCompile(`^((?:--[a-z-]+(?:, --[a-z-]+)*: )?)(?:netio: path \d+|udp|listen|agent|manager|boxproxy|hostproxy|backup|perf|tlp|hook|trace|vfiouser|vfio|client|contexts|placement|fault|driver|model run|model calls|tls|etcdstore): `)
 
 // earlyEnd matches the end of a stream or a file in the middle.
 var earlyEnd = regexp.MustCompile(`\b(?:unexpected )?EOF$`)

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net/http"
 	"os"
@@ -311,7 +312,12 @@ func lockSocketDir(dir string) (io.Closer, error) {
 	lock, err := fileutil.TryLockFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if errors.Is(err, fileutil.ErrLocked) {
 		return nil, withHint(fmt.Errorf("another host proxy uses --socket-dir %s", dir), "give each host proxy a directory of its own, or stop the other one")
-	} else if err != nil {
+	}
+	var path *fs.PathError // without the words of the library
+	if errors.As(err, &path) {
+		err = path
+	}
+	if err != nil {
 		return nil, fmt.Errorf("--socket-dir: %w", err)
 	}
 	return lock, nil

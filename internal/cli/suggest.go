@@ -136,10 +136,18 @@ func suggestName(ctx context.Context, conn *connection, err error) error {
 	ctx, cancel := context.WithTimeout(ctx, completionTimeout)
 	defer cancel()
 	names, listErr := namers[strings.ToUpper(m[1])](ctx, conn)
+	if connect.CodeOf(listErr) == connect.CodePermissionDenied {
+		return withHint(err, `"dxpu whoami" shows your role, and your tenant`)
+	}
 	if listErr != nil {
 		return err
 	}
 	list := listsOf[m[1]]
+	for _, kind := range []string{"box", "host"} {
+		if others, err := namers[strings.ToUpper(kind)](ctx, conn); kind != m[1] && m[1] != "node" && err == nil && slices.Contains(others, m[2]) {
+			return withHint(ce, `%q is a %s; "%s" lists all`, m[2], kind, list)
+		}
+	}
 	switch near := nearest(m[2], names); {
 	case near != "":
 		return withHint(err, `did you mean %q? "%s" lists all`, near, list)

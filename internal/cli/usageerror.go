@@ -89,6 +89,10 @@ func checkFlags(cmd *cobra.Command) error {
 	if len(missing) > 0 {
 		return fmt.Errorf("%s is missing", strings.Join(missing, ", "))
 	}
+	// As of a script whose variable is not set: the command would not be safe to repeat.
+	if f := cmd.Flags().Lookup("request-id"); f != nil && f.Changed && f.Value.String() == "" {
+		return errors.New("--request-id: the name of the request is empty")
+	}
 	err := cmd.ValidateFlagGroups()
 	if err == nil {
 		return nil
