@@ -16,8 +16,9 @@ import (
 type embeddedPort struct {
 	front *Embedded
 	slot  *slot
-	// reads are the runs of reads of host memory that wait for their completions. All other
-	// requests of the device wait in the root complex.
+	// reads are the reads of host memory that wait for their completions. All other requests
+	// of the device wait in the root complex. Reads have one queue: a device whose answers
+	// came in another order would have no tags in a row, and make no runs.
 	reads readQueue
 
 	// Made once: they would allocate in the paths that use them.
@@ -46,6 +47,15 @@ var (
 )
 
 func (p *embeddedPort) Receive(e engine.Entry, t *tlp.Packet) bool {
+	if t.Type == tlp.MRd || t.Type == tlp.MRdLk {
+		if addr, n := t.ByteRange(); p.front.host.ReceiveReads(addr, max(n, 1), 1) {
+			p.owe()
+			if !p.reads.add(t, p.payload()) {
+				p.slot.refuse(e, t, pcie.CompleterAbort)
+			}
+			return true
+		}
+	}
 	p.front.host.Receive(e.Now(), t)
 	return true
 }
@@ -56,20 +66,28 @@ func (p *embeddedPort) ReceiveRun(_ engine.Entry, r *link.Run) bool {
 	switch {
 	case r.Writes():
 		return host.ReceiveWrites(r.First.Addr, r.Data, r.Count)
-	case !r.Reads() || !p.reads.fits(r, int(p.front.spec.Host.MaxPayload)) || !host.ReceiveReads(r.First.Addr, r.Count*r.Size(), r.Count):
+	case !r.Reads() || !p.reads.fits(r, p.payload()) || !host.ReceiveReads(r.First.Addr, r.Count*r.Size(), r.Count):
 		return false
 	}
+	p.owe()
+	return p.reads.addRun(r, p.payload())
+}
+
+// payload returns the size of the largest completion.
+func (p *embeddedPort) payload() int { return int(p.front.spec.Host.MaxPayload) }
+
+// owe makes the front answer the reads that are about to be queued.
+func (p *embeddedPort) owe() {
 	if p.reads.empty() {
 		p.front.owing = append(p.front.owing, p)
 	}
-	return p.reads.addRun(r, int(p.front.spec.Host.MaxPayload))
 }
 
-// answer sends completions of runs of reads while the link has room. It reports whether
-// none is left.
+// answer sends completions of reads while the link has room. It reports whether none is
+// left.
 func (p *embeddedPort) answer(e engine.Entry) bool {
 	p.reads.entry = e
-	for !p.reads.empty() && p.slot.roomFor(e, int(p.front.spec.Host.MaxPayload)) {
+	for !p.reads.empty() && p.slot.roomFor(e, p.payload()) {
 		if p.reads.answerRun(e, p.slot, p.load) {
 			continue
 		}
@@ -87,8 +105,7 @@ func (p *embeddedPort) Transmit(e engine.Entry) { p.front.pump(e) }
 // Wake returns machine.Never: the front has a timer for the whole host.
 func (p *embeddedPort) Wake(engine.Entry) time.Duration { return machine.Never }
 
-// Owes reports whether runs of reads wait for their completions. Other reads are in the queue
-// of the root complex, which is that of all slots; its user is this process, not a guest.
+// Owes reports whether reads of the device wait for their completions.
 func (p *embeddedPort) Owes(engine.Entry) bool { return !p.reads.empty() }
 
 // DeviceLost is a surprise removal: the drivers learn of it at once.

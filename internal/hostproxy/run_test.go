@@ -172,3 +172,42 @@ func TestRunsOfReads(t *testing.T) {
 		})
 	}
 }
+
+// Single reads between runs are answered in the order of the requests. If they were not, the
+// tags of a device's further reads would not follow each other, and make no runs.
+func TestReadsAreAnsweredInOrder(t *testing.T) {
+	const pages, short = 24, 64
+	for _, c := range fronts {
+		t.Run(c.name, func(t *testing.T) {
+			r, f, bus, dev := newForger(t, c.inside)
+			defer closeBoth(t, bus, dev)
+			memory := allocTwo(t, dev, pages/2*4096)
+			reads := pageReads(pcie.BDF(0x100), memory[0].Segments()[0].Addr, pages)
+			if b, ok := bus.(*embedded.Bus); ok {
+				for i := range reads {
+					reads[i].Requester = b.Function().ID
+				}
+			}
+			for i := 3; i < pages; i += 5 {
+				reads[i].SetMemory(reads[i].Addr, short)
+			}
+			f.mu.Lock()
+			f.forged, f.answers = reads, nil
+			f.mu.Unlock()
+			dev.Registers().Write32(reg.Scratch, 1)
+			var got []pcie.Tag
+			r.until("all answers", func() bool {
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				got = nil
+				for i := range f.answers {
+					got = append(got, f.answers[i].Tag-forgedTag)
+				}
+				return len(got) >= pages
+			})
+			if !slices.IsSorted(got) || len(got) != pages {
+				t.Errorf("answers of %v, want those of 0 to %d", got, pages-1)
+			}
+		})
+	}
+}
