@@ -3,6 +3,7 @@ package test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -133,8 +134,10 @@ func (e *env) hostFull() {
 	e.wait("the slices to leave the node out", func(ctx context.Context) (bool, error) {
 		all, err := e.slices(ctx)
 		for _, s := range all {
-			nodes := s.Spec.NodeSelector.NodeSelectorTerms[0].MatchExpressions
-			if len(nodes) == 1 && nodes[0].Operator == corev1.NodeSelectorOpExists { // a box that is used up is for no node
+			nodes := s.Spec.NodeSelector.NodeSelectorTerms[0].MatchFields
+			if !slices.ContainsFunc(nodes, func(r corev1.NodeSelectorRequirement) bool {
+				return r.Values[0] == nodeName(0) || r.Operator == corev1.NodeSelectorOpIn // a box that is used up is for no node
+			}) {
 				return false, err
 			}
 		}

@@ -116,11 +116,22 @@ func start(ctx context.Context, cfg Config) (*Controller, error) {
 		AddFunc: func(obj any) { c.claimChanged(obj) },
 		UpdateFunc: func(old, obj any) {
 			c.claimChanged(obj)
-			if !slices.Equal(lostIn(old), lostIn(obj)) {
+			if isAllocated(old) != isAllocated(obj) || !slices.Equal(lostIn(old), lostIn(obj)) {
 				c.askPublish()
 			}
 		},
 		DeleteFunc: func(obj any) { c.claimChanged(obj) },
+	}); err != nil {
+		return nil, err
+	}
+	if _, err := c.nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { c.askPublish() },
+		UpdateFunc: func(old, obj any) {
+			if hostNamed(old) != hostNamed(obj) {
+				c.askPublish()
+			}
+		},
+		DeleteFunc: func(any) { c.askPublish() },
 	}); err != nil {
 		return nil, err
 	}
@@ -311,8 +322,10 @@ func (c *Controller) renew(hold bool) (changed, selects, held bool) {
 		return false, false, false
 	}
 	ours, _ := c.watch.Ours()
+	nodes := c.nodeHosts()
 	inv := inventory.New(inventory.State{
-		GPUs: s.GPUs, Spares: s.Spares, Hosts: c.hosts(s.Hosts), Queued: c.watch.Queued(), Ours: ours, Lost: c.lost(),
+		GPUs: s.GPUs, Spares: s.Spares, Hosts: hostsOf(nodes, s.Hosts), Nodes: nodes, Queued: c.watch.Queued(), Ours: ours,
+		Uses: c.uses(), Lost: c.lost(),
 		BoxTaints: s.BoxTaints, WholeGPUs: c.cfg.WholeGPUs, Before: c.current(),
 	})
 	inv.SetRacks(s.Racks)
@@ -331,18 +344,44 @@ func (c *Controller) renew(hold bool) (changed, selects, held bool) {
 	return true, selects, held
 }
 
-// hosts returns those hosts of a pool that nodes of the cluster name. The others serve no
+// nodeHosts returns the nodes of the cluster, with the host that each names.
+func (c *Controller) nodeHosts() map[string]string {
+	out := map[string]string{}
+	for _, obj := range c.nodes.GetStore().List() {
+		out[obj.(*corev1.Node).Name] = hostNamed(obj)
+	}
+	return out
+}
+
+func hostNamed(node any) string { return node.(*corev1.Node).Labels[inventory.HostLabel] }
+
+// hostsOf returns those hosts of a pool that nodes of the cluster name. The others serve no
 // pod here, there may be thousands of them, and their IDs need not be values of labels, as
 // the resource slices require: "host-" is an ID.
-func (c *Controller) hosts(pool map[string]*dxpuv1.Host) map[string]*dxpuv1.Host {
+func hostsOf(nodes map[string]string, pool map[string]*dxpuv1.Host) map[string]*dxpuv1.Host {
 	out := map[string]*dxpuv1.Host{}
-	for _, obj := range c.nodes.GetStore().List() {
-		if id := obj.(*corev1.Node).Labels[inventory.HostLabel]; pool[id] != nil {
+	for _, id := range nodes {
+		if pool[id] != nil {
 			out[id] = pool[id]
 		}
 	}
 	return out
 }
+
+// uses returns what the claims have of the devices.
+func (c *Controller) uses() inventory.Uses {
+	out := inventory.Uses{}
+	for _, obj := range c.claims.GetStore().List() {
+		if a := obj.(*resourceapi.ResourceClaim).Status.Allocation; a != nil {
+			for i := range a.Devices.Results {
+				out.Add(&a.Devices.Results[i])
+			}
+		}
+	}
+	return out
+}
+
+func isAllocated(claim any) bool { return claim.(*resourceapi.ResourceClaim).Status.Allocation != nil }
 
 // lost returns the devices whose claims had a lease and lost it.
 func (c *Controller) lost() map[string]bool {

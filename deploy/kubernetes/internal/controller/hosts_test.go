@@ -25,7 +25,7 @@ func TestHostsOfTheCluster(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	got := c.hosts(map[string]*dxpuv1.Host{"host-1": {}, "host-2": {}, "host-": {}})
+	got := hostsOf(c.nodeHosts(), map[string]*dxpuv1.Host{"host-1": {}, "host-2": {}, "host-": {}})
 	if ids := slices.Collect(maps.Keys(got)); !slices.Equal(ids, []string{"host-1"}) {
 		t.Errorf("hosts %q", ids)
 	}

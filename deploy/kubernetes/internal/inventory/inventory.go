@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -31,6 +30,9 @@ const (
 	Attached = "dxpu.dev/Attached"
 	// Failed is the binding failure condition: the scheduler gives the device back.
 	Failed = "dxpu.dev/Failed"
+	// Healthy is false while the pool calls the GPU of an attached device anything but healthy. It
+	// is absent for a GPU that has always been.
+	Healthy = "dxpu.dev/Healthy"
 )
 
 // The keys of the taints of devices. All of them go when their cause does.
@@ -52,10 +54,14 @@ type State struct {
 	Spares []*dxpuv1.SpareStatus
 	// Hosts of the pool, by ID, that nodes of the cluster name.
 	Hosts map[string]*dxpuv1.Host
+	// Nodes of the cluster, by name, with the host that each names.
+	Nodes map[string]string
 	// Queued is the number of this cluster's leases that wait for a slot, by host.
 	Queued map[string]int
 	// Ours has the IDs of the leases that belong to this cluster.
 	Ours map[string]bool
+	// Uses are what the claims of this cluster have of the devices that can be divided.
+	Uses Uses
 	// Lost has the names of the devices whose claim has lost its lease.
 	Lost map[string]bool
 	// BoxTaints are the taints that operators gave the boxes, by ID.
@@ -71,8 +77,8 @@ type Inventory struct {
 	Devices []resourceapi.Device
 	gpus    map[string]string // device -> GPU
 	shared  map[string]shared // device -> how it is divided
-	closed  []string          // hosts that take no GPU now, sorted
-	usedUp  []string          // boxes whose GPUs this cluster's claims have, all of each, sorted
+	left    leftOut
+	usedUp  []string // boxes whose GPUs this cluster's claims have, all of each, sorted
 }
 
 // GPU returns the ID of the GPU that a device stands for.
@@ -83,7 +89,7 @@ func (i *Inventory) GPU(device string) (string, bool) {
 
 // Equal reports whether two inventories have the same devices for the same nodes.
 func (i *Inventory) Equal(o *Inventory) bool {
-	return equality.Semantic.DeepEqual(i.Devices, o.Devices) && maps.Equal(i.gpus, o.gpus) && slices.Equal(i.closed, o.closed) && slices.Equal(i.usedUp, o.usedUp)
+	return equality.Semantic.DeepEqual(i.Devices, o.Devices) && maps.Equal(i.gpus, o.gpus) && i.left.equal(o.left) && slices.Equal(i.usedUp, o.usedUp)
 }
 
 // New returns the devices for a state, ordered by name.
@@ -98,7 +104,7 @@ func New(s State) *Inventory {
 			continue
 		}
 		d := device(g)
-		room[g.BoxId] = room[g.BoxId] || s.WholeGPUs || !usedUp(g, s.Ours)
+		room[g.BoxId] = room[g.BoxId] || s.WholeGPUs || !usedUp(g, s.Ours, s.Uses[d.Name])
 		others := g.LeaseId != "" && !s.Ours[g.LeaseId]
 		switch {
 		case !s.WholeGPUs && divisible(g):
@@ -111,36 +117,15 @@ func New(s State) *Inventory {
 		inv.gpus[d.Name] = g.Id
 		inv.Devices = append(inv.Devices, d)
 	}
-	for id, h := range s.Hosts {
-		if closed(h, s.Queued[id]) {
-			inv.closed = append(inv.closed, id)
-		}
-	}
+	inv.left = leaveOut(s)
 	for box, has := range room {
 		if !has {
 			inv.usedUp = append(inv.usedUp, box)
 		}
 	}
-	slices.Sort(inv.closed)
 	slices.Sort(inv.usedUp)
 	slices.SortFunc(inv.Devices, func(a, b resourceapi.Device) int { return cmp.Compare(a.Name, b.Name) })
 	return inv
-}
-
-// closed reports whether a host takes no further GPU: the scheduler keeps away from its node.
-// A pod that runs there keeps its GPUs.
-func closed(h *dxpuv1.Host, queued int) bool {
-	n := h.Node
-	if !n.Connected || n.Cordoned || n.Draining || n.Unstable || len(n.Taints) > 0 {
-		return true
-	}
-	free := 0
-	for _, s := range h.Slots {
-		if s.BindingId == "" {
-			free++
-		}
-	}
-	return free <= queued
 }
 
 // devicesPerSlice is the API server's bound for devices with taints.
@@ -158,13 +143,7 @@ const poolPrefix = "dxpu/"
 // every device that can be divided, on every node, before it looks at what is left of it: with
 // a thousand such devices most of its time goes there.
 func (i *Inventory) Resources() *resourceslice.DriverResources {
-	nodes := []corev1.NodeSelectorRequirement{{Key: HostLabel, Operator: corev1.NodeSelectorOpExists}}
-	if len(i.closed) > 0 {
-		nodes = append(nodes, corev1.NodeSelectorRequirement{Key: HostLabel, Operator: corev1.NodeSelectorOpNotIn, Values: i.closed})
-	}
-	selector := nodesWith(nodes...)
-	// One requirement, which the scheduler parses for every slice and node. No host has this ID.
-	none := nodesWith(corev1.NodeSelectorRequirement{Key: HostLabel, Operator: corev1.NodeSelectorOpIn, Values: []string{""}})
+	selector, none := i.left.selector(), noNodes()
 	out := &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{}}
 	byBox := map[string][]resourceapi.Device{}
 	for _, d := range i.Devices {
@@ -185,21 +164,6 @@ func (i *Inventory) Resources() *resourceslice.DriverResources {
 		out.Pools[poolPrefix+"none"] = resourceslice.Pool{NodeSelector: selector, Slices: []resourceslice.Slice{{}}}
 	}
 	return out
-}
-
-func nodesWith(requirements ...corev1.NodeSelectorRequirement) *corev1.NodeSelector {
-	return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: requirements}}}
-}
-
-// SameClosed reports whether two inventories leave out the same hosts.
-func (i *Inventory) SameClosed(o *Inventory) bool { return slices.Equal(i.closed, o.closed) }
-
-// KeepClosed makes the inventory leave out the hosts that another one leaves out. It
-// reports whether it left out others.
-func (i *Inventory) KeepClosed(o *Inventory) bool {
-	changed := !i.SameClosed(o)
-	i.closed = o.closed
-	return changed
 }
 
 func device(g *dxpuv1.GPU) resourceapi.Device {

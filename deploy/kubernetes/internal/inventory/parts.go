@@ -39,10 +39,29 @@ func divisible(g *dxpuv1.GPU) bool {
 	return len(g.Device.ShareModes) > 0 && g.Device.MemoryBytes >= 2*memoryStep
 }
 
+// Uses are what claims have of devices that can be divided, by device.
+type Uses map[string]use
+
+type use struct{ memory, compute int64 }
+
+// Add adds an allocation of a device.
+func (u Uses) Add(r *resourceapi.DeviceRequestAllocationResult) {
+	memory, ok := r.ConsumedCapacity[CapacityMemory]
+	if !ok || r.Driver != Driver || r.AdminAccess != nil && *r.AdminAccess {
+		return
+	}
+	compute, has := r.ConsumedCapacity[CapacityCompute], u[r.Device]
+	u[r.Device] = use{has.memory + memory.Value(), has.compute + compute.Value()}
+}
+
 // usedUp reports whether the claims of this cluster leave nothing of a GPU that can be divided.
-func usedUp(g *dxpuv1.GPU, ours map[string]bool) bool {
+// The claims show it before the pool does.
+func usedUp(g *dxpuv1.GPU, ours map[string]bool, has use) bool {
 	if !divisible(g) {
 		return false
+	}
+	if has.compute >= allCompute || has.memory > 0 && has.memory > int64(g.Device.MemoryBytes/memoryStep-1)*memoryStep {
+		return true
 	}
 	own := slices.ContainsFunc(g.Parts, func(p *dxpuv1.GPUPart) bool { return ours[p.LeaseId] })
 	return ours[g.LeaseId] || own && (g.FreeParts == 0 || g.FreeMemoryBytes < memoryStep || g.FreeCompute < percent)

@@ -1,0 +1,104 @@
+package inventory
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// leftOut is what keeps devices from nodes: those whose host takes no GPU now, or that have none.
+type leftOut struct {
+	hosts []string // sorted
+	// nodes are those that get no GPU, sorted, if they are few: nil otherwise.
+	nodes []string
+	named bool // nodes has all of them
+}
+
+// maxNamed is the largest number of nodes that a selector names. The scheduler parses the selector
+// of each slice for each claim and node: the names of 16 nodes cost it less than a label.
+const maxNamed = 16
+
+func leaveOut(s State) (out leftOut) {
+	for id, h := range s.Hosts {
+		if closed(h, s.Queued[id]) {
+			out.hosts = append(out.hosts, id)
+		}
+	}
+	slices.Sort(out.hosts)
+	for node, host := range s.Nodes {
+		if _, shut := slices.BinarySearch(out.hosts, host); shut || s.Hosts[host] == nil {
+			out.nodes = append(out.nodes, node)
+		}
+	}
+	slices.Sort(out.nodes)
+	if out.named = s.Nodes != nil && len(out.nodes) <= maxNamed; !out.named {
+		out.nodes = nil
+	}
+	return out
+}
+
+func (l leftOut) equal(o leftOut) bool {
+	if l.named && o.named {
+		return slices.Equal(l.nodes, o.nodes)
+	}
+	return l.named == o.named && slices.Equal(l.hosts, o.hosts)
+}
+
+// selector returns the selector of the nodes that get GPUs.
+func (l leftOut) selector() *corev1.NodeSelector {
+	if !l.named {
+		nodes := []corev1.NodeSelectorRequirement{{Key: HostLabel, Operator: corev1.NodeSelectorOpExists}}
+		if len(l.hosts) > 0 {
+			nodes = append(nodes, corev1.NodeSelectorRequirement{Key: HostLabel, Operator: corev1.NodeSelectorOpNotIn, Values: l.hosts})
+		}
+		return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: nodes}}}
+	}
+	if len(l.nodes) == 0 {
+		return named(corev1.NodeSelectorOpNotIn, noNode)
+	}
+	return named(corev1.NodeSelectorOpNotIn, l.nodes...)
+}
+
+// noNode is a name that no node has: names below "invalid" are reserved (RFC 6761).
+const noNode = "no-node.dxpu.invalid"
+
+func noNodes() *corev1.NodeSelector { return named(corev1.NodeSelectorOpIn, noNode) }
+
+// named returns a selector by the names of nodes.
+func named(is corev1.NodeSelectorOperator, nodes ...string) *corev1.NodeSelector {
+	var fields []corev1.NodeSelectorRequirement
+	for _, n := range nodes { // a field takes one value
+		fields = append(fields, corev1.NodeSelectorRequirement{Key: metav1.ObjectNameField, Operator: is, Values: []string{n}})
+	}
+	return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: fields}}}
+}
+
+// closed reports whether a host takes no further GPU: the scheduler keeps away from its node.
+// A pod that runs there keeps its GPUs.
+func closed(h *dxpuv1.Host, queued int) bool {
+	n := h.Node
+	if !n.Connected || n.Cordoned || n.Draining || n.Unstable || len(n.Taints) > 0 {
+		return true
+	}
+	free := 0
+	for _, s := range h.Slots {
+		if s.BindingId == "" {
+			free++
+		}
+	}
+	return free <= queued
+}
+
+// SameClosed reports whether two inventories leave out the same nodes.
+func (i *Inventory) SameClosed(o *Inventory) bool { return i.left.equal(o.left) }
+
+// KeepClosed makes the inventory leave out the nodes that another one leaves out. It
+// reports whether it left out others.
+func (i *Inventory) KeepClosed(o *Inventory) bool {
+	changed := !i.SameClosed(o)
+	i.left = o.left
+	return changed
+}
