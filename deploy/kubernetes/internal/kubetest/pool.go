@@ -4,9 +4,11 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -120,12 +122,16 @@ func (p *Pool) startNodes(s PoolSpec) error {
 	}
 	for i := range s.Hosts {
 		name := fmt.Sprintf("host-%d", i+1)
-		if err := p.start(name, "host", "--name", name, "--manager", p.URL, "--slots", fmt.Sprint(s.Slots),
-			"--socket-dir", p.SocketDir(i), "--state-dir", filepath.Join(p.Dir, name)); err != nil {
+		if err := p.StartHostWith(name, "--slots", fmt.Sprint(s.Slots), "--socket-dir", p.SocketDir(i)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// StartHostWith starts a host that its flags describe.
+func (p *Pool) StartHostWith(name string, flags ...string) error {
+	return p.start(name, append([]string{"host", "--name", name, "--manager", p.URL, "--state-dir", filepath.Join(p.Dir, name)}, flags...)...)
 }
 
 func boxName(i int) string { return fmt.Sprintf("box-%d", i+1) }
@@ -142,6 +148,9 @@ func (p *Pool) StartBoxWith(name string, flags ...string) error {
 
 // KillBox ends a box at once.
 func (p *Pool) KillBox(i int) { p.Kill(boxName(i)) }
+
+// Processes returns the processes of the pool.
+func (p *Pool) Processes() []*Process { return slices.Collect(maps.Values(p.parts)) }
 
 // Kill ends a part of the pool at once.
 func (p *Pool) Kill(name string) { p.parts[name].Kill() }

@@ -205,6 +205,46 @@ func TestDriver(t *testing.T) {
 	}
 }
 
+// portConfig returns the configuration space of a root port with a physical slot number, as QEMU's
+// is: the capability of PCI Express is the second one.
+func portConfig(slot byte) string {
+	c := make([]byte, configSize)
+	c[0x06], c[0x0e], c[0x34] = 0x10, 0x81, 0x40
+	c[0x40], c[0x41] = 0x0d, 0x54
+	c[0x54], c[0x56], c[0x57] = 0x10, 0x42, 0x01
+	c[0x54+0x16] = slot << 3
+	return string(c)
+}
+
+// TestPhysicalSlot: functions that are no ports with a slot, and broken lists of capabilities.
+func TestPhysicalSlot(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(c []byte)
+		want   uint32
+		is     bool
+	}{
+		"a port":              {func([]byte) {}, 5, true},
+		"a large number":      {func(c []byte) { c[0x54+0x16], c[0x54+0x17] = 0xf8, 0xff }, 8191, true},
+		"no bridge":           {func(c []byte) { c[0x0e] = 0 }, 0, false},
+		"no slot":             {func(c []byte) { c[0x57] = 0 }, 0, false},
+		"no capabilities":     {func(c []byte) { c[0x06] = 0 }, 0, false},
+		"no PCI Express":      {func(c []byte) { c[0x54] = 5 }, 0, false},
+		"a list without end":  {func(c []byte) { c[0x41] = 0x40 }, 0, false},
+		"into the header":     {func(c []byte) { c[0x34] = 0x10 }, 0, false},
+		"beyond the end":      {func(c []byte) { c[0x41] = 0xfc }, 0, false},
+		"the end of the list": {func(c []byte) { c[0x41] = 0 }, 0, false},
+	} {
+		c := []byte(portConfig(5))
+		tc.change(c)
+		if n, is := physicalSlot(c); n != tc.want || is != tc.is {
+			t.Errorf("%s: %d, %v; want %d, %v", name, n, is, tc.want, tc.is)
+		}
+	}
+	if _, is := physicalSlot([]byte(portConfig(5))[:64]); is {
+		t.Error("64 bytes have a slot")
+	}
+}
+
 // TestVFIO: a function below the port of slot 1, with another driver.
 func TestVFIO(t *testing.T) {
 	root := t.TempDir()
@@ -235,15 +275,21 @@ func TestVFIO(t *testing.T) {
 	if _, err := device(); err == nil || !strings.Contains(err.Error(), "no root port with physical slot number 2") {
 		t.Errorf("without a port: %v", err)
 	}
-	write("bus/pci/slots/2/address", "../../evil\n")
-	if _, err := device(); err == nil || !strings.Contains(err.Error(), "is not the address") {
-		t.Errorf("with a strange address: %v", err)
-	}
-	write("bus/pci/slots/2/address", "0000:02:00\n")
+	write("bus/pci/devices/0000:00:01.0/config", portConfig(1))
+	write("bus/pci/devices/0000:00:1f.0/config", "\x86\x80")
+	port := "bus/pci/devices/0000:00:02.0/"
+	write(port+"config", portConfig(2))
+	write(port+"0000:02:00.1/config", "")
 	if _, err := device(); err == nil || !strings.Contains(err.Error(), "slot 1 is empty") {
 		t.Errorf("without a function: %v", err)
 	}
 	at := "bus/pci/devices/0000:02:00.0/"
+	write(port+"0000:02:00.0/config", "")
+	write("bus/pci/devices/0000:00:03.0/config", portConfig(2))
+	if _, err := device(); err == nil || !strings.Contains(err.Error(), "several ports with physical slot number 2") {
+		t.Errorf("with two ports of one number: %v", err)
+	}
+	write("bus/pci/devices/0000:00:03.0/config", portConfig(3))
 	write(at+"driver_override", "")
 	if _, err := device(); err == nil || !strings.Contains(err.Error(), "virtual IOMMU") {
 		t.Errorf("without an IOMMU: %v", err)

@@ -2,14 +2,14 @@ package plugin
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
-	"strconv"
-	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 
@@ -63,27 +63,96 @@ func (v *VFIO) Open(_ context.Context, devices []devicedata.Data, free func(stri
 	return e, attributes, err
 }
 
-// functionAddress is the address of a PCI function without its function number.
-var functionAddress = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}$`)
-
-// function returns the address of the function below the root port of a slot. The
-// physical slot number of the port (PCIe 7.5.3.9) is one more than the host's slot, as
-// docs/guest.md has it for QEMU.
+// function returns the address of the function below the port of a slot. The physical slot number
+// of the port (PCIe 7.5.3.9) is one more than the host's slot, as docs/guest.md has it for QEMU.
+// It is read from the port itself: with the hot-plug by ACPI that QEMU has by default, the kernel
+// gives the slots in /sys/bus/pci/slots other numbers.
 func (v *VFIO) function(slot uint32) (string, error) {
-	port := strconv.Itoa(int(slot) + 1)
-	raw, err := os.ReadFile(filepath.Join(v.Sysfs, "bus/pci/slots", port, "address"))
+	ports, err := filepath.Glob(v.device("*", "config"))
 	if err != nil {
-		return "", fmt.Errorf("the VM has no root port with physical slot number %s for slot %d: %w", port, slot, err)
+		return "", err
 	}
-	at := strings.TrimSpace(string(raw))
-	if !functionAddress.MatchString(at) {
-		return "", fmt.Errorf("physical slot %s: %q is not the address of a device", port, at)
+	found := ""
+	for _, file := range ports {
+		config, err := readConfig(file)
+		if err != nil {
+			return "", err
+		}
+		if n, ok := physicalSlot(config); !ok || n != slot+1 {
+			continue
+		}
+		if found != "" {
+			return "", fmt.Errorf("the VM has several ports with physical slot number %d, that of slot %d: number them as docs/guest.md does", slot+1, slot)
+		}
+		found = filepath.Dir(file)
 	}
-	at += ".0"
-	if _, err := os.Stat(v.device(at, "")); err != nil {
-		return "", fmt.Errorf("slot %d is empty: %w; the guest has not seen the device yet", slot, err)
+	if found == "" {
+		return "", fmt.Errorf("the VM has no root port with physical slot number %d for slot %d", slot+1, slot)
 	}
-	return at, nil
+	below, err := os.ReadDir(found)
+	if err != nil {
+		return "", err
+	}
+	for _, e := range below {
+		if functionAddress.MatchString(e.Name()) {
+			return e.Name(), nil
+		}
+	}
+	return "", fmt.Errorf("slot %d is empty: the guest has not seen the device yet", slot)
+}
+
+// functionAddress is the address of the first function of a PCI device.
+var functionAddress = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.0$`)
+
+// configSize is the size of the configuration space without the extended one.
+const configSize = 256
+
+// readConfig reads the configuration space of a function. It has 64 bytes for users other than root.
+func readConfig(file string) ([]byte, error) {
+	f, err := os.Open(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // unplugged since
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	config, err := io.ReadAll(io.LimitReader(f, configSize))
+	if err != nil {
+		return nil, fmt.Errorf("read the configuration space of a PCI function: %w", err)
+	}
+	return config, nil
+}
+
+// physicalSlot returns the physical slot number of a port with a slot.
+func physicalSlot(config []byte) (uint32, bool) {
+	const (
+		headerType, bridge   = 0x0e, 1
+		status, hasList      = 0x06, 1 << 4
+		firstCapability      = 0x34
+		express              = 0x10 // the ID of the capability
+		flags, implemented   = 0x02, 1 << 8
+		slotCapabilities     = 0x14
+		numberShift          = 19
+		smallestOffset, most = 0x40, 48
+	)
+	if len(config) < configSize || config[headerType]&0x7f != bridge || config[status]&hasList == 0 {
+		return 0, false
+	}
+	at := int(config[firstCapability] &^ 3)
+	for range most { // a list that does not end is broken
+		if at < smallestOffset || at+slotCapabilities+4 > configSize {
+			return 0, false
+		}
+		if config[at] == express {
+			if binary.LittleEndian.Uint16(config[at+flags:])&implemented == 0 {
+				return 0, false
+			}
+			return binary.LittleEndian.Uint32(config[at+slotCapabilities:]) >> numberShift, true
+		}
+		at = int(config[at+1] &^ 3)
+	}
+	return 0, false
 }
 
 func (v *VFIO) device(address, file string) string {
