@@ -169,11 +169,14 @@ func (n *nodesEnv) pluginRestarts() {
 	n.createPod(podSpec{name: "runs", command: loop, node: n.nodes[0].Name})
 	first := n.waitRunning("runs")
 	n.waitPrinted(first, computed, 1)
+	n.waitHealth("runs", corev1.ResourceHealthStatusHealthy)
 	n.plugins[0].Kill()
+	n.waitHealth("runs", corev1.ResourceHealthStatusUnknown)
 	n.createPod(podSpec{name: "waits", command: "exec program", once: true, node: n.nodes[0].Name})
 	n.waitEvent("waits", "FailedPrepareDynamicResources", "")
 	n.startPlugin(0)
 	n.waitDone("waits")
+	n.waitHealth("runs", corev1.ResourceHealthStatusHealthy)
 	again, err := n.pod(n.t.Context(), "runs")
 	if err != nil || again.UID != first.UID || again.Status.ContainerStatuses[0].RestartCount > 0 {
 		n.t.Errorf("the pod that ran before: %v, %v", again, err)
@@ -183,6 +186,25 @@ func (n *nodesEnv) pluginRestarts() {
 	n.deletePod("waits")
 	n.waitNoLease()
 	n.noSpecifications()
+}
+
+// waitHealth waits until the status of a pod has a health of its GPU.
+func (n *nodesEnv) waitHealth(name string, want corev1.ResourceHealthStatus) {
+	n.t.Helper()
+	n.wait("the health of the GPU of pod "+name, func(ctx context.Context) (bool, error) {
+		pod, err := n.pod(ctx, name)
+		if err != nil {
+			return false, err
+		}
+		for _, r := range pod.Status.ContainerStatuses[0].AllocatedResourcesStatus {
+			for _, d := range r.Resources {
+				if d.Health == want {
+					return true, nil
+				}
+			}
+		}
+		return false, fmt.Errorf("%v", pod.Status.ContainerStatuses)
+	})
 }
 
 // loop repeats the program until it fails.

@@ -8,6 +8,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/cdi"
@@ -100,7 +102,13 @@ func (o *pluginOptions) run(ctx context.Context) error {
 		return err
 	}
 	defer stop()
-	helper, err := kubeletplugin.Start(ctx, &plugin.Plugin{Access: access, CDI: cdi.Dir(o.cdiDir), Host: plugin.HostOf(kube, o.node), Fatal: cancel},
+	p := &plugin.Plugin{
+		Access: access, CDI: cdi.Dir(o.cdiDir), Host: plugin.HostOf(kube, o.node), Fatal: cancel,
+		Claim: func(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
+			return kube.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
+		},
+	}
+	helper, err := kubeletplugin.Start(ctx, p,
 		kubeletplugin.DriverName(inventory.Driver), kubeletplugin.NodeName(o.node), kubeletplugin.KubeClient(kube),
 		kubeletplugin.PluginDataDirectoryPath(data), kubeletplugin.RegistrarDirectoryPath(o.registryDir),
 		kubeletplugin.EnableDeviceMetadata(o.metadata), kubeletplugin.CDIDirectory(o.cdiDir))

@@ -17,8 +17,8 @@ import (
 // Kind is the kind of the devices: vendor and class.
 const Kind = "dxpu.dev/gpu"
 
-// version is the version of the specification, the first with what is used here.
-const version = "0.5.0"
+// version is the version of the specification, the first with what is used here: annotations.
+const version = "0.6.0"
 
 // Edits are what a device adds to a container.
 type Edits struct {
@@ -46,10 +46,20 @@ type Device struct {
 }
 
 type spec struct {
-	Version string   `json:"cdiVersion"`
-	Kind    string   `json:"kind"`
-	Devices []Device `json:"devices"`
+	Version     string            `json:"cdiVersion"`
+	Kind        string            `json:"kind"`
+	Annotations map[string]string `json:"annotations,omitempty"`
+	Devices     []Device          `json:"devices"`
 }
+
+// Owner is the claim that has devices.
+type Owner struct{ Namespace, Name, UID string }
+
+// The annotations of a specification.
+const (
+	annotationNamespace = "dxpu.dev/claim-namespace"
+	annotationName      = "dxpu.dev/claim-name"
+)
 
 // Dir is a directory with specifications, one file for each claim.
 type Dir string
@@ -63,8 +73,9 @@ func (d Dir) path(claim string) string { return filepath.Join(string(d), prefix+
 func ID(name string) string { return Kind + "=" + name }
 
 // Write writes the devices of a claim in one step, in place of earlier ones.
-func (d Dir) Write(claim string, devices []Device) error {
-	raw, err := json.MarshalIndent(spec{version, Kind, devices}, "", "  ")
+func (d Dir) Write(claim Owner, devices []Device) error {
+	annotations := map[string]string{annotationNamespace: claim.Namespace, annotationName: claim.Name}
+	raw, err := json.MarshalIndent(spec{version, Kind, annotations, devices}, "", "  ")
 	if err != nil {
 		return err
 	}
@@ -79,10 +90,10 @@ func (d Dir) Write(claim string, devices []Device) error {
 	_, err = f.Write(raw)
 	err = errors.Join(err, f.Chmod(0o644), f.Close())
 	if err == nil {
-		err = os.Rename(f.Name(), d.path(claim))
+		err = os.Rename(f.Name(), d.path(claim.UID))
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("CDI specification of claim %s: %w", claim, err), os.Remove(f.Name()))
+		return errors.Join(fmt.Errorf("CDI specification of claim %s: %w", claim.UID, err), os.Remove(f.Name()))
 	}
 	return nil
 }
@@ -106,22 +117,51 @@ func (d Dir) User(path, except string) (string, error) {
 		if claim == except {
 			continue
 		}
-		raw, err := os.ReadFile(d.path(claim))
+		s, err := d.read(claim)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // removed since
 		}
-		var s spec
-		if err == nil {
-			err = json.Unmarshal(raw, &s)
-		}
 		if err != nil {
-			return "", fmt.Errorf("CDI specification of claim %s: %w", claim, err)
+			return "", err
 		}
 		if s.has(path) {
 			return claim, nil
 		}
 	}
 	return "", nil
+}
+
+func (d Dir) read(claim string) (s spec, err error) {
+	raw, err := os.ReadFile(d.path(claim))
+	if err == nil {
+		err = json.Unmarshal(raw, &s)
+	}
+	if err != nil {
+		return s, fmt.Errorf("CDI specification of claim %s: %w", claim, err)
+	}
+	return s, nil
+}
+
+// Owners returns the claims that have devices, without those whose names an earlier version of
+// the driver has not written.
+func (d Dir) Owners() (out []Owner, err error) {
+	claims, err := d.Claims()
+	if err != nil {
+		return nil, err
+	}
+	for _, claim := range claims {
+		s, err := d.read(claim)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // removed since
+		}
+		if err != nil {
+			return nil, err
+		}
+		if name := s.Annotations[annotationName]; name != "" {
+			out = append(out, Owner{s.Annotations[annotationNamespace], name, claim})
+		}
+	}
+	return out, nil
 }
 
 func (s *spec) has(path string) bool {

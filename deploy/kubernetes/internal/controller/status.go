@@ -34,6 +34,9 @@ func (c *Controller) report(ctx context.Context, old *resourceapi.ResourceClaim,
 			continue
 		}
 		attached = setStatus(claim, s) || attached
+		if s.Phase == claims.Attached && s.Binding != nil {
+			setHealth(claim, s, c.watch.Snapshot().GPU(s.Binding.GpuId))
+		}
 	}
 	if equality.Semantic.DeepEqual(old.Status.Devices, claim.Status.Devices) {
 		return nil

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
+	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/cdi"
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/devicedata"
@@ -22,8 +23,9 @@ import (
 // Access is how containers of the node reach a device.
 type Access interface {
 	// Open prepares the devices of a request and returns what they add to a container,
-	// and their attributes, one entry for each device. free returns an error for a path of
-	// the node by which another claim may reach the device.
+	// and their attributes, one entry for each device. first is the number of the first of them
+	// in the claim, from 0. free returns an error for a path of the node by which another claim
+	// may reach the device.
 	Open(ctx context.Context, devices []devicedata.Data, free func(path string) error) (cdi.Edits, []Attributes, error)
 }
 
@@ -33,15 +35,24 @@ type Attributes map[string]resourceapi.DeviceAttribute
 // Plugin implements kubeletplugin.DRAPlugin. Its state is the directory of CDI
 // specifications, which survives it.
 type Plugin struct {
+	drahealth.UnimplementedDRAResourceHealthServer // embedded for the interface
+
 	Access Access
 	CDI    cdi.Dir
+	// Claim reads a claim from the API server.
+	Claim func(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error)
 	// Host returns the host of the pool whose slots belong to this node, by ID.
 	Host func(context.Context) (string, error)
 	// Fatal is called for an error that only a restart can mend.
 	Fatal func(error)
+
+	prepared signal
 }
 
-var _ kubeletplugin.DRAPlugin = (*Plugin)(nil)
+var (
+	_ kubeletplugin.DRAPlugin           = (*Plugin)(nil)
+	_ drahealth.DRAResourceHealthServer = (*Plugin)(nil)
+)
 
 // PrepareResourceClaims implements kubeletplugin.DRAPlugin.
 func (p *Plugin) PrepareResourceClaims(ctx context.Context, list []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
@@ -98,7 +109,9 @@ func (p *Plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 			out = append(out, d)
 		}
 	}
-	return out, p.CDI.Write(string(claim.UID), specs)
+	err = p.CDI.Write(cdi.Owner{Namespace: claim.Namespace, Name: claim.Name, UID: string(claim.UID)}, specs)
+	p.prepared.send()
+	return out, err
 }
 
 // attachedTo returns the data of the devices of a request. It refuses one that is attached to
@@ -135,10 +148,7 @@ func (p *Plugin) free(path, claim string) error {
 // attached returns the data that the controller has left for a device that is attached.
 func attached(claim *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult) (d devicedata.Data, err error) {
 	device := r.Device
-	for _, s := range claim.Status.Devices {
-		if s.Driver != inventory.Driver || s.Device != device || !sameShare(r.ShareID, s.ShareID) {
-			continue
-		}
+	if s := statusOf(claim, r); s != nil {
 		if failed := meta.FindStatusCondition(s.Conditions, inventory.Failed); failed != nil && failed.Status == "True" {
 			return d, fmt.Errorf("device %s is lost: %s", device, failed.Message)
 		}
@@ -147,7 +157,7 @@ func attached(claim *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllo
 			if at != nil {
 				return d, fmt.Errorf("device %s is not attached yet: %s", device, at.Message)
 			}
-			break
+			return d, fmt.Errorf("device %s is not attached yet", device)
 		}
 		if err := json.Unmarshal(s.Data.Raw, &d); err != nil {
 			return d, fmt.Errorf("device %s: the data in the claim's status: %w", device, err)
@@ -155,6 +165,16 @@ func attached(claim *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllo
 		return d, nil
 	}
 	return d, fmt.Errorf("device %s is not attached yet", device)
+}
+
+// statusOf returns the status of an allocated device, nil for none.
+func statusOf(claim *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult) *resourceapi.AllocatedDeviceStatus {
+	for i := range claim.Status.Devices {
+		if s := &claim.Status.Devices[i]; s.Driver == inventory.Driver && s.Device == r.Device && sameShare(r.ShareID, s.ShareID) {
+			return s
+		}
+	}
+	return nil
 }
 
 func sameShare(allocated *types.UID, status *string) bool {

@@ -26,6 +26,15 @@ type Snapshot struct {
 	// BoxTaints are the taints of the boxes, by ID.
 	BoxTaints map[string][]*dxpuv1.Taint
 	Spares    []*dxpuv1.SpareStatus
+	byID      map[string]*dxpuv1.GPU
+}
+
+// GPU returns a GPU by its ID, nil if the pool does not have it.
+func (s *Snapshot) GPU(id string) *dxpuv1.GPU {
+	if s == nil {
+		return nil
+	}
+	return s.byID[id]
 }
 
 // Watcher follows a pool. Run fills it.
@@ -96,11 +105,25 @@ func (w *Watcher) Snapshot() *Snapshot {
 	return w.snapshot
 }
 
-// SetSnapshot records a snapshot, which is not changed any more.
-func (w *Watcher) SetSnapshot(s *Snapshot) {
+// SetSnapshot records a snapshot, which is not changed any more. It returns the claims that have a
+// GPU whose health is another one now.
+func (w *Watcher) SetSnapshot(s *Snapshot) (changed []string) {
+	s.byID = make(map[string]*dxpuv1.GPU, len(s.GPUs))
+	for _, g := range s.GPUs {
+		s.byID[g.Id] = g
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	old := w.snapshot
 	w.snapshot = s
+	for _, l := range w.leases {
+		for _, id := range l.GetSpec().GetGpuIds() {
+			if s.GPU(id).GetHealth() != old.GPU(id).GetHealth() {
+				changed = append(changed, l.Spec.Labels[claims.LabelClaim])
+			}
+		}
+	}
+	return changed
 }
 
 // Leases returns the leases of a claim.
@@ -296,7 +319,9 @@ func (w *Watcher) followGPUs(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		w.SetSnapshot(s)
+		for _, claim := range w.SetSnapshot(s) {
+			w.leaseChanged(claim)
+		}
 		w.ready()
 		w.poolChanged()
 		if err := waitFor(ctx, max(refreshPause, refreshShare*time.Since(began)), events, ended); err != nil {
