@@ -132,6 +132,7 @@ var layer = map[string]int{
 	"deploy/kubernetes/internal/inventory":  2,
 	"deploy/kubernetes/internal/cdi":        3,
 	"deploy/kubernetes/internal/pool":       3,
+	"deploy/kubernetes/internal/kubevirt":   3,
 	"deploy/kubernetes/internal/kubetest":   4,
 	"deploy/kubernetes/internal/controller": 4,
 	"deploy/kubernetes/internal/plugin":     4,

@@ -57,21 +57,22 @@ func newRoot() *cobra.Command {
 
 The controller runs once in a cluster. It publishes the GPUs of the pool as devices,
 leases those that the scheduler allocates, and attaches them to the node of the pod.
-The plugin runs on each node and gives the devices to containers.`,
+The plugin runs on each node and gives the devices to containers. kubevirt-hook gives them to
+VMs of KubeVirt.`,
 		Example: `  dxpu-dra controller --manager https://manager:7470 --ca-hash sha256:... --token-file /etc/dxpu/token
   dxpu-dra plugin --node-name n1 --socket-dir /run/dxpu`,
 		SilenceUsage: true, SilenceErrors: true,
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usagef("unknown command %q: want controller or plugin", args[0])
+				return usagef("unknown command %q: want controller, plugin or kubevirt-hook", args[0])
 			}
-			return usagef("a command is missing: controller or plugin")
+			return usagef("a command is missing: controller, plugin or kubevirt-hook")
 		},
 		Args: cobra.ArbitraryArgs,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(newControllerCommand(), newPluginCommand())
+	root.AddCommand(newControllerCommand(), newPluginCommand(), newKubeVirtCommand())
 	return root
 }
 

@@ -26,7 +26,7 @@ type Access interface {
 	// and their attributes, one entry for each device. first is the number of the first of them
 	// in the claim, from 0. free returns an error for a path of the node by which another claim
 	// may reach the device.
-	Open(ctx context.Context, devices []devicedata.Data, free func(path string) error) (cdi.Edits, []Attributes, error)
+	Open(ctx context.Context, first int, devices []devicedata.Data, free func(path string) error) (cdi.Edits, []Attributes, error)
 }
 
 // Attributes are those of a device that only the node knows.
@@ -91,7 +91,7 @@ func (p *Plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 		if err != nil {
 			return nil, err
 		}
-		edits, attributes, err := p.Access.Open(ctx, data, func(path string) error { return p.free(path, string(claim.UID)) })
+		edits, attributes, err := p.Access.Open(ctx, len(out), data, func(path string) error { return p.free(path, string(claim.UID)) })
 		if err != nil {
 			return nil, err
 		}

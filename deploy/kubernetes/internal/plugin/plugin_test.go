@@ -87,7 +87,7 @@ func TestPrepare(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{`"DXPU_SOCKETS=/run/dxpu"`, `"hostPath": "` + dir + `/slot1.sock"`, `"kind": "dxpu.dev/gpu"`} {
+	for _, want := range []string{`"DXPU_SOCKETS=/run/dxpu"`, `"hostPath": "` + dir + `/slot1.sock"`, `"kind": "dxpu.dev/gpu"`, `"containerPath": "/run/dxpu/devices/1.sock"`} {
 		if !strings.Contains(string(raw), want) {
 			t.Errorf("the CDI specification lacks %s:\n%s", want, raw)
 		}
@@ -192,7 +192,7 @@ func TestDriver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, _, err := (&VFIO{Driver: driver}).Open(t.Context(), nil, free)
+	e, _, err := (&VFIO{Driver: driver}).Open(t.Context(), 0, nil, free)
 	if err != nil || len(e.Mounts) != 2 {
 		t.Errorf("mounts %+v, %v", e.Mounts, err)
 	}
@@ -261,7 +261,7 @@ func TestVFIO(t *testing.T) {
 	}
 	taken := "" // by another claim
 	device := func() (string, error) {
-		e, attributes, err := v.Open(t.Context(), []devicedata.Data{{GPU: "b1/1", Slot: 1}}, func(path string) error {
+		e, attributes, err := v.Open(t.Context(), 0, []devicedata.Data{{GPU: "b1/1", Slot: 1}}, func(path string) error {
 			if path == taken {
 				return errors.New("taken")
 			}

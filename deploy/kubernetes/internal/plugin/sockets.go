@@ -20,13 +20,19 @@ type Sockets struct {
 	Driver Driver
 }
 
-// containerSockets is the directory of the sockets in the container.
-const containerSockets = "/run/dxpu"
+// ContainerSockets is the directory of the sockets in the container.
+const ContainerSockets = "/run/dxpu"
+
+// SocketOf returns a second path of a socket in the container, which does not depend on the slot:
+// that of a claim's device, by its number.
+func SocketOf(dir string, device int) string {
+	return filepath.Join(dir, "devices", fmt.Sprintf("%d.sock", device))
+}
 
 // Open implements Access.
-func (s *Sockets) Open(_ context.Context, devices []devicedata.Data, free func(string) error) (cdi.Edits, []Attributes, error) {
+func (s *Sockets) Open(_ context.Context, first int, devices []devicedata.Data, free func(string) error) (cdi.Edits, []Attributes, error) {
 	var e cdi.Edits
-	for _, d := range devices {
+	for i, d := range devices {
 		name := fmt.Sprintf("slot%d.sock", d.Slot)
 		socket := filepath.Join(s.Dir, name)
 		if info, err := os.Stat(socket); err != nil {
@@ -37,13 +43,14 @@ func (s *Sockets) Open(_ context.Context, devices []devicedata.Data, free func(s
 		if err := free(socket); err != nil {
 			return e, nil, fmt.Errorf("GPU %s: %w", d.GPU, err)
 		}
-		in := containerSockets + "/" + name
 		// The socket alone: the directory has those of other pods.
-		e.Mounts = append(e.Mounts, cdi.Mount{HostPath: socket, ContainerPath: in, Options: []string{"rw", "nosuid", "nodev", "bind"}})
+		for _, in := range []string{filepath.Join(ContainerSockets, name), SocketOf(ContainerSockets, first+i)} {
+			e.Mounts = append(e.Mounts, cdi.Mount{HostPath: socket, ContainerPath: in, Options: []string{"rw", "nosuid", "nodev", "bind"}})
+		}
 	}
 	// The directory, not a list: a container may have the devices of several requests and
 	// claims, and the runtime keeps the last of the variables with one name.
-	e.Env = []string{"DXPU_SOCKETS=" + containerSockets}
+	e.Env = []string{"DXPU_SOCKETS=" + ContainerSockets}
 	mounts, err := s.Driver.mounts()
 	e.Mounts = append(e.Mounts, mounts...)
 	return e, make([]Attributes, len(devices)), err

@@ -40,7 +40,7 @@ func (v *VFIO) set(path, text string) error {
 const pciBusID = "resource.kubernetes.io/pciBusID"
 
 // Open implements Access.
-func (v *VFIO) Open(_ context.Context, devices []devicedata.Data, free func(string) error) (cdi.Edits, []Attributes, error) {
+func (v *VFIO) Open(_ context.Context, _ int, devices []devicedata.Data, free func(string) error) (cdi.Edits, []Attributes, error) {
 	e := cdi.Edits{DeviceNodes: []cdi.DeviceNode{{Path: filepath.Join(v.Dev, "vfio/vfio")}}}
 	var attributes []Attributes
 	for _, d := range devices {

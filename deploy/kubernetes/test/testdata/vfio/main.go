@@ -26,7 +26,7 @@ func run() error {
 		return err
 	}
 	v := &plugin.VFIO{Sysfs: "/sys", Dev: "/dev"}
-	edits, _, err := v.Open(context.Background(), []devicedata.Data{{GPU: "gpu", Slot: uint32(slot)}}, func(string) error { return nil })
+	edits, _, err := v.Open(context.Background(), 0, []devicedata.Data{{GPU: "gpu", Slot: uint32(slot)}}, func(string) error { return nil })
 	if err != nil {
 		return err
 	}
