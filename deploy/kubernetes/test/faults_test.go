@@ -32,6 +32,7 @@ func TestFaults(t *testing.T) {
 	t.Run("no host", func(t *testing.T) { e.on(t).noHost() })
 	t.Run("a kubelet names a host", func(t *testing.T) { e.on(t).kubeletNamesHost() })
 	t.Run("quota", func(t *testing.T) { e.on(t).quota() })
+	t.Run("rights", func(t *testing.T) { e.on(t).rights() })
 }
 
 // leaseEnded: the pod that lost its device is evicted, and the taint goes by itself.
