@@ -4,6 +4,8 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -101,6 +103,7 @@ func (e *env) bindAll(namespace, class string, n int) time.Duration {
 		e.t.Fatal(err)
 	}
 	spec := e.podSpec(podSpec{namespace: namespace, name: "one", class: class})
+	defer e.account(namespace)()
 	began := time.Now()
 	var makers sync.WaitGroup
 	work := make(chan int)
@@ -128,6 +131,37 @@ func (e *env) bindAll(namespace, class string, n int) time.Duration {
 		return len(l.Items), nil
 	})
 	return time.Since(began)
+}
+
+// account returns a function that logs what the processes have used since, and what they have
+// written. Times depend on what else the machine does, and this does not.
+func (e *env) account(what string) func() {
+	e.t.Helper()
+	read := func() (kubetest.Usage, map[string]int) {
+		e.t.Helper()
+		used, err := e.Usage(append(e.pool.Processes(), e.controller)...)
+		if err != nil {
+			e.t.Fatal(err)
+		}
+		writes, err := e.Writes(e.t.Context())
+		if err != nil {
+			e.t.Fatal(err)
+		}
+		return used, writes
+	}
+	used, writes := read()
+	return func() {
+		now, written := read()
+		var list []string
+		for name, n := range written {
+			if n -= writes[name]; n > 0 {
+				list = append(list, fmt.Sprintf("%d %s", n, name))
+			}
+		}
+		slices.Sort(list)
+		e.t.Logf("%s: processor time: %s", what, now.Since(used))
+		e.t.Logf("%s: requests: %s", what, strings.Join(list, ", "))
+	}
 }
 
 func (e *env) deleteAll(namespace string) {
