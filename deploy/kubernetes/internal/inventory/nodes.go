@@ -29,7 +29,8 @@ func leaveOut(s State) (out leftOut) {
 	}
 	slices.Sort(out.hosts)
 	for node, host := range s.Nodes {
-		if _, shut := slices.BinarySearch(out.hosts, host); shut || s.Hosts[host] == nil {
+		// A node that names a host which the pool does not have stays: its claims fail, and say so.
+		if _, shut := slices.BinarySearch(out.hosts, host); shut || host == "" {
 			out.nodes = append(out.nodes, node)
 		}
 	}
