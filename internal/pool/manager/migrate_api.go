@@ -195,6 +195,9 @@ func (t *tx) slotImmovable(r placement.Ref) string {
 // or the one that placement chooses for a replacement, among those that take the state.
 func (t *tx) migrationTarget(l *leaseRecord, b *bindingRecord, named string) (placement.Ref, error) {
 	req := t.replacement(l, []string{b.ID})
+	if len(req.Together) > 0 && mustBeTogether(l.spec) {
+		return placement.Ref{}, errorf(connect.CodeFailedPrecondition, "lease_id: the GPUs of lease %s must be in one box or NVLink domain, so %s does not leave the others", l.ID, b.gpuID())
+	}
 	if named != "" {
 		n, s, ok := t.gpuByID(named)
 		if !ok {

@@ -363,3 +363,22 @@ func TestMigrateQuota(t *testing.T) {
 		t.Errorf("the lease has %s\n%s", w.has(lease), w.events())
 	}
 }
+
+// TestMigrateKeepsTogether asks for the migration of one of two GPUs that must be in one box,
+// and of one of two that need not.
+func TestMigrateKeepsTogether(t *testing.T) {
+	for preference, want := range map[dxpuv1.Preference]connect.Code{
+		dxpuv1.Preference_PREFERENCE_REQUIRED:    connect.CodeFailedPrecondition,
+		dxpuv1.Preference_PREFERENCE_UNSPECIFIED: 0,
+	} {
+		for _, to := range []string{"", "b2/1"} {
+			w := newWorld(t, Config{}, hostNode("h1", 2), boxNode("b1", 2), boxNode("b2", 2))
+			lease := w.create(&dxpuv1.LeaseSpec{Count: 2, SameBox: preference})
+			w.settle()
+			_, err := w.migrate(&dxpuv1.MigrateLeaseRequest{LeaseId: lease, GpuId: "b1/0", ToGpuId: to})
+			if (err == nil) != (want == 0) || err != nil && connect.CodeOf(err) != want {
+				t.Errorf("same box %v, to %q: %v, want %v", preference, to, err, want)
+			}
+		}
+	}
+}
