@@ -51,6 +51,7 @@ var layer = map[string]int{
 	"internal/model/perf/paper":      2,
 	"internal/model/workload":        2,
 	"internal/model/predict":         2,
+	"internal/pool/defrag":           2,
 	"internal/pool/placement":        2,
 	"fault":                          2,
 	"share":                          2,

@@ -75,27 +75,37 @@ func (o *migrateOptions) run(cmd *cobra.Command, conn *connection, lease string)
 			fmt.Fprintf(w, "%s does not move to %s\n", r.Binding.LeaseId, r.Binding.GpuId)
 		})
 	}
-	ctx, cancel := context.WithTimeoutCause(cmd.Context(), o.timeout, errTimeout)
+	res, err := o.move(cmd.Context(), cmd, api, lease)
+	if err != nil {
+		return err
+	}
+	return printValue(cmd, o.out, res, printMigration)
+}
+
+// move begins the migration and, with --wait, follows it to its end.
+func (o *migrateOptions) move(parent context.Context, cmd *cobra.Command, api poolAPI, lease string) (*dxpuv1.MigrateLeaseResponse, error) {
+	ctx, cancel := context.WithTimeoutCause(parent, o.timeout, errTimeout)
 	defer cancel()
 	// The watch is open before the migration begins, so that its end is not missed.
 	var events *eventWatch
 	if o.wait {
+		var err error
 		if events, err = openWatch(ctx, api, &dxpuv1.WatchEventsRequest{Filter: &dxpuv1.EventFilter{LeaseId: lease}}); err != nil {
-			return err
+			return nil, err
 		}
 		defer events.close()
 	}
 	o.req.LeaseId = lease
-	res, err := callOn(cmd.Context(), api, poolAPI.MigrateLease, &o.req)
+	res, err := callOn(parent, api, poolAPI.MigrateLease, &o.req)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := migrationError(res.Binding); err != nil {
-		return err
+		return nil, err
 	}
 	if o.wait && res.Binding.FollowsBindingId != "" { // a repeated call may find it at its end
 		if res.Lease, err = o.follow(ctx, cmd, api, events, res); err != nil {
-			return err
+			return nil, err
 		}
 		for _, b := range res.Lease.GetBindings() {
 			if b.Id == res.Binding.Id {
@@ -103,7 +113,7 @@ func (o *migrateOptions) run(cmd *cobra.Command, conn *connection, lease string)
 			}
 		}
 	}
-	return printValue(cmd, o.out, res, printMigration)
+	return res, nil
 }
 
 // follow prints the steps of a migration until it is over, and returns the lease then.

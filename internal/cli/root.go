@@ -37,7 +37,7 @@ hot-plugged device. A manager owns the pool of GPUs.`,
 	}
 	add("daemons", daemonCommands(conn)...)
 	add("pool", newGetCommand(conn), newDescribeCommand(conn), newLeaseCommand(conn), newApplyCommand(conn), newCordonCommand(conn),
-		newUncordonCommand(conn), newDrainCommand(conn), newTaintCommand(conn), newMaintenanceCommand(conn), newGPUReplaceCommand(conn, "dxpu replace"), conn.register(eventsCommand(conn)),
+		newUncordonCommand(conn), newDrainCommand(conn), newDefragmentCommand(conn), newTaintCommand(conn), newMaintenanceCommand(conn), newGPUReplaceCommand(conn, "dxpu replace"), conn.register(eventsCommand(conn)),
 		newTenantCommand(conn), newTokenCommand(conn), newAuthorityCommand(conn), newWhoAmICommand(conn), newLoginCommand(conn), newNodeCommand(conn), newContextCommand())
 	add("tools", newGPUGroup(conn), newTLPCommand(), newModelCommand(), newShareCommand(), newTopCommand(conn), newCaptureCommand())
 	add("tools", localCommands(conn)...)
