@@ -9,7 +9,10 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/dxpu-project/dxpu/internal/sharing/agent"
 )
@@ -42,7 +45,23 @@ func runCommand(t *testing.T, cmd *exec.Cmd) string {
 	return out.String()
 }
 
-// serve starts the agent. The function that it returns ends it by a signal.
+// stopOrContinue sends SIGSTOP or SIGCONT to a child. After SIGSTOP none of its threads runs.
+func stopOrContinue(t testing.TB, p *os.Process, s syscall.Signal) {
+	t.Helper()
+	if err := p.Signal(s); err != nil {
+		t.Fatal(err)
+	}
+	var status unix.WaitStatus
+	if s != syscall.SIGSTOP {
+		return
+	}
+	if _, err := unix.Wait4(p.Pid, &status, unix.WUNTRACED, nil); err != nil || !status.Stopped() {
+		t.Fatalf("process %d is not stopped: status %#x, %v", p.Pid, status, err)
+	}
+}
+
+// serve starts the agent. The function that it returns stops or continues it, or ends it by
+// another signal.
 func (c *installed) serve(t *testing.T) func(os.Signal) {
 	t.Helper()
 	run := filepath.Join(c.dir, "run")
@@ -56,6 +75,10 @@ func (c *installed) serve(t *testing.T) func(os.Signal) {
 	c.served = &served{t: t, api: agent.NewClient(run)}
 	c.until("the agent serves", func() bool { _, err := c.api.GPUs(t.Context()); return err == nil })
 	return func(s os.Signal) {
+		if s == syscall.SIGSTOP || s == syscall.SIGCONT {
+			stopOrContinue(t, cmd.Process, s.(syscall.Signal))
+			return
+		}
 		_ = cmd.Process.Signal(s)
 		if err := cmd.Wait(); err != nil && s != os.Kill {
 			t.Errorf("the agent ended: %v\n%s", err, log.String())

@@ -35,8 +35,8 @@ bool dxpu_share_looks;
 
 /* A thread of the program that waits for an answer. */
 struct request {
-	uint64_t id;
-	uint32_t answer; /* 0: none yet */
+	uint64_t id, bytes;
+	uint32_t gpu, answer; /* answer 0: none yet */
 	bool lost;
 	pthread_cond_t cond;
 	struct request *next;
@@ -164,7 +164,7 @@ static void unlink_locked(struct request *r)
 
 uint32_t dxpu_share_ask_locked(struct share_message *m)
 {
-	struct request r = {.cond = PTHREAD_COND_INITIALIZER};
+	struct request r = {.cond = PTHREAD_COND_INITIALIZER, .gpu = m->gpu, .bytes = m->bytes};
 
 	while (connection == UP && nrequests >= SHARE_REQUESTS)
 		dxpu_share_wait_locked();
@@ -205,6 +205,8 @@ static void answer_locked(const struct share_message *m)
 	for (struct request *r = requests; r; r = r->next) {
 		if (r->id == m->id && !r->answer) {
 			r->answer = m->type;
+			if (m->type == SHARE_GRANTED) /* now: HOLDS of a later connection has it */
+				dxpu_share_charge_locked((int)r->gpu, r->bytes);
 			pthread_cond_signal(&r->cond);
 			return;
 		}
@@ -218,6 +220,11 @@ static void handle_locked(const struct share_message *m, int page_fd)
 		welcome_locked(page_fd);
 		break;
 	case SHARE_GRANTED:
+		if (dxpu_share_page_current())
+			answer_locked(m);
+		else
+			lose_locked();
+		break;
 	case SHARE_REFUSED:
 	case SHARE_PERMIT:
 		answer_locked(m);

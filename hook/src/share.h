@@ -57,7 +57,7 @@ struct share_page {
 	_Atomic uint32_t sequence, flags;
 	_Atomic uint64_t heartbeat;      /* CLOCK_MONOTONIC, ns */
 	_Atomic uint64_t silence, grace; /* ns */
-	uint64_t agent;
+	_Atomic uint64_t agent;
 	uint32_t gpus;
 	_Atomic uint32_t processes; /* of the share */
 	uint8_t reserved[8];
@@ -146,6 +146,13 @@ int dxpu_share_dial(void);
  */
 bool dxpu_share_map_page(int page_fd);
 
+/*
+ * Whether no process of the share can have gone on alone since the WELCOME: the agent beats
+ * at least each half of the silence, or has another number afterwards. A grant is void
+ * otherwise, because the agent did not know the memory of those processes.
+ */
+bool dxpu_share_page_current(void);
+
 /* Receives one message; 0: none now, negative: the connection is lost. */
 int dxpu_share_receive(int fd, struct share_message *m, int *page_fd);
 
@@ -157,6 +164,9 @@ int dxpu_share_receive(int fd, struct share_message *m, int *page_fd);
  */
 CUresult dxpu_share_take(int gpu, uint64_t bytes);
 void dxpu_share_give(int gpu, uint64_t bytes);
+
+/* Counts bytes that the agent has granted, or that the process may take alone. */
+void dxpu_share_charge_locked(int gpu, uint64_t bytes);
 
 /* Tells a new connection what the process holds; sends what could not be sent. */
 void dxpu_share_restate_locked(void);

@@ -66,6 +66,8 @@ static bool alone_locked(int gpu, uint64_t bytes)
 	return a->held <= a->most && bytes <= a->most - a->held;
 }
 
+void dxpu_share_charge_locked(int gpu, uint64_t bytes) { accounts[gpu].held += bytes; }
+
 CUresult dxpu_share_take(int gpu, uint64_t bytes)
 {
 	struct share_message m = {.type = SHARE_ALLOCATE, .gpu = (uint32_t)gpu, .bytes = bytes};
@@ -81,6 +83,8 @@ CUresult dxpu_share_take(int gpu, uint64_t bytes)
 			break;
 		if (!dxpu_share_up_locked()) {
 			granted = alone_locked(gpu, bytes);
+			if (granted)
+				dxpu_share_charge_locked(gpu, bytes);
 			break;
 		}
 		send_owed_locked(gpu);
@@ -89,8 +93,6 @@ CUresult dxpu_share_take(int gpu, uint64_t bytes)
 		if (answer == SHARE_REFUSED)
 			break;
 	}
-	if (granted)
-		accounts[gpu].held += bytes;
 	pthread_mutex_unlock(&dxpu_share_mu);
 	return granted ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }

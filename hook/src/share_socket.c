@@ -27,6 +27,8 @@ int dxpu_share_dial(void)
 	return fd;
 }
 
+static uint64_t agent; /* that sent the page; guarded by dxpu_share_mu */
+
 bool dxpu_share_map_page(int page_fd)
 {
 	struct stat st;
@@ -39,7 +41,17 @@ bool dxpu_share_map_page(int page_fd)
 	if (p == MAP_FAILED)
 		return false;
 	dxpu_share_page = p;
+	agent = atomic_load(&p->agent);
 	return p->magic == SHARE_MAGIC && p->version == SHARE_VERSION && p->gpus <= SHARE_GPUS;
+}
+
+bool dxpu_share_page_current(void)
+{
+	const struct share_page *p = dxpu_share_page;
+	/* The agent changes its number before it beats again, so the number is read last. */
+	uint64_t beat = atomic_load(&p->heartbeat), silence = atomic_load(&p->silence), now = dxpu_now();
+
+	return (silence == 0 || now <= beat || now - beat <= silence / 2) && atomic_load(&p->agent) == agent;
 }
 
 int dxpu_share_receive(int fd, struct share_message *m, int *page_fd)

@@ -28,7 +28,7 @@ const (
 	// silence is how old a heartbeat may be. It is long: a closed socket tells sooner
 	// that an agent is gone, and only an agent that hangs leaves its sockets open.
 	silence = 5 * time.Second
-	// settleAfter is how long an agent that starts keeps the room of its predecessor's
+	// settleAfter is how long an agent that starts, or was silent, keeps the room of its
 	// shares for processes that have not come back. Libraries connect each second.
 	settleAfter = 10 * time.Second
 )
@@ -73,6 +73,8 @@ type Agent struct {
 	discarded uint64
 	out       broker.Output
 	wakeAt    time.Duration
+	settleAt  time.Duration  // machine.Never: no process is absent
+	beaten    int64          // the last heartbeat
 	work      sync.WaitGroup // goroutines of sockets and watches
 }
 
@@ -97,7 +99,7 @@ func New(c Config) (*Agent, error) {
 	return &Agent{
 		config: c, start: time.Now(), wake: make(chan struct{}, 1), save: make(chan struct{}, 1), uid: os.Getuid(),
 		broker: b, patients: newPatients(&c),
-		shares: map[string]*served{}, conns: map[broker.ProcessID]*conn{}, watches: map[int]*watch{}, wakeAt: machine.Never,
+		shares: map[string]*served{}, conns: map[broker.ProcessID]*conn{}, watches: map[int]*watch{}, wakeAt: machine.Never, settleAt: settleAfter,
 	}, nil
 }
 
@@ -183,21 +185,14 @@ func (s *served) close() {
 	}
 }
 
-// beats writes the heartbeats, and settles the account once.
+// beats writes the heartbeats, and settles the account when that is due.
 func (a *Agent) beats(ctx context.Context) error {
 	tick := time.NewTicker(beatPeriod)
 	defer tick.Stop()
-	settled := false
 	for {
-		a.mu.Lock()
-		for _, s := range a.shares {
-			if err := s.page.beat(); err != nil {
-				a.mu.Unlock()
-				return err
-			}
-		}
-		if !settled && a.now() >= settleAfter {
-			settled = true
+		a.beatLocked(a.enter())
+		if a.now() >= a.settleAt {
+			a.settleAt = machine.Never
 			a.broker.Settle()
 			a.abandonLocked()
 			a.flushLocked()

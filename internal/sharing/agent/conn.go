@@ -65,7 +65,7 @@ func (a *Agent) accept(l *net.UnixListener, page *page, id string) {
 			_ = socket.Close()
 			continue
 		}
-		a.mu.Lock()
+		a.enter()
 		if c := a.connectLocked(id, page, &pace, socket, p); c != nil {
 			a.work.Go(func() { a.read(c) })
 		}
@@ -130,7 +130,7 @@ func (a *Agent) watch(pid int, w *watch) {
 	if !w.process.wait() {
 		return // it has no connection and no memory
 	}
-	a.mu.Lock()
+	a.enter()
 	defer a.mu.Unlock()
 	if a.watches[pid] == w && !a.closing {
 		a.endedLocked(pid, w)
@@ -239,14 +239,14 @@ func (a *Agent) read(c *conn) {
 		if err != nil || n == 0 {
 			break
 		}
-		a.mu.Lock()
+		a.enter()
 		if a.conns[c.id] == c && !a.closing {
 			a.packetLocked(c, buffer[:n])
 			a.flushLocked()
 		}
 		a.mu.Unlock()
 	}
-	a.mu.Lock()
+	a.enter()
 	defer a.mu.Unlock()
 	if a.closing {
 		return

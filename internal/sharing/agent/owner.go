@@ -38,7 +38,7 @@ func (a *Agent) watchOwner(s *served, owner *pidfd) {
 	if !owner.wait() {
 		return
 	}
-	a.mu.Lock()
+	a.enter()
 	defer a.mu.Unlock()
 	early := s.restored && a.now() < settleAfter
 	if a.shares[s.record.ID] == s && s.owner == owner && !a.closing && !early {

@@ -232,7 +232,7 @@ func (p *Part) apply(r *Record) {
 }
 
 func (a *Agent) add(r *Record) error {
-	a.mu.Lock()
+	a.enter()
 	defer a.mu.Unlock()
 	if a.closing {
 		return errors.New("the agent ends")
@@ -282,7 +282,7 @@ func (a *Agent) change(r *http.Request, f func(s *served) error) error {
 	if !ok {
 		return errors.New("the process that asks is not known")
 	}
-	a.mu.Lock()
+	a.enter()
 	s, err := a.ownLocked(r.PathValue("id"), p)
 	if err == nil {
 		err = f(s)

@@ -105,7 +105,7 @@ func (a *Agent) restore() error {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.number = f.Number
+	a.number, a.beaten = f.Number, monotonic()
 	live := func(id string) bool {
 		return slices.ContainsFunc(f.Shares, func(r Record) bool { return r.ID == id })
 	}
@@ -167,9 +167,7 @@ func (a *Agent) serve(r *Record) (s *served, err error) {
 	if s.page, err = newPage(); err != nil {
 		return nil, err
 	}
-	if err := s.page.beat(); err != nil {
-		return nil, errors.Join(err, s.page.close())
-	}
+	s.page.beat(monotonic())
 	if s.listener, err = listenShare(a.config.Dir, r); err != nil {
 		a.discardLocked(r.ID)
 		return nil, errors.Join(err, s.page.close())

@@ -76,3 +76,93 @@ func TestRequestsThatWait(t *testing.T) {
 		t.Errorf("%d bytes used", got)
 	}
 }
+
+// An agent that was silent breaks with the processes, because each may have gone on alone. No
+// process gets the memory that they may have taken until all are back or have ended.
+func TestLapse(t *testing.T) {
+	x := newTable(t, broker.Config{GPUs: gpus[:1], Agent: 6})
+	x.create(broker.Spec{ID: "a", Memory: 4 * gib})
+	for id := range broker.ProcessID(3) {
+		x.connect(id+1, "a", 11+int(id))
+	}
+	if !x.allocate(3, gib) {
+		t.Fatal("no memory")
+	}
+	x.b.Lapse(7)
+	x.flush()
+	if len(x.closed) != 3 {
+		t.Errorf("connections %v are closed, want all", x.closed)
+	}
+	if p, _ := x.b.Page("a"); p.Agent != 7 || p.GPUs[0].Used != 4*gib || p.Processes != 3 {
+		t.Errorf("page %+v", p)
+	}
+	x.connect(12, "a", 12) // a GiB is its part of what was left
+	x.send(12, wire.Message{Type: wire.Holds, Arg: [wire.Args]uint64{gib}})
+	if !x.allocate(12, gib) {
+		t.Error("a process that is back does not have what it could take alone")
+	}
+	x.send(12, wire.Message{Type: wire.Allocate, ID: 2, Bytes: gib})
+	x.connect(11, "a", 11)
+	x.send(11, wire.Message{Type: wire.Holds, Bytes: gib, Arg: [wire.Args]uint64{gib}})
+	if n := len(x.got[12]); n > 0 {
+		t.Errorf("answers %+v while a process may have the memory", x.got[12])
+	}
+	x.b.Ended(x.now, 3)
+	x.flush()
+	if m := x.last(12); m.Type != wire.Granted || m.ID != 2 {
+		t.Errorf("answer %+v after all are back or have ended", m)
+	}
+	if got := x.used("a"); got != 3*gib {
+		t.Errorf("%d bytes used", got)
+	}
+}
+
+// A process whose ID is not known is no member without its connection. Its memory is absent
+// until it had the time to come back.
+func TestLapseOfUnknownProcess(t *testing.T) {
+	x := newTable(t, broker.Config{GPUs: gpus[:1]})
+	x.create(broker.Spec{ID: "a", Memory: 4 * gib})
+	x.connect(1, "a", 0)
+	x.connect(2, "a", 12)
+	if !x.allocate(1, gib) {
+		t.Fatal("no memory")
+	}
+	x.b.Lapse(7)
+	x.flush()
+	x.connect(12, "a", 12)
+	x.send(12, wire.Message{Type: wire.Holds, Arg: [wire.Args]uint64{3 * gib / 2}})
+	x.send(12, wire.Message{Type: wire.Allocate, ID: 1, Bytes: 4 * gib})
+	if got := x.used("a"); got != 5*gib/2 || len(x.got[12]) > 0 {
+		t.Errorf("%d bytes used, answers %+v", got, x.got[12])
+	}
+	x.b.Settle()
+	x.flush()
+	if m := x.last(12); m.Type != wire.Granted {
+		t.Errorf("answer %+v", m)
+	}
+}
+
+// A process gives a connection up that the agent has not accepted, and the agent accepts
+// it with the next one. The memory of the process counts once.
+func TestConnectionThatWasGivenUp(t *testing.T) {
+	x := newTable(t, broker.Config{GPUs: gpus[:1]})
+	x.create(broker.Spec{ID: "a", Memory: 4 * gib})
+	x.connect(1, "a", 11)
+	if !x.allocate(1, 3*gib) {
+		t.Fatal("no memory")
+	}
+	x.b.Lapse(7)
+	x.flush()
+	x.connect(2, "a", 11)
+	x.connect(3, "a", 11)
+	x.send(3, wire.Message{Type: wire.Holds, Bytes: 3 * gib, Arg: [wire.Args]uint64{4 * gib}})
+	x.b.Closed(x.now, 2)
+	x.flush()
+	if p, _ := x.b.Page("a"); p.GPUs[0].Used != 3*gib || p.Processes != 1 {
+		t.Errorf("page %+v", p)
+	}
+	x.send(3, wire.Message{Type: wire.Free, Bytes: 3 * gib})
+	if got := x.used("a"); got != 0 {
+		t.Errorf("%d bytes used", got)
+	}
+}

@@ -99,6 +99,8 @@ type room struct {
 	killAt   time.Duration // machine.Never: not
 	leaves   bool          // it ends with its last process
 	waiting  []request     // for memory that absent processes may use
+	lapsed   bool          // all processes are to come back
+	restored bool          // there may be processes that are not members
 	evicted  string        // why its processes were ended last
 	failures uint64
 }
@@ -109,7 +111,7 @@ type part struct {
 	used     uint64 // ≤ reserved
 	reserved uint64 // ≥ limit
 	kept     uint64 // least of reserved, until Settle
-	absent   uint64 // that processes which have not come back may use, until Settle
+	absent   uint64 // that processes which have not come back may use
 	state    wire.Gate
 	window   uint32
 }
@@ -284,19 +286,6 @@ func (b *Broker) Resize(now time.Duration, s Spec) error {
 	r.dirty = true
 	b.refresh()
 	return nil
-}
-
-// Settle says that the processes of a former agent have had the time to come back: memory
-// that was kept for them and that they did not name is free.
-func (b *Broker) Settle() {
-	for _, r := range b.shares {
-		for i := range r.parts {
-			r.parts[i].kept, r.parts[i].absent = 0, 0
-			r.release(i, 0)
-		}
-		r.dirty = true
-		b.retry(r)
-	}
 }
 
 // Hold stops the launches of a share, or resumes them.

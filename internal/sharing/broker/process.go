@@ -28,6 +28,7 @@ type process struct {
 	greeted   bool
 	exited    bool // it said that it ends
 	rejected  bool // its connection is to be closed
+	away      bool // it may have more memory than is known, until it has come back
 	held      []holding
 	wrong     uint64 // messages that did not fit
 	failed    uint64 // errors of the GPU
@@ -63,6 +64,7 @@ func (b *Broker) Connect(now time.Duration, id ProcessID, shareID string, pid in
 		for g := range old.held {
 			p.held[g].bytes = old.held[g].bytes
 		}
+		p.away = old.away
 		r.members[i] = p
 		delete(b.processes, old.id)
 		for k := range b.kills {
@@ -92,7 +94,7 @@ func (b *Broker) Closed(now time.Duration, id ProcessID) {
 	for _, part := range p.share.parts {
 		b.gates[part.gpu].Exit(now, id)
 	}
-	if p.pid == 0 || !p.holds() {
+	if p.pid == 0 || !p.holds() && !p.away {
 		b.Ended(now, id)
 	}
 	b.refresh()
@@ -112,7 +114,7 @@ func (b *Broker) Ended(now time.Duration, id ProcessID) {
 		b.gates[r.parts[i].gpu].Exit(now, id)
 		r.release(i, p.held[i].bytes)
 	}
-	b.retry(r)
+	b.reunite(r)
 	if p.connected {
 		b.out.Closes = append(b.out.Closes, id)
 	}
@@ -268,13 +270,14 @@ func (b *Broker) holds(p *process, m wire.Message) {
 		return
 	}
 	h.known = true
-	q := &p.share.parts[m.GPU]
-	q.used -= h.bytes
+	p.inherit(int(m.GPU))
+	q, before := &p.share.parts[m.GPU], h.bytes
+	q.used -= before
 	h.bytes = min(m.Bytes, q.reserved-q.used)
 	q.used += h.bytes
 	p.share.release(int(m.GPU), 0)
 	p.share.dirty = true
-	b.claim(p.share, q, max(m.Bytes, m.Arg[0]))
+	b.claim(p, q, max(m.Bytes, m.Arg[0], before)-before)
 }
 
 func (b *Broker) launch(now time.Duration, p *process, g *gate.Gate, m wire.Message) {

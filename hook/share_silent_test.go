@@ -1,0 +1,104 @@
+//go:build linux
+
+package hook
+
+import (
+	"net"
+	"os"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dxpu-project/dxpu/internal/sharing/agent"
+)
+
+// wordsOf returns the heartbeat and the memory in use in the page of a share.
+func wordsOf(t *testing.T, path string) (heartbeat, used *uint64) {
+	t.Helper()
+	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Write(message{kind: hello, id: 1}.encode()); err != nil {
+		t.Fatal(err)
+	}
+	b, rights := make([]byte, 64), make([]byte, 64)
+	_, n, _, _, err := c.ReadMsgUnix(b, rights)
+	if err != nil {
+		t.Fatal(err)
+	}
+	messages, err := unix.ParseSocketControlMessage(rights[:n])
+	if err != nil || len(messages) != 1 {
+		t.Fatalf("%d control messages, %v", len(messages), err)
+	}
+	fds, err := unix.ParseUnixRights(&messages[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := unix.Mmap(fds[0], 0, 4096, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = unix.Close(fds[0])
+	t.Cleanup(func() { _ = unix.Munmap(page) })
+	return (*uint64)(unsafe.Pointer(&page[pageHeartbeat])), (*uint64)(unsafe.Pointer(&page[gpuUsed]))
+}
+
+// The agent hangs, and one program takes memory alone. Then the agent goes on before it hears
+// of that, and another program asks, which has not noticed anything. The limit holds.
+func TestShareSilentAgent(t *testing.T) {
+	const limit = 1000
+	x := newSharing(t, 0)
+	dir, err := os.MkdirTemp("", "dxs") // t.TempDir is too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	c := &installed{dir: dir, dxpu: buildDXPU(t)}
+	signal := c.serve(t)
+	t.Cleanup(func() { signal(os.Interrupt) })
+	s, err := c.api.Create(t.Context(), agent.Part{ID: "a", Memory: limit})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.env = []string{"DXPU_SHARE=" + s.Socket}
+	heartbeat, used := wordsOf(t, s.Socket)
+	early, late := x.start(t), x.start(t)
+	early.do(success, "init")
+	late.do(success, "init")
+	late.do(success, "take cuMemAlloc_v2 100 0")
+	c.until("the share has both programs", func() bool { s := c.share("a"); return len(s.Processes) == 2 && s.Used == 100 })
+	signal(syscall.SIGSTOP)
+	before := atomic.LoadUint64(heartbeat)
+	t.Cleanup(func() { signal(syscall.SIGCONT) })
+	stopOrContinue(t, late.cmd.Process, syscall.SIGSTOP)
+	c.until("a program goes on alone, with half of what was left", func() bool { left, _ := early.do(success, "info"); return left == 450 })
+	early.do(success, "take cuMemAlloc_v2 450 0") // of which the agent hears nothing
+	early.do(outOfMemory, "take cuMemAlloc_v2 1 1")
+	stopOrContinue(t, early.cmd.Process, syscall.SIGSTOP)
+	signal(syscall.SIGCONT)
+	c.until("the agent goes on", func() bool { return atomic.LoadUint64(heartbeat) > before })
+	stopOrContinue(t, late.cmd.Process, syscall.SIGCONT)
+	late.send("take cuMemAlloc_v2 %d 1", 1+limit-100-450)
+	c.until("the agent keeps the memory for both programs, or grants it", func() bool { return atomic.LoadUint64(used) > 100 })
+	stopOrContinue(t, early.cmd.Process, syscall.SIGCONT)
+	if r, _, _ := late.answer(); r != outOfMemory {
+		t.Errorf("result %d for a byte more than the share has left", r)
+	}
+	c.until("the account is that of the GPU", func() bool { return uint64(c.share("a").Used) == x.gpuWord(t, gpuInUse) })
+	c.until("the rest of the share is granted", func() bool {
+		late.send("take cuMemAlloc_v2 %d 1", limit-100-450)
+		r, _, _ := late.answer()
+		return r == success
+	})
+	if peak := x.gpuWord(t, gpuPeak); peak != limit {
+		t.Errorf("%d bytes were in use at once, want the limit of %d", peak, limit)
+	}
+	late.end()
+	early.end()
+	c.until("nothing is left", func() bool { s := c.share("a"); return s.Used == 0 && len(s.Processes) == 0 })
+}
