@@ -63,7 +63,11 @@ var programs = map[string]func(){
 	"dxpu":           func() { os.Exit(Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) },
 	"dxpu-fake-node": func() { os.Exit(fakeNode(os.Args[1:])) },
 	"dxpu-fake-oidc": func() { os.Exit(fakeProvider(os.Args[1:])) },
+	"dxpu-fake-cuda": func() { os.Exit(fakeCUDA(os.Args[1:])) },
 	"nvidia-smi":     nvidiatest.Main,
+
+	"nvidia-cuda-mps-control": nvidiatest.Main,
+	"nvidia-cuda-mps-server":  nvidiatest.Main,
 }
 
 // startedByTest marks the process that TestStartedAsProgram starts.

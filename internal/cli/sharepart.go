@@ -3,11 +3,13 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -127,6 +129,11 @@ way. Its memory and compute hold for all these processes together.`,
 			if err != nil {
 				return err
 			}
+			if s.MPS {
+				if env, err = joinMPS(cmd.Context(), o.dir, s.ID, env); err != nil {
+					return agentError(err)
+				}
+			}
 			// Inherited variables beside the library's: programs see the GPUs of the share only.
 			env = append(env, "DXPU_SHARE="+s.Socket)
 			if driver := os.Getenv("DXPU_REAL_LIBCUDA"); driver != "" {
@@ -143,6 +150,16 @@ way. Its memory and compute hold for all these processes together.`,
 	o.register(f)
 	f.StringVar(&hookDir, "hook-dir", "", "folder of dxpu's libcuda.so.1 (default: hook/ beside this program)")
 	return cmd
+}
+
+// joinMPS waits until this process may become a client of MPS. The environment gets the
+// service and the limits, in place of what it has.
+func joinMPS(ctx context.Context, dir, id string, env []string) ([]string, error) {
+	of, err := agent.NewClient(dir).JoinMPS(ctx, id)
+	env = slices.DeleteFunc(env, func(v string) bool {
+		return strings.HasPrefix(v, "CUDA_MPS_") || strings.HasPrefix(v, "CUDA_VISIBLE_DEVICES=")
+	})
+	return append(env, of...), err
 }
 
 func newShareCreateCommand() *cobra.Command {
@@ -207,6 +224,9 @@ func printShares(w io.Writer, l localShares) {
 	for i := range l {
 		s := &l[i]
 		state := s.State
+		if s.Stale {
+			state += ", its program keeps the former compute"
+		}
 		if s.Evicted != "" {
 			state += ", was evicted: " + s.Evicted
 		}
@@ -244,7 +264,10 @@ func newShareResizeCommand() *cobra.Command {
 		Use: "resize NAME", Short: "Change memory and compute of a share while it is in use", Args: cobra.ExactArgs(1),
 		Long: `Change memory and compute of a share while it is in use. Sizes that are not given stay.
 A share whose programs use more than its new memory gets no more, and keeps the room
-until they free it.`,
+until they free it.
+
+With the policy mps a program keeps its compute until it ends. An offline program of "dxpu
+share run" is asked to end, for its next start with the new compute.`,
 		Example: `  dxpu share resize web --gpu-memory 12GiB
   dxpu share resize web --compute 20% --limit 50%`,
 	}, func(cmd *cobra.Command, args []string) (localShares, error) {

@@ -32,6 +32,7 @@ type shareServe struct {
 	dir, state, root, group string
 	policy, without         string
 	kernelLog               string
+	mpsUser                 string
 	gpus                    []string
 	overCommit              int
 	admin                   adminOptions
@@ -63,6 +64,8 @@ share, or describes one by hand, with the memory in bytes or with a unit:
 The default policy is gemini: it keeps shares and limits of compute for programs with
 contexts of their own, and so needs neither MPS nor MIG. "dxpu share policies" lists the
 others. With mps, mig and streams the gates stay open: the hardware keeps the shares.
+With mps the agent runs NVIDIA's Multi-Process Service of each GPU, for the programs of one
+user (--mps-user) that "dxpu share run" starts. They end when the agent is told to end.
 
 Only root, and with --group the members of a group, may ask for shares. The agent keeps
 them in --state. A later agent takes them over, and the programs go on meanwhile:
@@ -84,6 +87,7 @@ a time that doubles. "dxpu share gpus" shows the state.`,
 	f.StringVar(&o.policy, "policy", "gemini", "`policy` that divides each GPU")
 	f.StringVar(&o.without, "without-agent", "open", "launches while no agent runs: open (they go on) or closed (they wait)")
 	f.StringVar(&o.group, "group", "", "`group` whose members may ask for shares, beside root")
+	f.StringVar(&o.mpsUser, "mps-user", "", "with --policy mps: `user` whose programs use MPS (default: the agent's)")
 	f.IntVar(&o.overCommit, "memory-percent", 100, "memory that shares may have together, in percent of the GPU's")
 	f.StringVar(&o.kernelLog, "kernel-log", "/dev/kmsg", "`file` with the errors of the GPUs; none: they are not watched")
 	f.StringVar(&o.root, "root", "/", "`folder` with sys and proc")
@@ -117,10 +121,15 @@ func (o *shareServe) run(cmd *cobra.Command) error {
 	if err := os.MkdirAll(filepath.Dir(o.state), 0o700); err != nil {
 		return fmt.Errorf("--state: %w", err)
 	}
+	service, uid, err := o.mps(list, log)
+	if err != nil {
+		return err
+	}
 	a, err := agent.New(agent.Config{
 		Broker: broker.Config{GPUs: list, Policy: o.policy, Closed: o.without == "closed", OverCommit: o.overCommit},
 		Dir:    o.dir, State: o.state, Group: group, Log: log,
 		KernelLog: openKernelLog(o.kernelLog, log), Reset: resetBy(nvidia.Programs{}, list),
+		MPS: service, MPSUser: uid,
 	})
 	if err != nil {
 		return err

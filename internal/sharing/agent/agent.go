@@ -20,6 +20,7 @@ import (
 
 	"github.com/dxpu-project/dxpu/internal/pool/gpuerr"
 	"github.com/dxpu-project/dxpu/internal/sharing/broker"
+	"github.com/dxpu-project/dxpu/internal/sharing/mps"
 	"github.com/dxpu-project/dxpu/machine"
 )
 
@@ -46,6 +47,9 @@ type Config struct {
 	// Reset resets a GPU that no program uses; nil: a person does it.
 	Reset   func(ctx context.Context, gpu int) error
 	Backoff gpuerr.Backoff // times out of service; zero: gpuerr.Health's
+	// MPS makes the Multi-Process Service of a GPU; nil: programs need none.
+	MPS     func(gpu int, notify func(mps.Notice)) (MPS, error)
+	MPSUser int // whose programs MPS serves
 }
 
 // Agent is a sharing agent. Make one with New, and let Run work.
@@ -67,6 +71,9 @@ type Agent struct {
 	// The health of the GPUs, in their order.
 	patients []*patient
 	next     broker.ProcessID
+	services []MPS  // of the GPUs; none: the policy is another one
+	clients  uint64 // that were admitted
+	stopping bool   // the services stop
 	number   uint64 // of the last share with a name of the agent's
 	// Folders that are to be removed, and how many there were.
 	gone      []string
@@ -76,6 +83,7 @@ type Agent struct {
 	settleAt  time.Duration  // machine.Never: no process is absent
 	beaten    int64          // the last heartbeat
 	work      sync.WaitGroup // goroutines of sockets and watches
+	stopped   chan struct{}  // a service has stopped
 }
 
 // served is a share with its socket.
@@ -83,8 +91,9 @@ type served struct {
 	record   Record
 	page     *page
 	listener *net.UnixListener
-	owner    *pidfd // nil: none
-	restored bool   // from the state file
+	owner    *pidfd  // nil: none
+	restored bool    // from the state file
+	client   *client // of MPS; nil: none
 }
 
 // New returns an agent with the shares of its state file. The folder of the sockets is
@@ -100,19 +109,23 @@ func New(c Config) (*Agent, error) {
 		config: c, start: time.Now(), wake: make(chan struct{}, 1), save: make(chan struct{}, 1), uid: os.Getuid(),
 		broker: b, patients: newPatients(&c),
 		shares: map[string]*served{}, conns: map[broker.ProcessID]*conn{}, watches: map[int]*watch{}, wakeAt: machine.Never, settleAt: settleAfter,
+		stopped: make(chan struct{}, len(c.Broker.GPUs)),
 	}, nil
 }
 
 func (a *Agent) now() time.Duration { return time.Since(a.start) }
 
 // Run serves until its context ends. The programs go on, and a later agent with the same
-// state takes their shares over.
+// state takes their shares over. Clients of MPS end with the services.
 func (a *Agent) Run(ctx context.Context) error {
 	unlock, err := a.lock()
 	if err != nil {
 		return err
 	}
 	defer unlock()
+	if err := a.openMPS(); err != nil {
+		return err
+	}
 	if err := a.restore(); err != nil {
 		return err
 	}
@@ -121,7 +134,14 @@ func (a *Agent) Run(ctx context.Context) error {
 		a.close()
 		return err
 	}
+	stop := ctx
+	ctx, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
 	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return a.lead(stop, ctx, end) })
+	for _, s := range a.services {
+		g.Go(func() error { return a.runMPS(ctx, s) })
+	}
 	g.Go(func() error { return a.serveControl(ctx, control) })
 	g.Go(func() error { return a.beats(ctx) })
 	g.Go(func() error { return a.timer(ctx) })
@@ -302,6 +322,7 @@ func (a *Agent) removeLocked(id string) {
 		return
 	}
 	delete(a.shares, id)
+	a.leaveLocked(s)
 	s.close()
 	a.discardLocked(id)
 	a.config.Log.Info("share has ended", "share", id)

@@ -69,6 +69,18 @@ func (c *Client) Adopt(ctx context.Context, id string, pid int) error {
 	return c.call(ctx, http.MethodPost, "/v1/shares/"+url.PathEscape(id)+"/owner", Part{Owned: true, Owner: pid}, nil)
 }
 
+// JoinMPS makes this process a client of MPS, and returns the environment for its program
+// when it may start. The process owns the share.
+func (c *Client) JoinMPS(ctx context.Context, id string) ([]string, error) {
+	for {
+		var out Joined
+		err := c.call(ctx, http.MethodPost, "/v1/shares/"+url.PathEscape(id)+"/mps", nil, &out)
+		if err != nil || out.Ready {
+			return out.Env, err
+		}
+	}
+}
+
 // Hold stops the launches of a share, or resumes them.
 func (c *Client) Hold(ctx context.Context, id string, held bool) error {
 	action := "/resume"

@@ -35,7 +35,15 @@ type Share struct {
 	UID       int       `json:"uid"`
 	Owner     int       `json:"owner_pid,omitempty"`
 	Socket    string    `json:"socket"`
+	MPS       bool      `json:"mps,omitempty"`   // its program joins MPS before it starts
+	Stale     bool      `json:"stale,omitempty"` // its program keeps the former compute until its next start
 	Processes []Process `json:"processes"`
+}
+
+// Joined answers a program that joins MPS.
+type Joined struct {
+	Ready bool     `json:"ready"` // false: ask again
+	Env   []string `json:"env"`   // of the program
 }
 
 // Process is a process of a share.

@@ -40,6 +40,9 @@ func (a *Agent) watchOwner(s *served, owner *pidfd) {
 	}
 	a.enter()
 	defer a.mu.Unlock()
+	if a.shares[s.record.ID] == s && s.owner == owner && !a.closing {
+		a.leaveLocked(s)
+	}
 	early := s.restored && a.now() < settleAfter
 	if a.shares[s.record.ID] == s && s.owner == owner && !a.closing && !early {
 		a.broker.Abandon(a.now(), s.record.ID)

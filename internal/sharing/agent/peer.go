@@ -60,13 +60,15 @@ func (p *pidfd) wait() bool {
 func (p *pidfd) close() { _ = p.file.Close() }
 
 // kill ends the process.
-func (p *pidfd) kill() error {
+func (p *pidfd) kill() error { return p.signal(unix.SIGKILL) }
+
+func (p *pidfd) signal(sig unix.Signal) error {
 	raw, err := p.file.SyscallConn()
 	if err != nil {
 		return err
 	}
 	var failed error
-	err = raw.Control(func(fd uintptr) { failed = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) })
+	err = raw.Control(func(fd uintptr) { failed = unix.PidfdSendSignal(int(fd), sig, nil, 0) })
 	return errors.Join(err, os.NewSyscallError("pidfd_send_signal", failed))
 }
 

@@ -53,6 +53,7 @@ func (a *Agent) serveControl(ctx context.Context, l *net.UnixListener) error {
 	mux.HandleFunc("POST /v1/shares", answer(a.create))
 	mux.HandleFunc("PATCH /v1/shares/{id}", answer(a.resize))
 	mux.HandleFunc("POST /v1/shares/{id}/owner", answer(a.adopt))
+	mux.HandleFunc("POST /v1/shares/{id}/mps", answer(a.joinMPS))
 	mux.HandleFunc("DELETE /v1/shares/{id}", answer(a.end))
 	mux.HandleFunc("POST /v1/shares/{id}/hold", answer(func(r *http.Request) (any, error) { return a.hold(r, true) }))
 	mux.HandleFunc("POST /v1/shares/{id}/resume", answer(func(r *http.Request) (any, error) { return a.hold(r, false) }))
@@ -131,6 +132,10 @@ func UUIDText(u [16]byte) string {
 func (a *Agent) Shares() []Share {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	return a.sharesLocked()
+}
+
+func (a *Agent) sharesLocked() []Share {
 	out := []Share{}
 	for _, st := range a.broker.Status() {
 		if s := a.shares[st.Spec.ID]; s != nil {
@@ -145,6 +150,7 @@ func (a *Agent) report(s *served, st *broker.Status) Share {
 		ID: st.Spec.ID, Class: st.Spec.Class.String(), Memory: st.Spec.Memory, Used: st.Used, Compute: int64(st.Spec.Compute), Limit: int64(st.Spec.Limit),
 		Launches: st.Launches, GPUTime: seconds(st.GPUTime), State: "ready", Evicted: st.Evicted, Failures: st.Failures,
 		UID: s.record.UID, Socket: SocketPath(a.config.Dir, st.Spec.ID), Processes: []Process{},
+		MPS: a.config.MPS != nil, Stale: s.client != nil && s.client.limits != limitsOf(&s.record),
 	}
 	if s.record.Owner != nil {
 		out.Owner = s.record.Owner.PID
@@ -172,7 +178,13 @@ func (a *Agent) report(s *served, st *broker.Status) Share {
 
 // one returns a share.
 func (a *Agent) one(id string) (Share, error) {
-	for _, s := range a.Shares() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.oneLocked(id)
+}
+
+func (a *Agent) oneLocked(id string) (Share, error) {
+	for _, s := range a.sharesLocked() {
 		if s.ID == id {
 			return s, nil
 		}
@@ -202,6 +214,9 @@ func (a *Agent) create(r *http.Request) (any, error) {
 	}
 	record := Record{ID: part.ID, Offline: part.Offline, Memory: part.Memory, GPUs: part.GPUs, UID: int(p.Uid), GID: int(p.Gid)}
 	part.apply(&record)
+	if err := a.checkMPS(&record); err != nil {
+		return nil, err
+	}
 	if part.Owned {
 		if record.Owner, err = stampOf(cmp.Or(part.Owner, int(p.Pid))); err != nil {
 			return nil, err
@@ -303,6 +318,7 @@ func (a *Agent) resize(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	var out Share
 	err = a.change(r, func(s *served) error {
 		next := s.record
 		if part.Memory > 0 {
@@ -315,13 +331,12 @@ func (a *Agent) resize(r *http.Request) (any, error) {
 		}
 		if err == nil {
 			s.record = next
+			a.resizeClientLocked(s)
+			out, err = a.oneLocked(s.record.ID) // before it ends for its new size
 		}
 		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	return a.one(r.PathValue("id"))
+	return out, err
 }
 
 func (a *Agent) hold(r *http.Request, held bool) (any, error) {

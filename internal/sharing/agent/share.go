@@ -33,6 +33,7 @@ type Record struct {
 	UID     int         `json:"uid"`
 	GID     int         `json:"gid"`
 	Owner   *OwnerStamp `json:"owner,omitempty"` // the share ends with this process and those in the share
+	MPS     bool        `json:"mps,omitempty"`   // the owner is a client of MPS
 }
 
 // OwnerStamp names a process, also when its process ID is used again.
@@ -147,6 +148,7 @@ func (a *Agent) openLocked(r *Record, restored bool) error {
 	s.restored = restored
 	if restored {
 		a.broker.Restored(r.ID)
+		a.restoreClientLocked(s)
 	}
 	id := r.ID
 	a.shares[id] = s

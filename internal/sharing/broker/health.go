@@ -52,6 +52,16 @@ func (b *Broker) Busy(gpu int) bool {
 
 func (r *room) has(gpu int) bool { return slices.Contains(r.spec.GPUs, gpu) }
 
+// Evict asks the processes of a share to end, and kills them after the grace. The share
+// stays for programs to come.
+func (b *Broker) Evict(now time.Duration, id, why string, grace time.Duration) {
+	if r := b.find(id); r != nil {
+		r.evicted = why
+		b.ask(now, r, grace)
+		b.sweep(now, r)
+	}
+}
+
 // EndProcess asks the connections of a process to shares of a GPU to end, and kills the
 // process after the grace. It returns the names of the shares.
 func (b *Broker) EndProcess(now time.Duration, gpu, pid int, grace time.Duration) (shares []string) {
