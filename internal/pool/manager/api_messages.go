@@ -167,8 +167,11 @@ func (t *tx) leaseMessage(l *leaseRecord) *dxpuv1.Lease {
 		HostId: l.HostID, CreateTime: timestamp(l.CreateTime), ActiveTime: timestamp(l.ActiveTime),
 		EndTime: timestamp(l.EndTime), ResourceVersion: l.ResourceVersion, Creator: l.Creator,
 	}
-	if l.State == leasePending {
+	switch l.State {
+	case leasePending:
 		out.QueuePosition = t.queuePosition(l.ID)
+	case leaseActive:
+		out.StateReason += t.silence(l)
 	}
 	out.ExpireTime, out.Reservation = timestamp(l.expires()), reservationMessage(l.Promise)
 	if !l.ended() {

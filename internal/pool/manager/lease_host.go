@@ -109,3 +109,21 @@ func (t *tx) absences(l *leaseRecord) (out []string) {
 	}
 	return out
 }
+
+// silence says that an active lease has its state from the last report of a node; "": all
+// report. It names no box: a tenant reads it.
+func (t *tx) silence(l *leaseRecord) string {
+	boxes := slices.ContainsFunc(t.bindingsOf(l.ID), func(id string) bool {
+		b := t.bindings.get(id)
+		return b.serving() && !t.connected(b.ref().Box)
+	})
+	switch host := !t.connected(l.HostID); {
+	case host && boxes:
+		return fmt.Sprintf(", by the last report: host %s and a box do not report", l.HostID)
+	case host:
+		return fmt.Sprintf(", by the last report: host %s does not report", l.HostID)
+	case boxes:
+		return ", by the last report: a box of the GPUs does not report"
+	}
+	return ""
+}

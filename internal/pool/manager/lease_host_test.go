@@ -69,7 +69,7 @@ func TestLeaseOnADeadHost(t *testing.T) {
 }
 
 // A host that is only cut off from the manager keeps its leases, because its guests work;
-// so does every host where the operator says so.
+// so does every host where the operator says so. An active lease tells that its state is old.
 func TestHostThatMayWorkKeepsItsLeases(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
@@ -77,10 +77,11 @@ func TestHostThatMayWorkKeepsItsLeases(t *testing.T) {
 		dead    bool
 		box     bool // the box does not report either
 		want    dxpuv1.LeaseState
+		says    string
 	}{
-		{"its box says that the link is up", 0, false, false, leaseActive},
-		{"its box does not report", 0, true, true, leaseActive},
-		{"no limit", -1, true, false, leaseDegraded},
+		{"its box says that the link is up", 0, false, false, leaseActive, "every GPU is attached, by the last report: host h1 does not report"},
+		{"its box does not report", 0, true, true, leaseActive, "every GPU is attached, by the last report: host h1 and a box do not report"},
+		{"no limit", -1, true, false, leaseDegraded, "0 of 2 GPUs are attached, 0 are being attached; waiting for host h1, which does not report"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, Config{HostTimeout: tt.timeout}, hostNode("h1", 4), boxNode("b1", 2))
@@ -90,6 +91,9 @@ func TestHostThatMayWorkKeepsItsLeases(t *testing.T) {
 			w.hostGoes("h1", tt.dead)
 			w.passReporting(30 * time.Minute)
 			w.wantLease(id, tt.want)
+			if says := w.lease(id).StateReason; says != tt.says {
+				t.Errorf("the lease says %q, want %q", says, tt.says)
+			}
 		})
 	}
 }
