@@ -1,12 +1,10 @@
 package test
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"encoding/xml"
-	"fmt"
-	"io"
+	"errors"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +15,8 @@ import (
 	"connectrpc.com/connect"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/vm/qemu"
+	"github.com/dxpu-project/dxpu/internal/vm/qmp"
 
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/kubetest"
 )
@@ -40,7 +40,13 @@ type vmDomain struct {
 // the pool below a root port, and its firmware gives it addresses.
 func TestKubeVirtHook(t *testing.T) {
 	t.Parallel()
-	qemu := kubetest.NeedQEMU(t)
+	program, err := qemu.LocateQEMU()
+	if errors.Is(err, qemu.ErrNotInstalled) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	dir, err := os.MkdirTemp("", "dk") // sockets are in it: their paths are short
 	if err != nil {
 		t.Fatal(err)
@@ -85,26 +91,27 @@ func TestKubeVirtHook(t *testing.T) {
 	}
 	args := []string{
 		"-machine", "q35,memory-backend=ram", "-object", "memory-backend-memfd,id=ram,size=256M,share=on", "-m", "256M",
-		"-accel", "tcg", "-nodefaults", "-no-user-config", "-display", "none", "-qmp", "stdio",
+		"-accel", "tcg", "-nodefaults", "-no-user-config", "-display", "none",
 	}
 	for _, a := range d.Arguments {
 		args = append(args, a.Value)
 	}
-	waitGPU(t, exec.CommandContext(t.Context(), qemu, args...))
+	waitGPU(t, filepath.Join(dir, "qmp.sock"), program, args)
 }
 
 // waitGPU starts QEMU and waits until the firmware has found a GPU below a port of the pool's.
-func waitGPU(t *testing.T, cmd *exec.Cmd) {
+func waitGPU(t *testing.T, monitor, program string, args []string) {
 	t.Helper()
-	in, err := cmd.StdinPipe()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	l, err := net.Listen("unix", monitor)
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
+	defer l.Close()
 	var errs strings.Builder
+	cmd := exec.CommandContext(t.Context(), program, append(args, "-qmp", "unix:"+monitor)...)
 	cmd.Stderr = &errs
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -116,23 +123,20 @@ func waitGPU(t *testing.T, cmd *exec.Cmd) {
 			t.Logf("QEMU says: %s", errs.String())
 		}
 	}()
-	lines := bufio.NewScanner(out)
-	lines.Buffer(nil, 1<<20)
-	lines.Scan() // the greeting
-	if _, err := query(in, lines, "qmp_capabilities"); err != nil {
+	conn, err := l.Accept()
+	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
+	vm, err := qmp.New(ctx, conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer vm.Close()
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		raw, err := query(in, lines, "query-pci")
-		if err != nil {
-			t.Fatal(err)
-		}
 		var buses []pciBus
-		if err := json.Unmarshal(raw, &buses); err != nil {
+		if err := vm.Execute(ctx, "query-pci", nil, &buses); err != nil {
 			t.Fatal(err)
 		}
 		if hasGPU(buses) {
@@ -140,32 +144,10 @@ func waitGPU(t *testing.T, cmd *exec.Cmd) {
 		}
 		select {
 		case <-ctx.Done():
-			t.Fatalf("the firmware has found no GPU: %s", raw)
+			t.Fatalf("the firmware has found no GPU: %+v", buses)
 		case <-tick.C:
 		}
 	}
-}
-
-// query sends a command to QEMU's monitor and returns the answer. Events are skipped.
-func query(in io.Writer, lines *bufio.Scanner, command string) (json.RawMessage, error) {
-	if _, err := fmt.Fprintf(in, `{"execute":%q}`+"\n", command); err != nil {
-		return nil, err
-	}
-	for lines.Scan() {
-		var answer struct {
-			Return, Error json.RawMessage
-		}
-		if err := json.Unmarshal(lines.Bytes(), &answer); err != nil {
-			return nil, err
-		}
-		switch {
-		case answer.Error != nil:
-			return nil, fmt.Errorf("%s: %s", command, answer.Error)
-		case answer.Return != nil:
-			return answer.Return, nil
-		}
-	}
-	return nil, fmt.Errorf("%s: QEMU has ended: %w", command, lines.Err())
 }
 
 type pciBus struct{ Devices []pciDevice }

@@ -7,8 +7,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// rights: the two service accounts may do what the driver does, which the other tests show, and
-// nothing of what would give the one who has their token the cluster, or another driver's devices.
+// rights: the two service accounts may do what the driver does, which the other tests show. A stolen
+// token of theirs opens neither the cluster nor the devices of another driver.
 func (e *env) rights() {
 	controller, plugin := "dxpu-dra-controller", "dxpu-dra-plugin"
 	for _, tc := range []struct {

@@ -46,22 +46,14 @@ func LocateGuest(name string) (Install, error) {
 	if name != "" {
 		guest, remedy = guest+"-of-"+name, remedy+" "+name
 	}
+	program, err := LocateQEMU()
+	if err != nil {
+		return Install{}, err
+	}
 	i := Install{
-		QEMU:   filepath.Join(cache, "qemu", "bin", "qemu-system-x86_64"),
+		QEMU:   program,
 		Kernel: filepath.Join(guest, "vmlinuz"),
 		Initrd: filepath.Join(guest, "initramfs.cpio"),
-	}
-	if named := os.Getenv("DXPU_QEMU"); named != "" {
-		i.QEMU = named
-	} else if _, err := os.Stat(i.QEMU); err != nil {
-		found, err := exec.LookPath("qemu-system-x86_64")
-		if err != nil {
-			return Install{}, fmt.Errorf("qemu: %s: %w; remedy: scripts/install-qemu.sh", i.QEMU, ErrNotInstalled)
-		}
-		i.QEMU = found
-	}
-	if _, err := os.Stat(i.QEMU); err != nil {
-		return Install{}, fmt.Errorf("qemu: %w: %w", ErrNotInstalled, err)
 	}
 	for _, f := range []string{i.Kernel, i.Initrd} {
 		if _, err := os.Stat(f); err != nil {
@@ -69,4 +61,26 @@ func LocateGuest(name string) (Install, error) {
 		}
 	}
 	return i, nil
+}
+
+// LocateQEMU is the part of [Locate] for the program alone.
+func LocateQEMU() (string, error) {
+	cache, err := CacheDir()
+	if err != nil {
+		return "", err
+	}
+	program := filepath.Join(cache, "qemu", "bin", "qemu-system-x86_64")
+	if named := os.Getenv("DXPU_QEMU"); named != "" {
+		program = named
+	} else if _, err := os.Stat(program); err != nil {
+		found, err := exec.LookPath("qemu-system-x86_64")
+		if err != nil {
+			return "", fmt.Errorf("qemu: %s: %w; remedy: scripts/install-qemu.sh", program, ErrNotInstalled)
+		}
+		program = found
+	}
+	if _, err := os.Stat(program); err != nil {
+		return "", fmt.Errorf("qemu: %w: %w", ErrNotInstalled, err)
+	}
+	return program, nil
 }

@@ -1,44 +1,32 @@
 package kubetest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
+
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"github.com/prometheus/procfs"
 )
 
 // Usage is the processor time that the parts of a cluster, and other processes, have used.
 type Usage map[string]time.Duration
 
-// ticks is the number of units of /proc/PID/stat in a second, on all architectures of Linux.
-const ticks = 100
-
 // ProcessorTime returns the processor time that the process has used.
 func (p *Process) ProcessorTime() (time.Duration, error) {
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+	of, err := procfs.NewProc(p.cmd.Process.Pid)
 	if err != nil {
 		return 0, err
 	}
-	_, rest, _ := strings.Cut(string(raw), ") ") // the name may have spaces
-	fields := strings.Fields(rest)
-	if len(fields) < 13 {
-		return 0, fmt.Errorf("/proc/%d/stat has %d fields", p.cmd.Process.Pid, len(fields))
-	}
-	var sum int64
-	for _, f := range fields[11:13] { // utime and stime
-		n, err := strconv.ParseInt(f, 10, 64)
-		if err != nil {
-			return 0, err
-		}
-		sum += n
-	}
-	return time.Duration(sum) * time.Second / ticks, nil
+	stat, err := of.Stat()
+	return time.Duration(stat.CPUTime() * float64(time.Second)), err
 }
 
 // Usage returns the processor time of the cluster's parts and of other processes, by name. It
@@ -74,21 +62,16 @@ func (c *Cluster) Writes(ctx context.Context) (map[string]int, error) {
 	if err != nil {
 		return nil, err
 	}
+	parser := expfmt.NewTextParser(model.LegacyValidation)
+	families, err := parser.TextToMetricFamilies(bytes.NewReader(raw))
+	if err != nil {
+		return nil, err
+	}
 	out := map[string]int{}
-	for line := range strings.Lines(string(raw)) {
-		labels, ok := strings.CutPrefix(line, "apiserver_request_total{")
-		if !ok {
-			continue
-		}
-		labels, value, _ := strings.Cut(labels, "} ")
-		n, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
-		if err != nil {
-			return nil, err
-		}
+	for _, m := range families["apiserver_request_total"].GetMetric() {
 		of := map[string]string{}
-		for l := range strings.SplitSeq(labels, ",") {
-			name, text, _ := strings.Cut(l, "=")
-			of[name] = strings.Trim(text, `"`)
+		for _, l := range m.Label {
+			of[l.GetName()] = l.GetValue()
 		}
 		switch of["verb"] {
 		case "POST", "PUT", "PATCH", "DELETE":
@@ -96,7 +79,7 @@ func (c *Cluster) Writes(ctx context.Context) (map[string]int, error) {
 			if sub := of["subresource"]; sub != "" {
 				name += "/" + sub
 			}
-			out[name] += int(n)
+			out[name] += int(m.Counter.GetValue())
 		}
 	}
 	return out, nil

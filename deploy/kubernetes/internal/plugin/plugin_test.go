@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
+	"github.com/dxpu-project/dxpu/pcie"
+
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/cdi"
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/devicedata"
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/inventory"
@@ -208,7 +210,7 @@ func TestDriver(t *testing.T) {
 // portConfig returns the configuration space of a root port with a physical slot number, as QEMU's
 // is: the capability of PCI Express is the second one.
 func portConfig(slot byte) string {
-	c := make([]byte, configSize)
+	c := make([]byte, pcie.ConfigSizePCI)
 	c[0x06], c[0x0e], c[0x34] = 0x10, 0x81, 0x40
 	c[0x40], c[0x41] = 0x0d, 0x54
 	c[0x54], c[0x56], c[0x57] = 0x10, 0x42, 0x01

@@ -13,6 +13,9 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
+	"github.com/dxpu-project/dxpu/cfgspace"
+	"github.com/dxpu-project/dxpu/pcie"
+
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/cdi"
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/devicedata"
 )
@@ -104,9 +107,6 @@ func (v *VFIO) function(slot uint32) (string, error) {
 // functionAddress is the address of the first function of a PCI device.
 var functionAddress = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.0$`)
 
-// configSize is the size of the configuration space without the extended one.
-const configSize = 256
-
 // readConfig reads the configuration space of a function. It has 64 bytes for users other than root.
 func readConfig(file string) ([]byte, error) {
 	f, err := os.Open(file)
@@ -117,7 +117,7 @@ func readConfig(file string) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	config, err := io.ReadAll(io.LimitReader(f, configSize))
+	config, err := io.ReadAll(io.LimitReader(f, pcie.ConfigSizePCI))
 	if err != nil {
 		return nil, fmt.Errorf("read the configuration space of a PCI function: %w", err)
 	}
@@ -127,32 +127,18 @@ func readConfig(file string) ([]byte, error) {
 // physicalSlot returns the physical slot number of a port with a slot.
 func physicalSlot(config []byte) (uint32, bool) {
 	const (
-		headerType, bridge   = 0x0e, 1
-		status, hasList      = 0x06, 1 << 4
-		firstCapability      = 0x34
-		express              = 0x10 // the ID of the capability
-		flags, implemented   = 0x02, 1 << 8
-		slotCapabilities     = 0x14
-		numberShift          = 19
-		smallestOffset, most = 0x40, 48
+		bridge      = 1  // type 1 of the header
+		numberShift = 19 // in Slot Capabilities
 	)
-	if len(config) < configSize || config[headerType]&0x7f != bridge || config[status]&hasList == 0 {
+	if len(config) < pcie.ConfigSizePCI || config[cfgspace.OffHeaderType]&0x7f != bridge {
 		return 0, false
 	}
-	at := int(config[firstCapability] &^ 3)
-	for range most { // a list that does not end is broken
-		if at < smallestOffset || at+slotCapabilities+4 > configSize {
-			return 0, false
-		}
-		if config[at] == express {
-			if binary.LittleEndian.Uint16(config[at+flags:])&implemented == 0 {
-				return 0, false
-			}
-			return binary.LittleEndian.Uint32(config[at+slotCapabilities:]) >> numberShift, true
-		}
-		at = int(config[at+1] &^ 3)
+	at := cfgspace.Find(config, cfgspace.CapExpress)
+	if at == 0 || at+cfgspace.OffSlotCap+pcie.DW > len(config) ||
+		binary.LittleEndian.Uint16(config[at+cfgspace.OffExpCaps:])&cfgspace.ExpSlot == 0 {
+		return 0, false
 	}
-	return 0, false
+	return binary.LittleEndian.Uint32(config[at+cfgspace.OffSlotCap:]) >> numberShift, true
 }
 
 func (v *VFIO) device(address, file string) string {
