@@ -43,13 +43,11 @@ the command looks for another way. Spares that the manager holds back count as f
 	f := cmd.Flags()
 	f.IntVar(&o.gpus, "gpus", 0, "number of GPUs for which one box is to have room, 1 to 64")
 	f.StringVar(&o.model, "model", "", "their model (default: any)")
-	f.IntVar(&o.most, "max-moves", maxMoves, "make no plan with more moves than this")
+	f.IntVar(&o.most, "max-moves", maxMoves, "make no more moves than this")
 	f.BoolVar(&o.allLeases, "all-leases", false, "move GPUs of leases that have not agreed, too")
 	f.BoolVar(&o.dryRun, "dry-run", false, "print the moves and make none")
 	positiveDurationVar(f, &o.timeout, "timeout", time.Hour, "longest time of all moves together; the one under way then continues")
-	if err := cmd.MarkFlagRequired("gpus"); err != nil {
-		panic(err)
-	}
+	_ = cmd.MarkFlagRequired("gpus") // it exists
 	return conn.register(cmd)
 }
 
@@ -87,9 +85,9 @@ type defragRefusal struct {
 func (o *defragmentOptions) check() error {
 	switch {
 	case o.gpus < 1 || o.gpus > maxRoom:
-		return usage(fmt.Errorf("--gpus %d: want 1 to %d", o.gpus, maxRoom))
+		return usagef("--gpus %d: want 1 to %d", o.gpus, maxRoom)
 	case o.most < 0 || o.most > maxMoves:
-		return usage(fmt.Errorf("--max-moves %d: want 0 to %d", o.most, maxMoves))
+		return usagef("--max-moves %d: want 0 to %d", o.most, maxMoves)
 	}
 	return nil
 }
@@ -106,7 +104,7 @@ func (o *defragmentOptions) run(cmd *cobra.Command, conn *connection) error {
 	defer cancel()
 	d := &defragmenter{o: o, api: api, cmd: cmd, stays: map[string]bool{}}
 	r := defragmentResult{Moved: []defrag.Move{}, Stayed: []defragRefusal{}, dry: o.dryRun}
-	if r.Plan, err = d.plan(ctx); err != nil {
+	if r.Plan, err = d.plan(ctx, 0); err != nil {
 		return err
 	}
 	if !o.dryRun {
@@ -125,8 +123,8 @@ type defragmenter struct {
 	stays map[string]bool // GPUs that did not move
 }
 
-// plan looks at the pool and finds the moves.
-func (d *defragmenter) plan(ctx context.Context) (defrag.Plan, error) {
+// plan looks at the pool and finds the moves, after a number of them have been made.
+func (d *defragmenter) plan(ctx context.Context, made int) (defrag.Plan, error) {
 	gpus, err := callAll(ctx, d.api, poolAPI.ListGPUs, &dxpuv1.ListGPUsRequest{})
 	if err != nil {
 		return defrag.Plan{}, err
@@ -149,8 +147,8 @@ func (d *defragmenter) plan(ctx context.Context) (defrag.Plan, error) {
 		return p, withHint(errors.New("the pool has no GPU of this model"), `"dxpu get gpus" shows the models`)
 	case !ok:
 		return p, withHint(fmt.Errorf("no box can get room for %d GPUs of one model: %s comes nearest, with %d of %s", d.o.gpus, p.Box, p.Free, p.Model), agreesHint)
-	case len(p.Moves) > d.o.most:
-		return p, withHint(fmt.Errorf("%s would have room for %s after %s, more than --max-moves %d", p.Box, count(d.o.gpus, "GPU", "GPUs"), count(len(p.Moves), "move", "moves"), d.o.most), agreesHint)
+	case made+len(p.Moves) > d.o.most:
+		return p, withHint(fmt.Errorf("%s would have room for %s after %s, more than --max-moves %d", p.Box, count(d.o.gpus, "GPU", "GPUs"), count(made+len(p.Moves), "move", "moves"), d.o.most), agreesHint)
 	}
 	return p, nil
 }
@@ -188,7 +186,7 @@ func (d *defragmenter) carryOut(ctx context.Context, r *defragmentResult) error 
 		fmt.Fprintf(d.cmd.ErrOrStderr(), "%s stays: %v\n", m.From, err)
 		d.stays[m.From] = true
 		r.Stayed = append(r.Stayed, defragRefusal{Lease: m.Lease, GPU: m.From, Reason: oneLine(err.Error())})
-		again, err := d.plan(ctx)
+		again, err := d.plan(ctx, len(r.Moved))
 		if err != nil {
 			return err
 		}

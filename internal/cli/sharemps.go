@@ -48,11 +48,10 @@ func (o *shareServe) mps(list []broker.GPU, log *slog.Logger) (func(int, func(mp
 	}
 	dir, err := filepath.Abs(o.dir) // the daemon does not work in this folder
 	return func(i int, notify func(mps.Notice)) (agent.MPS, error) {
-		s, err := nvidia.NewMPS(nvidia.MPSConfig{
+		return nvidia.NewMPS(nvidia.MPSConfig{
 			UUID: agent.UUIDText(list[i].UUID), Dir: filepath.Join(dir, mpsDir, strings.ReplaceAll(list[i].Name, ":", "-")),
 			UID: uint32(uid), Notify: notify, Logger: log,
 		})
-		return s, err
 	}, uid, err
 }
 

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"time"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -182,6 +183,18 @@ func kindWord(k dxpuv1.NodeKind) string {
 
 func healthWord(h dxpuv1.Health) string {
 	return strings.ToLower(strings.TrimPrefix(h.String(), "HEALTH_"))
+}
+
+// period returns a duration in words without parts that are zero: 24h, 10m, 1m30s.
+func period(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
 }
 
 func gpuID(box string, slot uint32) string { return placement.Ref{Box: box, Slot: slot}.String() }

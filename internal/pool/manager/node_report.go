@@ -15,18 +15,6 @@ import (
 // truncateText truncates a text of a caller to maxText bytes.
 func truncateText(s string) string { return truncate(s, maxText) }
 
-// period returns a duration in words without parts that are zero: 24h, 10m, 1m30s.
-func period(d time.Duration) string {
-	s := d.String()
-	if strings.HasSuffix(s, "m0s") {
-		s = strings.TrimSuffix(s, "0s")
-	}
-	if strings.HasSuffix(s, "h0m") {
-		s = strings.TrimSuffix(s, "0m")
-	}
-	return s
-}
-
 // truncate bounds a text, in bytes, and removes invalid UTF-8, such as half a
 // character at its end or an escaped byte of a URL. An answer with such a text
 // could not be encoded. Control characters become spaces: they could move the cursor

@@ -106,7 +106,6 @@ type leaseData struct {
 	Bindings []bindingView
 	Events   []*dxpuv1.Event
 	Over     bool
-	Silent   []string // the nodes of its bindings that do not report, such as "host h1"
 	Moves    []move
 	Movable  []string // GPUs that the viewer can move
 }
@@ -197,9 +196,6 @@ func (s *Server) leasePage(v *view) error {
 	v.Data = d
 	if d.Movable, err = movableGPUs(v, l); err != nil {
 		return err
-	}
-	if !d.Over {
-		d.Silent = newSilence(v).ofLease(l)
 	}
 	for _, b := range slices.Backward(l.Bindings) {
 		d.Bindings = append(d.Bindings, bindingView{b, phases(b)})

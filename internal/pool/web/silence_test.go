@@ -18,13 +18,15 @@ func TestLeasesWithoutReports(t *testing.T) {
 	if lease < 0 || box < lease {
 		t.Errorf("lease at %d, box at %d of %s", lease, box, page)
 	}
-	for path, want := range map[string]string{"/ui/leases": silent, "/ui/leases/l-1": "That is the last report: " + silent + "."} {
+	for path, want := range map[string]string{"/ui/leases": silent, "/ui/leases/l-1": "Every GPU is attached, by the last report: host h01 and a box do not report."} {
 		if _, body := get(t, w.url+path); !strings.Contains(text(checkPage(t, body)), want) {
 			t.Errorf("%s does not say %q", path, want)
 		}
 	}
-	if _, body := get(t, w.url+"/ui/leases/l-1"); !strings.Contains(text(checkPage(t, body)), "Box r1-nv does not report: its state is that of its last report.") {
-		t.Error("the explanation of the lease does not say that its box is silent")
+	for _, node := range []string{"Host h01", "Box r1-nv"} {
+		if _, body := get(t, w.url+"/ui/leases/l-1"); !strings.Contains(text(checkPage(t, body)), node+" does not report: its state is that of its last report.") {
+			t.Errorf("the explanation of the lease does not say that %s is silent", node)
+		}
 	}
 	// A tenant learns of its host, and of no box.
 	token := w.token(dxpuv1.Role_ROLE_TENANT, "vision")
