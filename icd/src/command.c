@@ -356,3 +356,13 @@ cl_int end(struct command *c, int blocking, cl_event *out)
 		sweep();
 	return code;
 }
+
+cl_int end_empty(struct command *c, int blocking, cl_event *out)
+{
+	struct packet p;
+
+	packet_start(&p, PACKET_MARKER, c->queue->handle);
+	c->kind = COMMAND_PACKET;
+	c->packet = &p;
+	return end(c, blocking, out);
+}

@@ -75,6 +75,9 @@ void box_gather(const struct box *b, const unsigned char *host, unsigned char *p
 cl_int begin(struct command *c);
 cl_int end(struct command *c, int blocking, cl_event *out);
 
+/* end_empty ends a command that has nothing to do, in its order. */
+cl_int end_empty(struct command *c, int blocking, cl_event *out);
+
 /* abandon ends a command that is not sent. */
 void abandon(struct command *c, cl_int code);
 

@@ -16,17 +16,6 @@ cl_int check_range(cl_command_queue q, cl_mem m, size_t offset, size_t n)
 	return n > m->size || offset > m->size - n ? CL_INVALID_VALUE : CL_SUCCESS;
 }
 
-/* end_empty ends a command that has nothing to do, in its order. */
-static cl_int end_empty(struct command *c, int blocking, cl_event *event)
-{
-	struct packet p;
-
-	packet_start(&p, PACKET_MARKER, c->queue->handle);
-	c->kind = COMMAND_PACKET;
-	c->packet = &p;
-	return end(c, blocking, event);
-}
-
 cl_int move(struct command *c)
 {
 	struct channel *ch = channel_of(c->queue);

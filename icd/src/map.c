@@ -49,7 +49,6 @@ cl_int map_check(cl_mem m, cl_map_flags flags)
 static cl_int fill(struct command *c, struct mapping *map, int blocking, cl_event *event)
 {
 	cl_mem m = c->mem;
-	struct packet p;
 
 	/* The event keeps both until the bytes are there. */
 	pthread_mutex_lock(&dxpu_lock);
@@ -62,12 +61,7 @@ static cl_int fill(struct command *c, struct mapping *map, int blocking, cl_even
 	c->event->map = map;
 	c->event->mem = m;
 	map->pending = 1;
-	if (!(map->flags & CL_MAP_WRITE_INVALIDATE_REGION))
-		return end(c, blocking, event);
-	packet_start(&p, PACKET_MARKER, c->queue->handle);
-	c->kind = COMMAND_PACKET;
-	c->packet = &p;
-	return end(c, blocking, event);
+	return map->flags & CL_MAP_WRITE_INVALIDATE_REGION ? end_empty(c, blocking, event) : end(c, blocking, event);
 }
 
 /* unlist takes the mapping at a pointer out of a buffer's list. */
