@@ -138,7 +138,7 @@ func (s *poolService) ReplaceGPU(ctx context.Context, req *connect.Request[dxpuv
 		t.replace([]string{b.ID})
 		next := t.bindings.get(t.bindings.get(b.ID).Successor)
 		if next == nil {
-			why := scopeOf(ctx).explanation(t, t.findReplacements(t.leases.get(b.LeaseID), []string{b.ID}).Why)
+			why := t.findReplacements(t.leases.get(b.LeaseID), []string{b.ID}).Why // callers are operators: they see all of it
 			return errorf(connect.CodeResourceExhausted, "gpu_id: no other GPU fits lease %s, and nothing was changed: %s", b.LeaseID, strings.Join(why, " "))
 		}
 		t.bindings.edit(b.ID).ReplaceRequest = id
