@@ -241,3 +241,11 @@ func printDefragment(w io.Writer, r defragmentResult) {
 		fmt.Fprintf(w, "%s has %s of %s after %s\n", r.Box, count(r.Free, "free GPU", "free GPUs"), r.Model, count(len(r.Moved), "move", "moves"))
 	}
 }
+
+// count returns a number with its noun.
+func count(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}

@@ -136,14 +136,6 @@ func taken(ctx context.Context, addr string) bool {
 	return l.Close() != nil
 }
 
-// count returns a number with its noun.
-func count(n int, one, many string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return fmt.Sprintf("%d %s", n, many)
-}
-
 // ready prints what a user needs, and writes the file for scripts.
 func (o *devOptions) ready(out io.Writer, p *localpool.Pool) error {
 	kind := "software"
