@@ -15,7 +15,7 @@ compute   runs steady kernels in shares of the compute, one alone and two at onc
           compares their rates with that of the whole GPU. Goal: within 3 %.
 colocate  serves requests online alone, then beside offline training, without the
           agent and with each policy: p99 of a request and the throughput of the
-          training.
+          training. With --graph a request is one launch of a graph of kernels.
 
 Each run is a process; those of a batch get ready together, and then measure one after the
 other. Runs alternate in rounds. It starts "dxpu share serve" in a folder of its own, needs root for that, and
@@ -154,13 +154,28 @@ def child_serve(args):
     stage("ready")
     net = net.cuda().eval()
     x = batch()[0][:1].cuda()
-
-    def request():
-        net(x)
-        torch.cuda.synchronize()
-
     with torch.no_grad():
+        work = captured(torch, net, x) if args.graph else functools.partial(net, x)
+
+        def request():
+            work()
+            torch.cuda.synchronize()
+
         print(json.dumps({"ms": timed(request, args.seconds, args.pause)}))
+
+
+def captured(torch, net, x):
+    """Returns a function that runs the network by one launch of a graph, as servers of models do."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            net(x)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        net(x)
+    return graph.replay
 
 
 def child_kernels(args):
@@ -254,7 +269,8 @@ class Group:
     def command(self, args, child, share):
         prefix = self.agent.command(*share) if self.agent and share else ()
         return [*prefix, sys.executable, os.path.abspath(__file__), "child", child, "--model", args.model,
-                "--seconds", str(args.seconds), "--pause", str(args.pause), "--step", args.step]
+                "--seconds", str(args.seconds), "--pause", str(args.pause), "--step", args.step,
+                *(["--graph"] if args.graph else ())]
 
     def reach(self):
         for run in self.runs:
@@ -331,6 +347,7 @@ def parser():
     p.add_argument("--model", default="resnet50")
     p.add_argument("--seconds", type=float, default=30)
     p.add_argument("--pause", type=float, default=0.005, help="seconds between two requests")
+    p.add_argument("--graph", action="store_true", help="a request is one launch of a graph, as in servers of models, not one for each kernel")
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--batch", type=int, default=8, help="groups of runs that get ready together")
     p.add_argument("--policy", action="append", default=[], help="policy, of colocate more than one")
