@@ -26,7 +26,7 @@ type GPU struct {
 	now    time.Duration
 
 	regs     registers
-	msix     msix
+	msix     cfgspace.MSIXTable // BAR 4
 	answers  answers
 	messages messages
 
@@ -69,6 +69,7 @@ func New(spec Spec) (*GPU, error) {
 	g := &GPU{
 		spec: spec, cfg: cfg, vram: newVRAM(spec.VRAM),
 		reads: make([]read, spec.Tags), queues: make([]queue, spec.Queues), engines: spec.CopyEngines, serial: spec.Serial,
+		msix: cfgspace.NewMSIXTable(reg.MaxVectors, reg.MSIXPBA),
 	}
 	for i := range g.queues {
 		g.queues[i].index = i
@@ -243,7 +244,7 @@ func (g *GPU) Reset(now time.Duration, kind device.ResetKind) {
 	g.messages.errors = 0
 	g.cfg.Reset(flr)
 	g.showSerial()
-	g.msix = msix{}
+	g.msix.Reset()
 	g.resetEngines()
 	g.retag()
 	g.req.SetID(g.id)

@@ -2,67 +2,11 @@ package gpu
 
 import (
 	"encoding/binary"
-	"math/bits"
 
 	"github.com/dxpu-project/dxpu/cfgspace"
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 	"github.com/dxpu-project/dxpu/tlp"
 )
-
-// msix is the content of BAR 4: the MSI-X table and the pending bits (section 7.7.2).
-type msix struct {
-	table   [reg.MaxVectors]msixEntry
-	pending uint64 // bit per vector
-}
-
-// msixEntry is one 16-byte table entry. Unmasked is the inverse of the mask
-// bit, which is set after reset, so the zero value is the reset value.
-type msixEntry struct {
-	addr     uint64
-	data     uint32
-	unmasked bool
-}
-
-const msixEntrySize = 16
-
-func (m *msix) read(off uint64) uint32 {
-	switch {
-	case off < reg.MaxVectors*msixEntrySize:
-		e := &m.table[off/msixEntrySize]
-		switch off % msixEntrySize {
-		case 0, 4:
-			return half(e.addr, off)
-		case 8:
-			return e.data
-		default:
-			if e.unmasked {
-				return 0
-			}
-			return 1
-		}
-	case off >= reg.MSIXPBA && off < reg.MSIXPBA+8:
-		return half(m.pending, off)
-	}
-	return 0
-}
-
-func (m *msix) write(off uint64, v, mask uint32) {
-	if off >= reg.MaxVectors*msixEntrySize {
-		return // pending bits are read-only
-	}
-	e := &m.table[off/msixEntrySize]
-	switch off % msixEntrySize {
-	case 0, 4:
-		setHalf(&e.addr, off, v, mask)
-		e.addr &^= 3
-	case 8:
-		set32(&e.data, v, mask)
-	default:
-		if mask&1 != 0 {
-			e.unmasked = v&1 == 0
-		}
-	}
-}
 
 // messages are the output besides memory requests and completions.
 type messages struct {
@@ -93,29 +37,23 @@ func (g *GPU) raise(bit uint32, vector uint32) {
 // fire makes a vector pending; flushInterrupts sends it unless it is masked.
 func (g *GPU) fire(vector uint32) {
 	if on, _ := g.cfg.MSIXControl(); on && vector < uint32(g.spec.Vectors) {
-		g.msix.pending |= 1 << vector
+		g.msix.Fire(vector)
 	}
 }
 
 // flushInterrupts sends the pending vectors that are not masked.
 func (g *GPU) flushInterrupts(emit func(p *tlp.Packet) bool) bool {
 	on, masked := g.cfg.MSIXControl()
-	if !on || masked || !g.mayMaster() {
+	if g.msix.Pending == 0 || !on || masked || !g.mayMaster() {
 		return true
 	}
-	for rest := g.msix.pending; rest != 0; rest &= rest - 1 {
-		v := bits.TrailingZeros64(rest)
-		e := &g.msix.table[v]
-		if !e.unmasked {
-			continue
-		}
-		if !g.sendWrite(emit, e.addr, binary.LittleEndian.AppendUint32(g.buf[:0], e.data)) {
+	return g.msix.Flush(func(addr uint64, data uint32) bool {
+		if !g.sendWrite(emit, addr, binary.LittleEndian.AppendUint32(g.buf[:0], data)) {
 			return false
 		}
-		g.msix.pending &^= 1 << v
 		g.regs.count(reg.CountInterrupts, 1)
-	}
-	return true
+		return true
+	})
 }
 
 // flushMessages sends error messages and the edges of INTx.

@@ -187,9 +187,10 @@ func (g *GPU) Restore(now time.Duration, b []byte) (ok bool, err error) {
 		return false, err
 	}
 	g.Freeze()
-	g.serial, g.id, g.msix = s.serial, s.id, s.msix
+	g.serial, g.id = s.serial, s.id
+	g.msix.Entries, g.msix.Pending = s.msix.Entries, s.msix.Pending
 	g.showSerial()
-	g.msix.pending &= 1<<g.spec.Vectors - 1
+	g.msix.Pending &= 1<<g.spec.Vectors - 1
 	g.messages.errors, g.messages.asserted = s.errors, s.asserted
 	s.regs.start, s.regs.eccCorrected, s.regs.eccFatal = now-time.Duration(s.time), g.regs.eccCorrected, g.regs.eccFatal
 	s.regs.apertureBase &= maxVRAM - reg.ApertureAlign

@@ -82,9 +82,7 @@ func (g *GPU) readBAR(addr uint64, dst []byte) pcie.CplStatus {
 	case reg.BARVRAM:
 		g.readAperture(dst, off)
 	case reg.BARMSIX:
-		eachWord(dst, off, func(word uint64, part []byte, shift int) {
-			copyWord(part, g.msix.read(word), shift)
-		})
+		g.msix.Read(int(off), dst)
 	default:
 		eachWord(dst, off, func(word uint64, part []byte, shift int) {
 			copyWord(part, g.readRegister(word), shift)
@@ -99,10 +97,14 @@ func (g *GPU) writeBAR(addr uint64, src []byte) pcie.CplStatus {
 	if !ok {
 		return pcie.UnsupportedRequest
 	}
-	if bar == reg.BARVRAM {
+	switch bar {
+	case reg.BARVRAM:
 		if at := g.regs.apertureBase + off; at < uint64(g.vram.size) {
 			g.vram.write(int64(at), src[:min(uint64(len(src)), uint64(g.vram.size)-at)])
 		}
+		return pcie.SuccessfulCompletion
+	case reg.BARMSIX:
+		g.msix.Write(int(off), src)
 		return pcie.SuccessfulCompletion
 	}
 	eachWord(src, off, func(word uint64, part []byte, shift int) {
@@ -111,11 +113,7 @@ func (g *GPU) writeBAR(addr uint64, src []byte) pcie.CplStatus {
 			v |= uint32(b) << (shift + 8*i)
 			mask |= 0xff << (shift + 8*i)
 		}
-		if bar == reg.BARMSIX {
-			g.msix.write(word, v, mask)
-		} else {
-			g.writeRegister(word, v, mask)
-		}
+		g.writeRegister(word, v, mask)
 	})
 	return pcie.SuccessfulCompletion
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/dxpu-project/dxpu/cfgspace"
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 	"github.com/dxpu-project/dxpu/pcie"
 )
@@ -28,7 +29,7 @@ type state struct {
 	asserted bool
 	time     int64 // device time, ns
 	regs     registers
-	msix     msix
+	msix     cfgspace.MSIXTable
 	queues   []queueState
 	channel  channelState
 }
@@ -161,13 +162,13 @@ func (s *state) code(c *codec) {
 	c.flag(&s.asserted)
 	num(c, &s.time)
 	s.regs.code(c)
-	for i := range s.msix.table {
-		e := &s.msix.table[i]
-		num(c, &e.addr)
-		num(c, &e.data)
-		c.flag(&e.unmasked)
+	for i := range s.msix.Entries {
+		e := &s.msix.Entries[i]
+		num(c, &e.Addr)
+		num(c, &e.Data)
+		c.flag(&e.Unmasked)
 	}
-	num(c, &s.msix.pending)
+	num(c, &s.msix.Pending)
 	for i := range s.queues {
 		s.queues[i].code(c)
 	}

@@ -110,7 +110,7 @@ func (d *Device) memoryRead(p *tlp.Packet) {
 // takeISR returns the ISR status for a read of n bytes. A read that includes it clears it.
 func (d *Device) takeISR(bar int, off uint64, n int) (isr uint8) {
 	if bar == barRegisters && off <= isrAt && off+uint64(n) > isrAt {
-		isr, d.msix.isr = d.msix.isr, 0
+		isr, d.isr = d.isr, 0
 	}
 	return isr
 }
@@ -134,7 +134,7 @@ func (d *Device) memoryWrite(p *tlp.Packet) {
 func (d *Device) readBAR(bar int, off uint64, dst []byte, isr uint8) {
 	clear(dst)
 	if bar == barMSIX {
-		d.msix.read(int(off), dst, len(d.queues)+1)
+		d.msix.Read(int(off), dst)
 		return
 	}
 	overlap(int(off), dst, commonAt, commonSize, d.readCommon)
@@ -144,7 +144,7 @@ func (d *Device) readBAR(bar int, off uint64, dst []byte, isr uint8) {
 
 func (d *Device) writeBAR(bar int, off uint64, src []byte) {
 	if bar == barMSIX {
-		d.msix.write(int(off), src, len(d.queues)+1)
+		d.msix.Write(int(off), src)
 		return
 	}
 	overlap(int(off), src, commonAt, commonSize, d.writeCommon)

@@ -85,7 +85,8 @@ type Device struct {
 	session Session
 	broken  string // why DEVICE_NEEDS_RESET is set
 
-	msix    msix
+	msix    cfgspace.MSIXTable
+	isr     uint8 // ISR status, which a driver without MSI-X reads
 	answers answers
 	reads   reads
 	queues  []queue
@@ -118,7 +119,7 @@ func New(spec Spec) (*Device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("virtio: %w", err)
 	}
-	d := &Device{spec: spec, cfg: cfg, window: findWindow(cfg), queues: make([]queue, spec.Queues)}
+	d := &Device{spec: spec, cfg: cfg, window: findWindow(cfg), msix: cfgspace.NewMSIXTable(spec.Queues+1, msixPBA), queues: make([]queue, spec.Queues)}
 	for i := range d.queues {
 		d.queues[i].index, d.queues[i].ordered = i, spec.Kind.Ordered
 	}
@@ -267,7 +268,7 @@ func (d *Device) Reset(now time.Duration, kind device.ResetKind) {
 		d.id = 0
 	}
 	d.cfg.Reset(flr)
-	d.msix = msix{}
+	d.msix.Reset()
 	d.restart()
 	d.retag()
 	d.reads.req.SetID(d.id)
@@ -285,7 +286,7 @@ func (d *Device) restart() {
 	d.events.reset()
 	d.common = commonConfig{configVector: noVector, generation: d.common.generation}
 	d.broken = ""
-	d.msix.pending, d.msix.isr = 0, 0
+	d.msix.Pending, d.isr = 0, 0
 	d.session = Session{Number: d.session.Number + 1}
 }
 
