@@ -50,23 +50,23 @@ const resetReadRequest = 512
 
 func (g *GPU) configRequest(p *tlp.Packet) {
 	if p.Target.Function() != 0 {
-		g.answers.add(p, answer{status: pcie.UnsupportedRequest}) // enumeration probes it: not an error
+		g.queued(p, g.answers.Status(p, pcie.UnsupportedRequest)) // enumeration probes it: not an error
 		return
 	}
 	if p.Type == tlp.CfgRd0 {
-		g.answers.add(p, answer{config: true, value: g.cfg.Read(int(p.Register&^3), 4)})
+		g.queued(p, g.answers.Value(p, g.cfg.Read(int(p.Register&^3), 4)))
 		return
 	}
 	if p.EP || len(p.Data) != pcie.DW {
 		g.logError(p, cfgspace.AERPoisoned, true)
-		g.answers.add(p, answer{status: pcie.UnsupportedRequest})
+		g.queued(p, g.answers.Status(p, pcie.UnsupportedRequest))
 		return
 	}
 	// Every configuration write tells the function its address (section 2.2.6.2).
 	g.id = p.Target
 	g.req.SetID(g.id)
 	g.react(g.cfg.WriteBE(p.Register, p.FirstBE, binary.LittleEndian.Uint32(p.Data)))
-	g.answers.add(p, answer{})
+	g.queued(p, g.answers.Status(p, pcie.SuccessfulCompletion))
 }
 
 // react carries out the effects of a write to configuration space.
@@ -138,11 +138,23 @@ func (g *GPU) logError(p *tlp.Packet, bit uint32, advisory bool) {
 	g.messages.errors |= errorBit(g.cfg.LogUncorrectable(bit, advisory, header))
 }
 
+// queued logs a request for whose completion there was no room.
+func (g *GPU) queued(p *tlp.Packet, ok bool) {
+	if !ok {
+		g.logError(p, cfgspace.AEROverflow, false)
+	}
+}
+
+// completer describes the function as the sender of completions.
+func (g *GPU) completer() transaction.Completer {
+	return transaction.Completer{ID: g.id, MaxPayload: g.maxPayload(), Out: &g.out, Buf: g.buf[:]}
+}
+
 // refuse handles a request that the function does not support.
 func (g *GPU) refuse(p *tlp.Packet) {
 	g.regs.count(reg.CountUnsupported, 1)
 	g.logError(p, cfgspace.AERUnsupported, p.Type.NonPosted())
 	if p.Type.NonPosted() {
-		g.answers.add(p, answer{status: pcie.UnsupportedRequest})
+		g.queued(p, g.answers.Status(p, pcie.UnsupportedRequest))
 	}
 }

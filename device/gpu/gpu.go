@@ -27,7 +27,8 @@ type GPU struct {
 
 	regs     registers
 	msix     cfgspace.MSIXTable // BAR 4
-	answers  answers
+	answers  transaction.Answers
+	write    transaction.WriteFunc // g.writeBAR, bound once
 	messages messages
 
 	req    *transaction.Requester
@@ -74,7 +75,8 @@ func New(spec Spec) (*GPU, error) {
 	for i := range g.queues {
 		g.queues[i].index = i
 	}
-	g.answers.init(g)
+	g.answers.Init(func(addr uint64, dst []byte, _ uint32) pcie.CplStatus { return g.readBAR(addr, dst) })
+	g.write = g.writeBAR
 	g.retag()
 	g.resetEngines()
 	return g, nil
@@ -126,7 +128,7 @@ func (g *GPU) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
 	g.checkChannel()
 	// A completion must not pass an earlier posted write (section 2.4.1): the
 	// value of a register follows the interrupt that announced it.
-	if !g.flushMessages(emit) || !g.flushInterrupts(emit) || !g.answers.emit(&g.out, g.buf[:], emit) {
+	if !g.flushMessages(emit) || !g.flushInterrupts(emit) || !g.answers.Emit(g.completer(), emit) {
 		return
 	}
 	for {
@@ -233,7 +235,7 @@ func (g *GPU) FinishJob(now time.Duration, j device.Job) {
 // Reset implements device.Device. VRAM stays; Scrub clears it.
 func (g *GPU) Reset(now time.Duration, kind device.ResetKind) {
 	g.now = now
-	g.answers.drop()
+	g.answers.Drop()
 	flr := kind == device.FunctionLevelReset
 	if !flr {
 		g.id = 0

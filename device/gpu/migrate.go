@@ -120,7 +120,7 @@ func (g *GPU) showSerial() {
 // target: it reads snapshots, so nothing of it shows before its end.
 func (g *GPU) Snapshot(now time.Duration) (b []byte, ok bool) {
 	g.now = now
-	if !g.frozen || g.req.InFlight() > 0 || g.held || len(g.answers.queue) > g.answers.head {
+	if !g.frozen || g.req.InFlight() > 0 || g.held || g.answers.Len() > 0 {
 		return nil, false
 	}
 	if !g.restChannel() {

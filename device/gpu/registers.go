@@ -46,7 +46,7 @@ func (g *GPU) memoryRead(p *tlp.Packet) {
 		g.refuse(p)
 		return
 	}
-	g.answers.add(p, answer{memory: true})
+	g.queued(p, g.answers.Memory(p, 0))
 }
 
 func (g *GPU) memoryWrite(p *tlp.Packet) {
@@ -59,7 +59,7 @@ func (g *GPU) memoryWrite(p *tlp.Packet) {
 		g.refuse(p)
 		return
 	}
-	if transaction.WriteBytes(p, g.answers.write) != pcie.SuccessfulCompletion {
+	if transaction.WriteBytes(p, g.write) != pcie.SuccessfulCompletion {
 		g.logError(p, cfgspace.AERMalformed, false)
 	}
 }

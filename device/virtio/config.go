@@ -84,7 +84,7 @@ func (d *Device) Info() device.Info {
 
 func (d *Device) configRequest(p *tlp.Packet) {
 	if p.Target.Function() != 0 {
-		d.answers.add(p, answer{status: pcie.UnsupportedRequest}) // enumeration probes it
+		d.answers.Status(p, pcie.UnsupportedRequest) // enumeration probes it
 		return
 	}
 	if p.Type == tlp.CfgRd0 {
@@ -92,11 +92,11 @@ func (d *Device) configRequest(p *tlp.Packet) {
 		if d.windowData(p) {
 			value = d.readWindow(value)
 		}
-		d.answers.add(p, answer{config: true, value: value})
+		d.answers.Value(p, value)
 		return
 	}
 	if p.EP || len(p.Data) != pcie.DW {
-		d.answers.add(p, answer{status: pcie.UnsupportedRequest})
+		d.answers.Status(p, pcie.UnsupportedRequest)
 		return
 	}
 	// Every configuration write tells the function its address (PCI Express, section 2.2.6.2).
@@ -111,12 +111,12 @@ func (d *Device) configRequest(p *tlp.Packet) {
 	if d.windowData(p) {
 		d.writeWindow(p.FirstBE)
 	}
-	d.answers.add(p, answer{})
+	d.answers.Status(p, pcie.SuccessfulCompletion)
 }
 
 // refuse answers a request that the function does not support.
 func (d *Device) refuse(p *tlp.Packet) {
 	if p.Type.NonPosted() {
-		d.answers.add(p, answer{status: pcie.UnsupportedRequest})
+		d.answers.Status(p, pcie.UnsupportedRequest)
 	}
 }

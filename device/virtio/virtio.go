@@ -87,7 +87,7 @@ type Device struct {
 
 	msix    cfgspace.MSIXTable
 	isr     uint8 // ISR status, which a driver without MSI-X reads
-	answers answers
+	answers transaction.Answers
 	reads   reads
 	queues  []queue
 	turn    int // virtqueue that is served next
@@ -123,6 +123,7 @@ func New(spec Spec) (*Device, error) {
 	for i := range d.queues {
 		d.queues[i].index, d.queues[i].ordered = i, spec.Kind.Ordered
 	}
+	d.answers.Init(d.readKept)
 	d.retag()
 	d.restart()
 	return d, nil
@@ -218,7 +219,7 @@ func (d *Device) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
 	d.now = now
 	d.reads.req.Expire(now, d.slack, d.ended)
 	// A completion does not pass an earlier posted write (PCI Express, section 2.4.1).
-	if !d.flushInterrupts(emit) || !d.answers.emit(d, emit) {
+	if !d.flushInterrupts(emit) || !d.answers.Emit(transaction.Completer{ID: d.id, MaxPayload: d.maxPayload(), Out: &d.out, Buf: d.buf[:]}, emit) {
 		return
 	}
 	for d.mayMaster() && d.broken == "" && d.session.Running {
@@ -262,7 +263,7 @@ func (d *Device) FinishJob(time.Duration, device.Job) {}
 // Reset implements device.Device.
 func (d *Device) Reset(now time.Duration, kind device.ResetKind) {
 	d.now = now
-	d.answers.drop()
+	d.answers.Drop()
 	flr := kind == device.FunctionLevelReset
 	if !flr {
 		d.id = 0
