@@ -21,7 +21,7 @@ import (
 // has chosen. A user outside of the cluster takes a GPU before the controller asks for it.
 func TestBinding(t *testing.T) {
 	t.Parallel()
-	e := newEnv(t, versions[0], kubetest.PoolSpec{Boxes: 1, GPUs: 4, Hosts: 2, Slots: 4, Simulate: true})
+	e := newEnv(t, versions[0], kubetest.PoolSpec{Boxes: 2, GPUs: 4, Hosts: 2, Slots: 4, Simulate: true})
 	for _, test := range []struct {
 		name string
 		run  func()
@@ -30,6 +30,8 @@ func TestBinding(t *testing.T) {
 		{"timeout without a controller", e.timeoutAlone},
 		{"timeout in the queue", e.timeoutQueued},
 		{"claim deleted in the queue", e.deletedQueued},
+		{"host without a free slot", func() { e.hostShut("full", e.fillHost, "has no free slot") }},
+		{"cordoned host", func() { e.hostShut("shut", e.cordonHost, "is cordoned") }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			outer := e.t
@@ -195,4 +197,55 @@ func (e *env) deletedQueued() {
 	})
 	release()
 	e.waitNoLease()
+}
+
+// hostShut: the host of the node that the scheduler has chosen takes no GPU any more. The claim is
+// given back at once, and the pod runs on the other node long before any time ends.
+func (e *env) hostShut(pod string, shut func(host string) (undo func()), why string) {
+	claim := e.allocateAlone(podSpec{name: pod})
+	node := claim.Status.Allocation.NodeSelector.NodeSelectorTerms[0].MatchFields[0].Values[0]
+	undo := shut("host-00" + node[1:])
+	e.startWithQueue(time.Hour)
+	e.waitEvent(pod, "GPUHostUnavailable", why)
+	if p := e.waitRunning(pod); p.Spec.NodeName == node {
+		e.t.Errorf("the pod runs on %s, whose host %s", node, why)
+	}
+	e.deletePod(pod)
+	undo()
+	e.waitNoLease()
+}
+
+// fillHost gives all slots of a host to users outside of the cluster.
+func (e *env) fillHost(host string) (undo func()) {
+	e.t.Helper()
+	var ids []string
+	for range 4 {
+		res, err := e.pool.API.Pool.CreateLease(e.t.Context(), connect.NewRequest(&dxpuv1.CreateLeaseRequest{Spec: &dxpuv1.LeaseSpec{Count: 1, HostId: host}}))
+		if err != nil {
+			e.t.Fatal(err)
+		}
+		ids = append(ids, res.Msg.Lease.Id)
+	}
+	return func() {
+		e.t.Helper()
+		for _, id := range ids {
+			if _, err := e.pool.API.Pool.DeleteLease(e.t.Context(), connect.NewRequest(&dxpuv1.DeleteLeaseRequest{LeaseId: id})); err != nil {
+				e.t.Fatal(err)
+			}
+		}
+	}
+}
+
+func (e *env) cordonHost(host string) (undo func()) {
+	e.t.Helper()
+	target := &dxpuv1.Target{Target: &dxpuv1.Target_HostId{HostId: host}}
+	if _, err := e.pool.API.Pool.Cordon(e.t.Context(), connect.NewRequest(&dxpuv1.CordonRequest{Target: target})); err != nil {
+		e.t.Fatal(err)
+	}
+	return func() {
+		e.t.Helper()
+		if _, err := e.pool.API.Pool.Uncordon(e.t.Context(), connect.NewRequest(&dxpuv1.UncordonRequest{Target: target})); err != nil {
+			e.t.Fatal(err)
+		}
+	}
 }

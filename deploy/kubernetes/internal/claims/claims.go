@@ -50,6 +50,8 @@ type Claim struct {
 	// Host is the host of the pool for the node, by ID. HostErr says why there is none.
 	Host    string
 	HostErr string
+	// HostShut says why the host takes no GPU now, nor soon. Empty: it takes one.
+	HostShut string
 	// Devices are those of this driver.
 	Devices []Device
 }
@@ -180,6 +182,11 @@ func (c *Claim) device(d Device, leases []*dxpuv1.Lease, p Policy, plan *Plan) S
 			if preempted(leases[at]) {
 				s.Reason = "Preempted"
 			}
+		case s.Phase == Waiting && c.Host == "":
+			s.Phase, s.Reason, s.Message = Failed, "NoHost", c.HostErr
+		case s.Phase == Waiting && c.HostShut != "":
+			// The scheduler chooses another node, which the queue of the pool cannot do.
+			s.Phase, s.Reason, s.Message = Failed, "HostUnavailable", c.HostShut+". The manager says: "+s.Message
 		}
 	case d.Failed:
 		s.Phase, s.Reason, s.Message = Failed, "LeaseLost", "the lease of the device has ended"

@@ -20,7 +20,8 @@ import (
 //	           the allocated claim; "!" is a device that has failed before, "+" one that was
 //	           attached, "?" one with bad parameters, "*" admin access; without GPU it has left the pool.
 //	           [gang=(NAME,SIZE)] [runs] is the gang of its devices, and whether that has GPUs;
-//	           [serves=LEASE] is the lease that the claim's status names
+//	           [serves=LEASE] is the lease that the claim's status names; [shut=WHY], with "-" for
+//	           spaces, is why the host takes no GPU
 //	gone       the claim is gone, or not allocated
 //	lease      id= claim= device= [share=] allocated= node= state= [preempted] [tenant=] [gpu=] [host=]: replaces
 //	           the lease of that ID; tenant, GPU and host are those of the device, if they are not named
@@ -40,6 +41,7 @@ func TestScenarios(t *testing.T) {
 				if claim.Host == "" {
 					claim.HostErr = "the node has no host"
 				}
+				claim.HostShut = strings.ReplaceAll(text("shut"), "-", " ")
 				d.MaybeScanArgs(t, "allocated", &claim.Allocated)
 				for _, a := range d.CmdArgs {
 					if a.Key == "devices" {

@@ -129,6 +129,7 @@ func start(ctx context.Context, cfg Config) (*Controller, error) {
 		UpdateFunc: func(old, obj any) {
 			if hostNamed(old) != hostNamed(obj) {
 				c.askPublish()
+				c.queueClaimsOn(obj.(*corev1.Node).Name)
 			}
 		},
 		DeleteFunc: func(any) { c.askPublish() },
@@ -170,6 +171,17 @@ func (c *Controller) claimChanged(obj any) {
 	}
 	if claim, ok := obj.(*resourceapi.ResourceClaim); ok {
 		c.queue.Add(string(claim.UID))
+	}
+}
+
+// queueClaimsOn looks at the claims again that are allocated for a node: those whose leases wait
+// for its host, which is another one now.
+func (c *Controller) queueClaimsOn(node string) {
+	for _, obj := range c.claims.GetStore().List() {
+		claim := obj.(*resourceapi.ResourceClaim)
+		if a := claim.Status.Allocation; a != nil && allocatedNode(a.NodeSelector) == node {
+			c.claimChanged(claim)
+		}
 	}
 }
 

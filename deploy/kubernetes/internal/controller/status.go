@@ -29,6 +29,9 @@ func (c *Controller) report(ctx context.Context, old *resourceapi.ResourceClaim,
 	claim := old.DeepCopy()
 	attached := false
 	for _, s := range status {
+		if d := deviceStatus(claim, s.Device, s.Share); d != nil && isTrue(*d, inventory.Failed) {
+			continue // for ever, for the first reason: the lease that is deleted then is another one
+		}
 		c.say(claim, s)
 		if !worthReporting(claim, s) {
 			continue

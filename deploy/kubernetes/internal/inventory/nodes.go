@@ -79,18 +79,35 @@ func named(is corev1.NodeSelectorOperator, nodes ...string) *corev1.NodeSelector
 
 // closed reports whether a host takes no further GPU: the scheduler keeps away from its node.
 // A pod that runs there keeps its GPUs.
-func closed(h *dxpuv1.Host, queued int) bool {
-	n := h.Node
-	if !n.Connected || n.Cordoned || n.Draining || n.Unstable || len(n.Taints) > 0 {
-		return true
+func closed(h *dxpuv1.Host, queued int) bool { return Shut(h, 0) != "" || freeSlots(h) <= queued }
+
+// Shut returns why a host takes no GPU now, nor soon, "" if it takes one. leaving is the number
+// of its slots whose GPUs are being released.
+func Shut(h *dxpuv1.Host, leaving int) string {
+	switch n := h.Node; {
+	case !n.GetConnected():
+		return "does not report"
+	case n.GetDraining():
+		return "is being drained"
+	case n.GetCordoned():
+		return "is cordoned"
+	case n.GetUnstable():
+		return "was lost too often recently"
+	case len(n.GetTaints()) > 0:
+		return "has a taint of the pool"
+	case freeSlots(h)+leaving == 0:
+		return "has no free slot"
 	}
-	free := 0
+	return ""
+}
+
+func freeSlots(h *dxpuv1.Host) (n int) {
 	for _, s := range h.Slots {
 		if s.BindingId == "" {
-			free++
+			n++
 		}
 	}
-	return free <= queued
+	return n
 }
 
 // SameClosed reports whether two inventories leave out the same nodes.

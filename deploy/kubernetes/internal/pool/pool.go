@@ -16,6 +16,7 @@ import (
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
 
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/claims"
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/inventory"
 )
 
 // Snapshot is the pool at one time. It is not changed any more.
@@ -27,6 +28,7 @@ type Snapshot struct {
 	BoxTaints map[string][]*dxpuv1.Taint
 	Spares    []*dxpuv1.SpareStatus
 	byID      map[string]*dxpuv1.GPU
+	leaving   map[string]int // by host: the slots whose GPUs are being released
 }
 
 // GPU returns a GPU by its ID, nil if the pool does not have it.
@@ -35,6 +37,33 @@ func (s *Snapshot) GPU(id string) *dxpuv1.GPU {
 		return nil
 	}
 	return s.byID[id]
+}
+
+// HostShut returns why a host takes no GPU now, nor soon, "" if it takes one or is not known.
+func (s *Snapshot) HostShut(id string) string {
+	if s == nil || s.Hosts[id] == nil {
+		return ""
+	}
+	if why := inventory.Shut(s.Hosts[id], s.leaving[id]); why != "" {
+		return "host " + id + " " + why
+	}
+	return ""
+}
+
+// index fills what is looked up.
+func (s *Snapshot) index() {
+	s.byID, s.leaving = make(map[string]*dxpuv1.GPU, len(s.GPUs)), map[string]int{}
+	for _, g := range s.GPUs {
+		s.byID[g.Id] = g
+		if g.State == dxpuv1.GPUState_GPU_STATE_RELEASING {
+			s.leaving[g.HostId]++
+		}
+		for _, p := range g.Parts {
+			if !p.Serving {
+				s.leaving[p.HostId]++
+			}
+		}
+	}
 }
 
 // Watcher follows a pool. Run fills it.
@@ -106,17 +135,18 @@ func (w *Watcher) Snapshot() *Snapshot {
 }
 
 // SetSnapshot records a snapshot, which is not changed any more. It returns the claims that have a
-// GPU whose health is another one now.
+// GPU whose health is another one now, and those that wait for a host which takes no GPU.
 func (w *Watcher) SetSnapshot(s *Snapshot) (changed []string) {
-	s.byID = make(map[string]*dxpuv1.GPU, len(s.GPUs))
-	for _, g := range s.GPUs {
-		s.byID[g.Id] = g
-	}
+	s.index()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	old := w.snapshot
 	w.snapshot = s
 	for _, l := range w.leases {
+		if l.State == dxpuv1.LeaseState_LEASE_STATE_PENDING && s.HostShut(l.GetSpec().GetHostId()) != "" {
+			changed = append(changed, l.Spec.Labels[claims.LabelClaim])
+			continue
+		}
 		for _, id := range l.GetSpec().GetGpuIds() {
 			if s.GPU(id).GetHealth() != old.GPU(id).GetHealth() {
 				changed = append(changed, l.Spec.Labels[claims.LabelClaim])

@@ -1,0 +1,54 @@
+package pool
+
+import (
+	"slices"
+	"testing"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/claims"
+)
+
+// TestHostShut: a host takes no GPU while it has no free slot and none is about to be, or while it
+// is out of service. The claims that wait for such a host are looked at again.
+func TestHostShut(t *testing.T) {
+	full := []*dxpuv1.HostSlot{{BindingId: "b-1"}}
+	up := func() *dxpuv1.NodeInfo { return &dxpuv1.NodeInfo{Connected: true} }
+	for name, test := range map[string]struct {
+		host *dxpuv1.Host
+		gpus []*dxpuv1.GPU
+		want string
+	}{
+		"a free slot":          {host: &dxpuv1.Host{Node: up(), Slots: []*dxpuv1.HostSlot{{}}}},
+		"full":                 {host: &dxpuv1.Host{Node: up(), Slots: full}, want: "host h1 has no free slot"},
+		"a GPU is leaving":     {host: &dxpuv1.Host{Node: up(), Slots: full}, gpus: []*dxpuv1.GPU{{Id: "b1/0", HostId: "h1", State: dxpuv1.GPUState_GPU_STATE_RELEASING}}},
+		"a part is leaving":    {host: &dxpuv1.Host{Node: up(), Slots: full}, gpus: []*dxpuv1.GPU{{Id: "b1/0", Parts: []*dxpuv1.GPUPart{{HostId: "h1"}}}}},
+		"one leaves another":   {host: &dxpuv1.Host{Node: up(), Slots: full}, gpus: []*dxpuv1.GPU{{Id: "b1/0", HostId: "h2", State: dxpuv1.GPUState_GPU_STATE_RELEASING}}, want: "host h1 has no free slot"},
+		"a part is used":       {host: &dxpuv1.Host{Node: up(), Slots: full}, gpus: []*dxpuv1.GPU{{Id: "b1/0", Parts: []*dxpuv1.GPUPart{{HostId: "h1", Serving: true}}}}, want: "host h1 has no free slot"},
+		"silent":               {host: &dxpuv1.Host{Node: &dxpuv1.NodeInfo{}, Slots: []*dxpuv1.HostSlot{{}}}, want: "host h1 does not report"},
+		"cordoned":             {host: &dxpuv1.Host{Node: &dxpuv1.NodeInfo{Connected: true, Cordoned: true}, Slots: []*dxpuv1.HostSlot{{}}}, want: "host h1 is cordoned"},
+		"drained":              {host: &dxpuv1.Host{Node: &dxpuv1.NodeInfo{Connected: true, Cordoned: true, Draining: true}}, want: "host h1 is being drained"},
+		"lost again and again": {host: &dxpuv1.Host{Node: &dxpuv1.NodeInfo{Connected: true, Unstable: true}}, want: "host h1 was lost too often recently"},
+		"tainted":              {host: &dxpuv1.Host{Node: &dxpuv1.NodeInfo{Connected: true, Taints: []*dxpuv1.Taint{{}}}}, want: "host h1 has a taint of the pool"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := New(nil, "c", func(string) {}, func() {})
+			for claim, state := range map[string]dxpuv1.LeaseState{
+				"waits": dxpuv1.LeaseState_LEASE_STATE_PENDING, "works": dxpuv1.LeaseState_LEASE_STATE_ACTIVE,
+			} {
+				w.Put(&dxpuv1.Lease{Id: claim, State: state, Spec: &dxpuv1.LeaseSpec{HostId: "h1", Labels: map[string]string{claims.LabelCluster: "c", claims.LabelClaim: claim}}})
+			}
+			s := &Snapshot{Hosts: map[string]*dxpuv1.Host{"h1": test.host}, GPUs: test.gpus}
+			changed := w.SetSnapshot(s)
+			if got := s.HostShut("h1"); got != test.want {
+				t.Errorf("%q, want %q", got, test.want)
+			}
+			if again := slices.Equal(changed, []string{"waits"}); again != (test.want != "") || !again && len(changed) > 0 {
+				t.Errorf("claims %q are looked at again", changed)
+			}
+		})
+	}
+	if got := (&Snapshot{}).HostShut("h1"); got != "" {
+		t.Errorf("an unknown host: %q", got)
+	}
+}
