@@ -59,7 +59,7 @@ func newSimPacketsCommand() *cobra.Command {
 		Long: `Follow each packet of GPUs that copy from host memory or to it: through the proxies, which
 convert a limited number of packets at the same time (--in-process), the links, and the
 ports of the switch with their buffers. The model has no TLPs, ciphers or timers, so it
-simulates about a million packets a second. "dxpu sim network" does the same for a few GPUs
+simulates more than a million packets a second. "dxpu sim network" does the same for a few GPUs
 with the engines of the proxies.
 
 A window bounds what each GPU has in flight beside its tags. It shrinks by losses and by the

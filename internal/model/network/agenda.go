@@ -1,97 +1,146 @@
 package network
 
-import "time"
+import (
+	"math/bits"
+	"time"
 
-// agenda holds the events to come. Packets leave a stage in the order in which they came,
-// so the events behind one stage need no sorting: they wait in a line, and only the first
-// of each line is in the heap. So the heap has as many entries as the network has stages,
-// not packets.
+	"github.com/dxpu-project/dxpu/machine"
+)
+
+// agenda holds the events to come. Events of the same time leave in the order in which they
+// were pushed.
+//
+// The network of many GPUs has tens of events in a nanosecond, so nothing is sorted: each
+// nanosecond of the present era has a list, whose end takes the events. Events of a later
+// era wait in one list until it begins.
 type agenda struct {
-	heap  []*line // binary heap of the lines that are not empty, by their first event
-	order uint64
+	start    time.Duration // of the present era
+	lists    []list        // of the present era, one for each nanosecond
+	occupied []uint64      // a bit for each list that has events
+	word     int           // of occupied: those before it are 0
+
+	chunks []chunk
+	unused []int32 // chunks without events
+
+	later  map[time.Duration][]event    // events of later eras, by the start of the era
+	starts machine.Queue[time.Duration] // of these eras
 }
 
-// line holds events in the order of their times.
-type line struct {
-	ring   []event // a power of two
-	first  int
-	events int
+// era is the length of an era in ns. Few packets take as long to their next event.
+const era = 1 << 16
+
+// list holds events of one time in chunks.
+type list struct {
+	first, last int32 // chunks
+	taken       int16 // events that the first chunk had and that are gone
+	added       int16 // events that the last chunk got; 0: the list is empty
+}
+
+// chunk holds events of one list. It takes two cache lines.
+type chunk struct {
+	packets [5]packet
+	next    int32
 }
 
 type event struct {
-	at    time.Duration
-	order uint64 // of two events at the same time, the one that was pushed first comes first
+	at time.Duration
 	packet
 }
 
-func (e *event) before(o *event) bool { return e.at < o.at || e.at == o.at && e.order < o.order }
-
-func (l *line) head() *event { return &l.ring[l.first] }
-
-// push adds an event behind the others of its line. at is not before that of the last one.
-func (a *agenda) push(l *line, at time.Duration, p packet) {
-	if l.events == len(l.ring) {
-		l.grow()
-	}
-	l.ring[(l.first+l.events)&(len(l.ring)-1)] = event{at, a.order, p}
-	a.order++
-	if l.events++; l.events > 1 {
-		return
-	}
-	a.heap = append(a.heap, l)
-	for i := len(a.heap) - 1; i > 0; {
-		parent := (i - 1) / 2
-		if !l.head().before(a.heap[parent].head()) {
-			break
-		}
-		a.heap[i], a.heap[parent] = a.heap[parent], l
-		i = parent
-	}
+func newAgenda() agenda {
+	return agenda{lists: make([]list, era), occupied: make([]uint64, era/64), later: map[time.Duration][]event{}}
 }
 
-func (l *line) grow() {
-	ring := make([]event, max(16, 2*len(l.ring)))
-	n := copy(ring, l.ring[l.first:])
-	copy(ring[n:], l.ring[:l.first])
-	l.ring, l.first = ring, 0
+// push adds an event. at is not before that of the last event that left, nor before a limit
+// that kept one from leaving.
+func (a *agenda) push(at time.Duration, p *packet) {
+	if i := at - a.start; i < era {
+		a.add(int(i), p)
+		return
+	}
+	start := at - at%era
+	if a.later[start] == nil {
+		a.starts.Push(start, start)
+	}
+	a.later[start] = append(a.later[start], event{at, *p})
+}
+
+// add adds an event to list i.
+func (a *agenda) add(i int, p *packet) {
+	l := &a.lists[i]
+	switch int(l.added) {
+	case 0:
+		c := a.chunk()
+		*l = list{first: c, last: c}
+		a.occupied[i/64] |= 1 << (i % 64)
+		a.word = min(a.word, i/64)
+	case len(chunk{}.packets):
+		c := a.chunk()
+		a.chunks[l.last].next = c
+		l.last, l.added = c, 0
+	}
+	a.chunks[l.last].packets[l.added] = *p
+	l.added++
+}
+
+// chunk returns an unused chunk.
+func (a *agenda) chunk() int32 {
+	if n := len(a.unused); n > 0 {
+		c := a.unused[n-1] // the last one used is in the cache
+		a.unused = a.unused[:n-1]
+		return c
+	}
+	a.chunks = append(a.chunks, chunk{})
+	return int32(len(a.chunks) - 1)
 }
 
 // pop removes the first event if it is due before the limit.
 func (a *agenda) pop(limit time.Duration) (event, bool) {
-	if len(a.heap) == 0 || a.heap[0].head().at >= limit {
-		return event{}, false
-	}
-	l := a.heap[0]
-	e := *l.head()
-	l.first = (l.first + 1) & (len(l.ring) - 1)
-	if l.events--; l.events == 0 {
-		last := len(a.heap) - 1
-		l = a.heap[last]
-		a.heap[last] = nil
-		if a.heap = a.heap[:last]; last == 0 {
-			return e, true
+	for {
+		for ; a.word < len(a.occupied); a.word++ {
+			word := a.occupied[a.word]
+			if word == 0 {
+				continue
+			}
+			i := a.word*64 + bits.TrailingZeros64(word)
+			at := a.start + time.Duration(i)
+			if at >= limit {
+				return event{}, false
+			}
+			return event{at, a.take(i)}, true
 		}
+		if a.starts.Wake() >= limit {
+			return event{}, false
+		}
+		a.begin()
 	}
-	a.sink(l)
-	return e, true
 }
 
-// sink puts a line at the top of the heap, and lets it go down to its place.
-func (a *agenda) sink(l *line) {
-	h, i := l.head(), 0
-	for {
-		child := 2*i + 1
-		if child >= len(a.heap) {
-			break
-		}
-		if child+1 < len(a.heap) && a.heap[child+1].head().before(a.heap[child].head()) {
-			child++
-		}
-		if !a.heap[child].head().before(h) {
-			break
-		}
-		a.heap[i] = a.heap[child]
-		i = child
+// take removes the first event of list i.
+func (a *agenda) take(i int) packet {
+	l := &a.lists[i]
+	c := &a.chunks[l.first]
+	p := c.packets[l.taken]
+	l.taken++
+	switch {
+	case l.first == l.last && l.taken == l.added:
+		a.unused = append(a.unused, l.first)
+		*l = list{}
+		a.occupied[i/64] &^= 1 << (i % 64)
+	case int(l.taken) == len(c.packets):
+		a.unused = append(a.unused, l.first)
+		l.first, l.taken = c.next, 0
 	}
-	a.heap[i] = l
+	return p
+}
+
+// begin begins the next era that has events.
+func (a *agenda) begin() {
+	a.start, _ = a.starts.Pop(a.starts.Wake())
+	a.word = 0
+	for i := range a.later[a.start] {
+		e := &a.later[a.start][i]
+		a.add(int(e.at-a.start), &e.packet)
+	}
+	delete(a.later, a.start)
 }

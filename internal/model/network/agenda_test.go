@@ -4,39 +4,47 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/dxpu-project/dxpu/machine"
 )
 
-// Events of many lines leave by time, and by their order of arrival at equal times.
+// Events leave by time, and by their order of arrival at equal times, as they leave a heap:
+// in the present era, in the next ones, and long after an era without events.
 func TestAgenda(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	var a agenda
-	lines := make([]line, 20)
-	last := make([]time.Duration, len(lines))
+	a := newAgenda()
+	var want machine.Queue[int32]
 	var now time.Duration
-	var order uint64
-	pushed, popped := 0, 0
-	for pushed < 50_000 || popped < pushed {
-		if pushed < 50_000 && rng.IntN(2) == 0 {
-			i := rng.IntN(len(lines))
-			last[i] = max(last[i], now) + time.Duration(rng.IntN(5))
-			a.push(&lines[i], last[i], packet{bytes: int32(pushed)})
-			pushed++
+	ahead := []int{1, 5, 5, 100, era, 3 * era, 1000 * era}
+	for n := range int32(200_000) {
+		if n < 100_000 && rng.IntN(2) == 0 {
+			at := now + time.Duration(rng.IntN(ahead[rng.IntN(len(ahead))]))
+			a.push(at, &packet{bytes: n})
+			want.Push(at, n)
 			continue
 		}
-		e, ok := a.pop(now + 1000)
+		limit := now + time.Duration(rng.IntN(2*era))
+		if n >= 100_000 {
+			limit = machine.Never
+		}
+		e, ok := a.pop(limit)
+		if first := want.Wake(); ok != (first < limit) || ok && e.at != first {
+			t.Fatalf("event at %v, %v before %v; want one at %v", e.at, ok, limit, first)
+		}
 		if !ok {
-			if popped < pushed && pushed == 50_000 {
-				t.Fatalf("%d of %d events came out", popped, pushed)
+			// As the simulation does after a rare event: now is that of the limit.
+			now = limit
+			if limit == machine.Never {
+				break
 			}
 			continue
 		}
-		if e.at < now || e.at == now && e.order < order && popped > 0 {
-			t.Fatalf("event %d at %v after %d at %v", e.order, e.at, order, now)
+		now = e.at
+		if number, _ := want.Pop(now); number != e.bytes {
+			t.Fatalf("event %d at %v, want %d", e.bytes, now, number)
 		}
-		now, order = e.at, e.order
-		popped++
 	}
-	if _, ok := a.pop(1 << 62); ok {
-		t.Error("an event too many")
+	if want.Len() > 0 || len(a.unused) != len(a.chunks) {
+		t.Errorf("%d events left, %d of %d chunks free", want.Len(), len(a.unused), len(a.chunks))
 	}
 }

@@ -6,8 +6,6 @@ import "time"
 // switch before it.
 type member struct {
 	proxy *proxy
-	read  line    // packets on their way through host memory
-	peer  line    // packets between the two passages of its proxy
 	out   []*wire // of each path
 	port  []*wire
 	rack  int
@@ -56,14 +54,14 @@ func (m *simulation) build() {
 		switch next := &boxes[to%m.Boxes]; {
 		case m.Peer && next == box:
 			route, base = func(int) []hop {
-				return []hop{{stage: gpuLinks[i].out, line: &gpuLinks[i].out.line}, {stage: gpuLinks[to].in}}
+				return []hop{{stage: stage{wire: gpuLinks[i].out}}, {stage: stage{wire: gpuLinks[to].in}}}
 			}, m.Memory
 		case m.Peer:
 			write := route
 			route, base = func(path int) []hop {
 				r := write(path)
 				r = append(r[:len(r)-1], m.crossing(racks, path, host, next)...)
-				return append(r, hop{stage: gpuLinks[to].in, inline: true})
+				return append(r, hop{stage: stage{wire: gpuLinks[to].in}, inline: true})
 			}, m.Memory+2*(m.Wire+2*m.Conversion)
 		}
 		g.out = m.flow(g, i, m.Out, route)
@@ -113,24 +111,24 @@ func (m *simulation) member(i int, rate float64, senders int) member {
 // read is the route of a read of host memory.
 func (m *simulation) read(racks []rack, path int, box, host *member, link *wire) []hop {
 	r := m.crossing(racks, path, box, host)
-	r = append(r, hop{stage: delay(m.Memory), inline: true, answer: true, line: &host.read})
+	r = append(r, hop{stage: stage{delay: m.Memory}, inline: true, answer: true})
 	r = append(r, m.crossing(racks, path, host, box)...)
-	return append(r, hop{stage: link, inline: true})
+	return append(r, hop{stage: stage{wire: link}, inline: true})
 }
 
 // write is the route of a write to host memory.
 func (m *simulation) write(racks []rack, path int, box, host *member, link *wire) []hop {
-	r := append([]hop{{stage: link, line: &link.line}}, m.crossing(racks, path, box, host)...)
-	return append(r, hop{stage: delay(m.Memory / 2), inline: true})
+	r := append([]hop{{stage: stage{wire: link}}}, m.crossing(racks, path, box, host)...)
+	return append(r, hop{stage: stage{delay: m.Memory / 2}, inline: true})
 }
 
 // crossing is the route through two proxies and the network between them.
 func (m *simulation) crossing(racks []rack, path int, from, to *member) []hop {
 	out, port := from.out[path], to.port[path]
-	r := []hop{{stage: from.proxy}, {stage: out, inline: true}, {stage: delay(m.Wire / 2), inline: true, network: true, line: &out.line}}
+	r := []hop{{stage: stage{proxy: from.proxy}}, {stage: stage{wire: out}, inline: true}, {stage: stage{delay: m.Wire / 2}, inline: true, network: true}}
 	if from.rack != to.rack {
 		up, down := racks[from.rack].up[path], racks[to.rack].down[path]
-		r = append(r, hop{stage: up, line: &up.line}, hop{stage: down, line: &down.line})
+		r = append(r, hop{stage: stage{wire: up}}, hop{stage: stage{wire: down}})
 	}
-	return append(r, hop{stage: port, inline: to.alone, line: &port.line}, hop{stage: to.proxy, line: &to.peer})
+	return append(r, hop{stage: stage{wire: port}, inline: to.alone}, hop{stage: stage{proxy: to.proxy}})
 }

@@ -30,7 +30,6 @@ type flow struct {
 	counted uint64        // bytes in the time that counts
 	before  uint64        // those before the first path failed
 	last    time.Duration // when data came last, in the time that counts
-	arrived line          // packets of whose arrival the sender does not know yet
 }
 
 const (

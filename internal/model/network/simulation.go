@@ -21,9 +21,6 @@ type hop struct {
 	answer bool
 	// network passages can lose a packet.
 	network bool
-	// line holds the packets on their way from here to the next hop, if that one is not
-	// inline.
-	line *line
 }
 
 // packet is a packet on its way.
@@ -86,7 +83,7 @@ func (s Spec) Measure(ctx context.Context) (Result, error) {
 	if err := s.Validate(); err != nil {
 		return Result{}, err
 	}
-	m := &simulation{Spec: &s, rng: rand.New(rand.NewPCG(s.Seed, 12)), from: s.Time, to: 2 * s.Time}
+	m := &simulation{Spec: &s, rng: rand.New(rand.NewPCG(s.Seed, 12)), events: newAgenda(), from: s.Time, to: 2 * s.Time}
 	m.build()
 	for i := range m.gpus {
 		at := time.Duration(m.rng.Int64N(int64(s.Compute + s.RTT())))
@@ -185,7 +182,7 @@ func (m *simulation) advance(p *packet) {
 			break
 		}
 		if !f.routes[p.path][p.hop].inline {
-			m.events.push(h.line, now, *p)
+			m.events.push(now, p)
 			return
 		}
 	}
@@ -231,7 +228,7 @@ func (m *simulation) arrive(at time.Duration, p *packet) {
 		}
 	}
 	p.kind = done
-	m.events.push(&p.flow.arrived, at+p.flow.ackTime, *p)
+	m.events.push(at+p.flow.ackTime, p)
 }
 
 // delivered goes on with the copy, or with the next step.

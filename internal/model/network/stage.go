@@ -5,11 +5,24 @@ import (
 	"time"
 )
 
-// stage is a station of a route. The times of packets that reach it do not go backwards, nor
-// do those at which packets leave it.
-type stage interface {
-	// pass returns when a packet that arrives now leaves, and false if it is dropped.
-	pass(now time.Duration, p *packet) (time.Duration, bool)
+// stage is a station of a route: a wire, a proxy, or else a time that is the same for all
+// packets. The times of packets that reach it do not go backwards, nor do those at which
+// packets leave it. It is no interface, so that packets stay out of the heap.
+type stage struct {
+	wire  *wire
+	proxy *proxy
+	delay time.Duration
+}
+
+// pass returns when a packet that arrives now leaves, and false if it is dropped.
+func (s *stage) pass(now time.Duration, p *packet) (time.Duration, bool) {
+	switch {
+	case s.wire != nil:
+		return s.wire.pass(now, p)
+	case s.proxy != nil:
+		return s.proxy.pass(now), true
+	}
+	return now + s.delay, true
 }
 
 // proxy converts packets. Each context takes one at a time and the same time for each,
@@ -20,16 +33,16 @@ type proxy struct {
 	next       int             // the context that is free first
 }
 
-func (x *proxy) pass(now time.Duration, _ *packet) (time.Duration, bool) {
+func (x *proxy) pass(now time.Duration) time.Duration {
 	if x.free == nil {
-		return now + x.conversion, true
+		return now + x.conversion
 	}
 	done := max(now, x.free[x.next]) + x.conversion
 	x.free[x.next] = done
 	if x.next++; x.next == len(x.free) {
 		x.next = 0
 	}
-	return done, true
+	return done
 }
 
 // wire is a link, with the buffer before it.
@@ -38,7 +51,6 @@ type wire struct {
 	buffer, mark    float64 // bytes; 0: none
 	busy            float64 // ns: when it has sent all that waits
 	dropped, marked uint64
-	line            line // packets on their way from here
 	// payload makes it count payloads only: PCIe's own headers are in its rate.
 	payload bool
 }
@@ -51,22 +63,17 @@ func (w *wire) pass(now time.Duration, p *packet) (time.Duration, bool) {
 	if w.payload {
 		size = float64(p.flow.payload)
 	}
-	waiting := max(w.busy-float64(now), 0) * w.rate
-	if w.buffer > 0 && waiting+size > w.buffer {
-		w.dropped++
-		return 0, false
-	}
-	if w.mark > 0 && waiting >= w.mark {
-		p.marked = true
-		w.marked++
+	if w.buffer > 0 || w.mark > 0 {
+		waiting := max(w.busy-float64(now), 0) * w.rate
+		if w.buffer > 0 && waiting+size > w.buffer {
+			w.dropped++
+			return 0, false
+		}
+		if w.mark > 0 && waiting >= w.mark {
+			p.marked = true
+			w.marked++
+		}
 	}
 	w.busy = max(w.busy, float64(now)) + size/w.rate
 	return time.Duration(math.Ceil(w.busy)), true
-}
-
-// delay takes a time that is the same for all packets.
-type delay time.Duration
-
-func (d delay) pass(now time.Duration, _ *packet) (time.Duration, bool) {
-	return now + time.Duration(d), true
 }
