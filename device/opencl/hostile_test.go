@@ -93,6 +93,18 @@ func TestWrongPackets(t *testing.T) {
 		{op: reg.PacketFillImage, queue: hQueue, body: fields(u32(hA), uint32(0), make([]byte, 64), noWaits)},
 		{op: reg.PacketNDRange, queue: hQueue, body: ndrange(16, bufferArg(hA), bufferArg(hB), fields(u32(reg.ArgImage), uint32(4), u32(hA), uint32(0)))},
 		{op: reg.PacketNDRange, queue: hQueue, body: ndrange(16, bufferArg(hA), bufferArg(hB), fields(u32(reg.ArgSampler), uint32(4), u32(hA), uint32(0)))},
+		{op: reg.PacketConstant, body: fields(u32(hProgram), uint32(7), uint32(4), uint32(0), uint64(1))}, // of a source
+		{op: reg.PacketConstant, body: fields(u32(hA), uint32(7), uint32(4), uint32(0), uint64(1))},
+		{op: reg.PacketConstant, body: fields(u32(hProgram), uint32(7), ^uint32(0), uint32(0))},
+		{op: reg.PacketConstant},
+		{op: reg.PacketSubGroups, body: fields(u32(hQueue), uint32(0x2034), uint32(8), uint32(0), uint64(8))},
+		{op: reg.PacketSubGroups, body: fields(u32(hKernel), uint32(0x2034), uint32(8), uint32(0), uint64(0))},
+		{op: reg.PacketSubGroups, body: fields(u32(hKernel), uint32(0x2034), uint32(24), uint32(0), all, all, all)},
+		{op: reg.PacketSubGroups, body: fields(u32(hKernel), uint32(0x2034), ^uint32(0), uint32(0))},
+		{op: reg.PacketSubGroups, body: fields(u32(hKernel), uint32(0x11b8), uint32(0), uint32(0))},
+		{op: reg.PacketSubGroups, body: fields(u32(hKernel), uint32(7), uint32(0), uint32(0))},
+		{op: reg.PacketSubGroups},
+		{op: reg.PacketSubGroups + 1, queue: hQueue, body: fields(noWaits)},
 	} {
 		cookie := r.post(p.op, p.queue, p.flags, p.body)
 		e, _, ok := r.next()

@@ -31,10 +31,11 @@ const (
 	FeatureArm    = 1 << 0 // ComputeArmed and ComputeArm
 	FeatureFetch  = 1 << 1 // PacketFetch
 	FeatureQueues = 1 << 2 // the flags of PacketQueue
-	FeatureImages = 1 << 3 // PacketImage to PacketOutput, and the packets from PacketWriteImage on; since minor 4
+	FeatureImages = 1 << 3 // PacketImage to PacketOutput, and PacketWriteImage to PacketBufferImage; since minor 4
+	FeatureGroups = 1 << 4 // PacketConstant and PacketSubGroups; since minor 5
 
 	// Features are those of this version.
-	Features = FeatureArm | FeatureFetch | FeatureQueues | FeatureImages
+	Features = FeatureArm | FeatureFetch | FeatureQueues | FeatureImages | FeatureGroups
 )
 
 // Bounds of the compute channel.

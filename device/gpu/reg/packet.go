@@ -4,8 +4,8 @@ package reg
 // header are little-endian words without padding; device/gpu/README.md lists them.
 type PacketOp uint16
 
-// Operations. Those from PacketWrite on are enqueued: a list of the packets that they
-// wait for follows their fields.
+// Operations. Those from PacketWrite on, up to EndEnqueuePacket, are enqueued: a list of the
+// packets that they wait for follows their fields.
 const (
 	PacketInfo         PacketOp = 1  // the properties of the device
 	PacketRelease      PacketOp = 2  // an object
@@ -37,7 +37,10 @@ const (
 	PacketFillImage    PacketOp = 28 // a color to a box of an image
 	PacketImageBuffer  PacketOp = 29 // box of an image to a buffer, packed
 	PacketBufferImage  PacketOp = 30 // packed pixels of a buffer to a box of an image
+	PacketConstant     PacketOp = 64 // a specialization constant of a program
+	PacketSubGroups    PacketOp = 65 // a query of a kernel about sub-groups
 	FirstEnqueuePacket          = PacketWrite
+	EndEnqueuePacket            = PacketConstant
 )
 
 // Flags of PacketQueue, in the word behind the handle.
@@ -84,4 +87,5 @@ const (
 	MaxWaits       = 1024     // packets that one packet waits for
 	MaxOutput      = 8 << 20  // bytes of kernels' output until it is read
 	MaxHeaders     = 1024     // programs that one packet names
+	MaxConstants   = 1024     // specialization constants of a program
 )

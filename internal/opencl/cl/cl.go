@@ -97,11 +97,13 @@ const (
 	getProgramInfo
 	getProgramBuildInfo
 	releaseProgram
+	setProgramSpecializationConstant
 	createKernel
 	releaseKernel
 	getKernelInfo
 	getKernelArgInfo
 	getKernelWorkGroupInfo
+	getKernelSubGroupInfo
 	setKernelArg
 	enqueueNDRangeKernel
 	enqueueReadBuffer
@@ -135,8 +137,8 @@ var names = [functions]string{
 	"clCreateCommandQueue", "clReleaseCommandQueue", "clCreateBuffer", "clCreateSubBuffer", "clReleaseMemObject",
 	"clCreateImage", "clCreateSampler", "clReleaseSampler", "clGetSupportedImageFormats",
 	"clCreateProgramWithSource", "clCreateProgramWithBinary", "clCreateProgramWithIL", "clBuildProgram", "clCompileProgram", "clLinkProgram", "clGetProgramInfo",
-	"clGetProgramBuildInfo", "clReleaseProgram", "clCreateKernel", "clReleaseKernel", "clGetKernelInfo", "clGetKernelArgInfo",
-	"clGetKernelWorkGroupInfo", "clSetKernelArg", "clEnqueueNDRangeKernel", "clEnqueueReadBuffer", "clEnqueueWriteBuffer",
+	"clGetProgramBuildInfo", "clReleaseProgram", "clSetProgramSpecializationConstant", "clCreateKernel", "clReleaseKernel", "clGetKernelInfo", "clGetKernelArgInfo",
+	"clGetKernelWorkGroupInfo", "clGetKernelSubGroupInfo", "clSetKernelArg", "clEnqueueNDRangeKernel", "clEnqueueReadBuffer", "clEnqueueWriteBuffer",
 	"clEnqueueCopyBuffer", "clEnqueueFillBuffer", "clEnqueueReadBufferRect", "clEnqueueWriteBufferRect",
 	"clEnqueueCopyBufferRect", "clEnqueueMarkerWithWaitList", "clEnqueueBarrierWithWaitList", "clEnqueueReadImage", "clEnqueueWriteImage", "clEnqueueCopyImage",
 	"clEnqueueFillImage", "clEnqueueCopyImageToBuffer", "clEnqueueCopyBufferToImage", "clFlush", "clWaitForEvents", "clSetEventCallback", "clCreateUserEvent", "clSetUserEventStatus", "clGetEventInfo",
@@ -152,6 +154,11 @@ const loader = "libOpenCL.so.1"
 // ErrNoLoader means that this machine has no OpenCL.
 var ErrNoLoader = errors.New("no OpenCL on this machine: install an ICD loader (libOpenCL.so.1) and the platform of the GPU's vendor")
 
+// optional reports whether a function came with OpenCL 2.1 or later: an older loader lacks it.
+func optional(f function) bool {
+	return f == createProgramWithIL || f == setProgramSpecializationConstant || f == getKernelSubGroupInfo
+}
+
 // Open loads the ICD loader.
 func Open() (*Library, error) {
 	handle, err := purego.Dlopen(loader, purego.RTLD_NOW|purego.RTLD_LOCAL)
@@ -160,7 +167,7 @@ func Open() (*Library, error) {
 	}
 	l := &Library{}
 	for i, name := range names {
-		if l.fn[i], err = purego.Dlsym(handle, name); err != nil && function(i) != createProgramWithIL {
+		if l.fn[i], err = purego.Dlsym(handle, name); err != nil && !optional(function(i)) {
 			return nil, fmt.Errorf("%s: %w", loader, err)
 		}
 	}

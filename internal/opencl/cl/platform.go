@@ -132,6 +132,7 @@ const (
 	deviceParentDevice = 0x1042
 	platformParams     = 0x0900
 	platformParamsEnd  = 0x0908
+	subGroupSizes      = 0x4108 // of cl_intel_required_subgroup_size
 )
 
 // Properties returns what the platform says of itself and of the device, in the order
@@ -143,14 +144,17 @@ func (f Found) Properties(l *Library) []Property {
 			out = append(out, Property{p, v})
 		}
 	}
-	for p := uint32(deviceParams); p < deviceParamsEnd; p++ {
-		if p == devicePlatform || p == deviceParentDevice {
-			continue
-		}
+	ask := func(p uint32) {
 		// An empty list is a value, too.
 		if v, err := l.info(getDeviceInfo, uintptr(f.device), uintptr(p)); err == nil {
 			out = append(out, Property{p, v})
 		}
 	}
+	for p := uint32(deviceParams); p < deviceParamsEnd; p++ {
+		if p != devicePlatform && p != deviceParentDevice {
+			ask(p)
+		}
+	}
+	ask(subGroupSizes)
 	return out
 }

@@ -108,6 +108,7 @@ func (s *Session) buildTask(c *cursor) (task, error) {
 	run := func() error {
 		s.mu.Lock()
 		p.options = options
+		p.take()
 		s.mu.Unlock()
 		return s.Library.Build(p.program, s.Device, options)
 	}

@@ -99,7 +99,7 @@ func (m *mover) execute(record []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch h.Op {
-	case reg.PacketQueue, reg.PacketBuffer, reg.PacketSubBuffer, reg.PacketImage, reg.PacketSampler, reg.PacketKernel, reg.PacketRelease:
+	case reg.PacketQueue, reg.PacketBuffer, reg.PacketSubBuffer, reg.PacketImage, reg.PacketSampler, reg.PacketKernel, reg.PacketRelease, reg.PacketConstant:
 		err = s.control(h, &cursor{b: body}).err
 	case reg.PacketProgram:
 		if err = s.free(h.Queue, &cursor{}); err == nil {
@@ -135,6 +135,7 @@ func (s *Session) rebuild(h reg.PacketHeader, options string) error {
 		return errRecord
 	}
 	p.options = options
+	p.take()
 	err = s.Library.Build(p.program, s.Device, options)
 	p.end(programBuilt, err)
 	if h.Flags&recordFailed != 0 {

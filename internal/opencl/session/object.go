@@ -23,10 +23,11 @@ type buffer struct {
 
 type program struct {
 	birth
-	program   cl.Program
-	kind      uint32 // of text
-	text      []byte // nil: the program was linked
-	options   string // of the last build
+	program cl.Program
+	kind    uint32 // of text
+	text    []byte // nil: the program was linked
+	options string // of the last build
+	constants
 	state     programState
 	described cl.Program // see describer
 	busy      bool       // a build is under way

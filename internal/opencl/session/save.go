@@ -20,7 +20,7 @@ import (
 // last record has the handles. The target executes the records as they come (load.go).
 //
 //	Op                body                          Queue    others
-//	PacketQueue ... Kernel, Release   as the packet's, with numbers
+//	PacketQueue ... Kernel, Release, Constant   as the packet's, with numbers
 //	PacketProgram     text                          number   Flags: source, IL or binary
 //	PacketBuild       options                       number   Flags: recordFailed
 //	PacketWrite       data                          number   Out: offset
@@ -393,8 +393,10 @@ func (m *mover) addProgram(p *program, sent bool) {
 		m.add(reg.PacketHeader{Op: reg.PacketProgram, Queue: p.number, Flags: uint16(kind)}, nil, text)
 	}
 	if !build {
+		m.addConstants(p, p.set)
 		return
 	}
+	m.addConstants(p, p.built)
 	h := reg.PacketHeader{Op: reg.PacketBuild, Queue: p.number}
 	options := p.options
 	if p.state == programMade {
@@ -404,6 +406,7 @@ func (m *mover) addProgram(p *program, sent bool) {
 		h.Flags = recordFailed
 	}
 	m.add(h, nil, []byte(options))
+	m.addConstants(p, p.set)
 }
 
 // addEnd appends what kernels have printed, and the handles.

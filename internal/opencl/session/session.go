@@ -230,7 +230,7 @@ func (s *Session) handle(p []byte, more bool) error {
 
 func (s *Session) execute(h reg.PacketHeader, c *cursor) error {
 	switch {
-	case h.Op >= reg.FirstEnqueuePacket:
+	case h.Op >= reg.FirstEnqueuePacket && h.Op < reg.EndEnqueuePacket:
 		if err := s.enqueue(h, c); err != nil {
 			return s.send(reg.Event{Cookie: h.Cookie, Status: status(err)})
 		}
@@ -311,6 +311,10 @@ func (s *Session) control(h reg.PacketHeader, c *cursor) result {
 		return result{err: s.newSampler(c)}
 	case reg.PacketFormats:
 		return s.formats(c)
+	case reg.PacketConstant:
+		return result{err: s.setConstant(c)}
+	case reg.PacketSubGroups:
+		return s.subGroups(c)
 	case reg.PacketOutput:
 		return result{data: s.output(int(min(h.Room, reg.MaxOutput)))}
 	}
