@@ -91,5 +91,7 @@ extern __typeof__(*(cl_api_clLinkProgram)0) dxpu_LinkProgram;
 extern __typeof__(*(cl_api_clEnqueueFillImage)0) dxpu_EnqueueFillImage;
 extern __typeof__(*(cl_api_clCreateSamplerWithProperties)0) dxpu_CreateSamplerWithProperties;
 extern __typeof__(*(cl_api_clCloneKernel)0) dxpu_CloneKernel;
+extern __typeof__(*(cl_api_clGetKernelSubGroupInfo)0) dxpu_GetKernelSubGroupInfo;
+extern __typeof__(*(cl_api_clSetProgramSpecializationConstant)0) dxpu_SetProgramSpecializationConstant;
 extern __typeof__(*(cl_api_clCreateImageWithProperties)0) dxpu_CreateImageWithProperties;
 #endif

@@ -38,6 +38,8 @@ enum {
 	PACKET_FILL_IMAGE = 28,
 	PACKET_IMAGE_BUFFER = 29,
 	PACKET_BUFFER_IMAGE = 30,
+	PACKET_CONSTANT = 64,
+	PACKET_SUB_GROUPS = 65,
 };
 
 enum { NDRANGE_OFFSET = 1, NDRANGE_LOCAL = 2, MARKER_BARRIER = 1, PACKET_FETCH = 1 << 15, MAX_PACKET = 64 << 10 };
@@ -46,7 +48,7 @@ enum { NDRANGE_OFFSET = 1, NDRANGE_LOCAL = 2, MARKER_BARRIER = 1, PACKET_FETCH =
 enum { QUEUE_WITHOUT_TIMES = 1, QUEUE_OUT_OF_ORDER = 2 };
 
 /* Features of a device. */
-enum { FEATURE_ARM = 1, FEATURE_FETCH = 2, FEATURE_QUEUES = 4, FEATURE_IMAGES = 8 };
+enum { FEATURE_ARM = 1, FEATURE_FETCH = 2, FEATURE_QUEUES = 4, FEATURE_IMAGES = 8, FEATURE_GROUPS = 16 };
 
 /* times are when a command was queued, submitted, started and ended, in nanoseconds. */
 struct times {

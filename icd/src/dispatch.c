@@ -48,6 +48,8 @@ DXPU_EXPORT CL_API_ENTRY void *CL_API_CALL clGetExtensionFunctionAddress(const c
 static void *CL_API_CALL address_for_platform(cl_platform_id p, const char *name)
 {
 	(void)p;
+	if (name && !strcmp(name, "clGetKernelSubGroupInfoKHR"))
+		return (void *)dxpu_GetKernelSubGroupInfo;
 	return clGetExtensionFunctionAddress(name);
 }
 

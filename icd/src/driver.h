@@ -215,6 +215,9 @@ uint64_t device_number(cl_device_id d, uint32_t param);
 /* device_allocation returns the size of the largest buffer. */
 uint64_t device_allocation(cl_device_id d);
 
+/* device_groups reports whether a device has sub-groups, for which there is a packet. */
+int device_groups(cl_device_id d);
+
 /* device_list returns the devices, connected. */
 cl_uint device_list(const cl_device_id **list);
 

@@ -271,15 +271,34 @@ static const char *const languages[] = {
 	"cl_khr_int64_base_atomics", "cl_khr_int64_extended_atomics", "cl_khr_3d_image_writes", "cl_khr_depth_images",
 };
 
-static int is_language(const char *name, size_t n)
+/* Those of sub-groups, with the queries of the first and of the last one. */
+static const char *const groups[] = {
+	"cl_khr_subgroups", "cl_khr_subgroup_ballot", "cl_khr_subgroup_clustered_reduce", "cl_khr_subgroup_extended_types",
+	"cl_khr_subgroup_non_uniform_arithmetic", "cl_khr_subgroup_non_uniform_vote", "cl_khr_subgroup_rotate", "cl_khr_subgroup_shuffle",
+	"cl_khr_subgroup_shuffle_relative", "cl_intel_subgroups", "cl_intel_subgroups_char", "cl_intel_subgroups_short",
+	"cl_intel_subgroups_long", "cl_intel_required_subgroup_size",
+};
+
+int device_groups(cl_device_id d)
 {
-	for (size_t i = 0; i < sizeof languages / sizeof *languages; i++)
-		if (strlen(languages[i]) == n && !memcmp(languages[i], name, n))
+	return channel_features(d->channel) & FEATURE_GROUPS && device_number(d, CL_DEVICE_MAX_NUM_SUB_GROUPS) > 0;
+}
+
+static int listed(const char *const *list, size_t count, const char *name, size_t n)
+{
+	for (size_t i = 0; i < count; i++)
+		if (strlen(list[i]) == n && !memcmp(list[i], name, n))
 			return 1;
 	return 0;
 }
 
-static cl_int give_extensions(const struct property *p, size_t room, void *out, size_t *size)
+static int is_language(cl_device_id d, const char *name, size_t n)
+{
+	return listed(languages, sizeof languages / sizeof *languages, name, n) ||
+	       (device_groups(d) && listed(groups, sizeof groups / sizeof *groups, name, n));
+}
+
+static cl_int give_extensions(cl_device_id d, const struct property *p, size_t room, void *out, size_t *size)
 {
 	char list[1024] = "";
 	const char *text = p->value, *end = text + p->size;
@@ -290,7 +309,7 @@ static cl_int give_extensions(const struct property *p, size_t room, void *out, 
 		while (next < end && *next && *next != ' ')
 			next++;
 		size_t n = (size_t)(next - text);
-		if (is_language(text, n) && at + n + 2 < sizeof list) {
+		if (is_language(d, text, n) && at + n + 2 < sizeof list) {
 			if (at)
 				list[at++] = ' ';
 			memcpy(list + at, text, n);
@@ -304,25 +323,25 @@ static cl_int give_extensions(const struct property *p, size_t room, void *out, 
 	return give(room, out, size, list, at + 1);
 }
 
-static cl_int give_versions(const struct property *p, size_t room, void *out, size_t *size)
+static cl_int give_versions(cl_device_id d, const struct property *p, size_t room, void *out, size_t *size)
 {
-	cl_name_version list[16];
+	cl_name_version list[32];
 	size_t n = 0;
 
-	for (size_t at = 0; p->size - at >= sizeof *list && n < 16; at += sizeof *list) {
+	for (size_t at = 0; p->size - at >= sizeof *list && n < 32; at += sizeof *list) {
 		cl_name_version v;
 		memcpy(&v, (const char *)p->value + at, sizeof v);
 		v.name[sizeof v.name - 1] = 0;
-		if (is_language(v.name, strlen(v.name)))
+		if (is_language(d, v.name, strlen(v.name)))
 			list[n++] = v;
 	}
 	return give(room, out, size, list, n * sizeof *list);
 }
 
 /* Features of the kernel language that need calls of the host. */
-static const char *const host_features[] = {"__opencl_c_pipes", "__opencl_c_subgroups", "__opencl_c_device_enqueue"};
+static const char *const host_features[] = {"__opencl_c_pipes", "__opencl_c_device_enqueue", "__opencl_c_subgroups"};
 
-static cl_int give_features(const struct property *p, size_t room, void *out, size_t *size)
+static cl_int give_features(cl_device_id d, const struct property *p, size_t room, void *out, size_t *size)
 {
 	cl_name_version list[64];
 	size_t n = 0;
@@ -331,7 +350,7 @@ static cl_int give_features(const struct property *p, size_t room, void *out, si
 		memcpy(&list[n], (const char *)p->value + at, sizeof *list);
 		list[n].name[sizeof list[n].name - 1] = 0;
 		int left_out = 0;
-		for (size_t i = 0; i < sizeof host_features / sizeof *host_features; i++)
+		for (size_t i = 0; i < sizeof host_features / sizeof *host_features - (device_groups(d) != 0); i++)
 			left_out |= !strcmp(list[n].name, host_features[i]);
 		n += !left_out;
 	}
@@ -372,9 +391,25 @@ static int no_images(cl_device_info param, size_t room, void *out, size_t *size)
 	return 0;
 }
 
+/* no_groups answers for a device without sub-groups. */
+static int no_groups(cl_device_info param, size_t room, void *out, size_t *size, cl_int *code)
+{
+	switch (param) {
+	case CL_DEVICE_MAX_NUM_SUB_GROUPS:
+	case CL_DEVICE_SUB_GROUP_INDEPENDENT_FORWARD_PROGRESS: /* a boolean has the same size */
+		*code = GIVE(cl_uint, 0);
+		return 1;
+	case CL_DEVICE_SUB_GROUP_SIZES_INTEL:
+		*code = CL_INVALID_VALUE;
+		return 1;
+	}
+	return 0;
+}
+
 cl_int CL_API_CALL dxpu_GetDeviceInfo(cl_device_id d, cl_device_info param, size_t room, void *out, size_t *size)
 {
 	struct property p;
+	cl_int code;
 
 	if (!object_is(d, KIND_DEVICE))
 		return CL_INVALID_DEVICE;
@@ -390,11 +425,9 @@ cl_int CL_API_CALL dxpu_GetDeviceInfo(cl_device_id d, cl_device_info param, size
 		return GIVE(cl_bool, !channel_failed(d->channel));
 	case CL_DEVICE_PIPE_SUPPORT:
 	case CL_DEVICE_HOST_UNIFIED_MEMORY:
-	case CL_DEVICE_SUB_GROUP_INDEPENDENT_FORWARD_PROGRESS:
 		return GIVE(cl_bool, CL_FALSE);
 	case CL_DEVICE_EXECUTION_CAPABILITIES:
 		return GIVE(cl_device_exec_capabilities, CL_EXEC_KERNEL);
-	case CL_DEVICE_MAX_NUM_SUB_GROUPS:
 	case CL_DEVICE_MAX_PIPE_ARGS:
 	case CL_DEVICE_PIPE_MAX_ACTIVE_RESERVATIONS:
 	case CL_DEVICE_PIPE_MAX_PACKET_SIZE:
@@ -421,6 +454,8 @@ cl_int CL_API_CALL dxpu_GetDeviceInfo(cl_device_id d, cl_device_info param, size
 	}
 	if (!(channel_features(d->channel) & FEATURE_IMAGES) && no_images(param, room, out, size))
 		return CL_SUCCESS;
+	if (!device_groups(d) && no_groups(param, room, out, size, &code))
+		return code;
 	if (!properties_find(&d->properties, param, NO_INDEX, &p))
 		return CL_INVALID_VALUE;
 	switch (param) {
@@ -430,11 +465,11 @@ cl_int CL_API_CALL dxpu_GetDeviceInfo(cl_device_id d, cl_device_info param, size
 	case CL_DEVICE_MAX_PARAMETER_SIZE:
 		return at_most(&p, MAX_PARAMETERS, room, out, size);
 	case CL_DEVICE_EXTENSIONS:
-		return give_extensions(&p, room, out, size);
+		return give_extensions(d, &p, room, out, size);
 	case CL_DEVICE_EXTENSIONS_WITH_VERSION:
-		return give_versions(&p, room, out, size);
+		return give_versions(d, &p, room, out, size);
 	case CL_DEVICE_OPENCL_C_FEATURES:
-		return give_features(&p, room, out, size);
+		return give_features(d, &p, room, out, size);
 	}
 	return give(room, out, size, p.value, (size_t)p.size);
 }

@@ -1,5 +1,7 @@
-/* An OpenCL platform that says less than it does, as NVIDIA's: PoCL, but its kernels take
- * work-groups of up to 16 items by their properties, and more in fact. */
+/* An OpenCL platform that says other things than PoCL, by which it computes. As NVIDIA's, it says less
+ * than it does: its kernels take work-groups of up to 16 items by their properties, and more in
+ * fact. And it has what PoCL 3.1 lacks: sub-groups of 8 items, and an intermediate language, which is
+ * OpenCL C with C7 and C8 for two specialization constants. */
 #define CL_TARGET_OPENCL_VERSION 300
 #include <CL/cl.h>
 #include <CL/cl_icd.h>
@@ -15,18 +17,120 @@ struct _cl_platform_id {
 	cl_icd_dispatch *calls;
 };
 
+enum { SUB_GROUP = 8, MOST_GROUPS = 64, FIRST_CONSTANT = 7 };
+
 static const size_t said = 16;
 static void *(*address)(const char *);
 static clIcdGetPlatformIDsKHR_fn platforms;
-static cl_api_clGetKernelWorkGroupInfo group_info;
+static cl_icd_dispatch pocl; /* its own calls */
+static int constants[2] = {1, 2};
+static cl_program with_constants;
+
+static cl_int give(size_t room, void *out, size_t *size, const void *value, size_t n)
+{
+	if (out && room < n)
+		return CL_INVALID_VALUE;
+	if (out)
+		memcpy(out, value, n);
+	if (size)
+		*size = n;
+	return CL_SUCCESS;
+}
 
 static cl_int CL_API_CALL narrow(cl_kernel k, cl_device_id d, cl_kernel_work_group_info what, size_t room, void *out, size_t *size)
 {
-	cl_int code = group_info(k, d, what, room, out, size);
+	cl_int code = pocl.clGetKernelWorkGroupInfo(k, d, what, room, out, size);
 
 	if (!code && what == CL_KERNEL_WORK_GROUP_SIZE && out)
 		memcpy(out, &said, sizeof said);
 	return code;
+}
+
+static cl_int CL_API_CALL device_info(cl_device_id d, cl_device_info what, size_t room, void *out, size_t *size)
+{
+	static const char language[] = "SPIR-V_1.0";
+	const cl_uint groups = MOST_GROUPS;
+
+	if (what == CL_DEVICE_MAX_NUM_SUB_GROUPS)
+		return give(room, out, size, &groups, sizeof groups);
+	if (what == CL_DEVICE_IL_VERSION)
+		return give(room, out, size, language, sizeof language);
+	return pocl.clGetDeviceInfo(d, what, room, out, size);
+}
+
+static cl_int CL_API_CALL group_info(cl_kernel k, cl_device_id d, cl_kernel_sub_group_info what, size_t n, const void *input,
+					    size_t room, void *out, size_t *size)
+{
+	size_t value[3] = {1, 1, 1}, given[3] = {1, 1, 1};
+
+	(void)k;
+	(void)d;
+	if (n > sizeof given)
+		return CL_INVALID_VALUE;
+	if (input)
+		memcpy(given, input, n);
+	switch (what) {
+	case CL_KERNEL_MAX_SUB_GROUP_SIZE_FOR_NDRANGE:
+		value[0] = SUB_GROUP;
+		break;
+	case CL_KERNEL_SUB_GROUP_COUNT_FOR_NDRANGE:
+		value[0] = (given[0] * given[1] * given[2] + SUB_GROUP - 1) / SUB_GROUP;
+		break;
+	case CL_KERNEL_LOCAL_SIZE_FOR_SUB_GROUP_COUNT:
+		value[0] = SUB_GROUP * given[0];
+		return give(room, out, size, value, out ? room : sizeof value);
+	case CL_KERNEL_MAX_NUM_SUB_GROUPS:
+		value[0] = MOST_GROUPS;
+		break;
+	case CL_KERNEL_COMPILE_NUM_SUB_GROUPS:
+		value[0] = 0;
+		break;
+	default:
+		return CL_INVALID_VALUE;
+	}
+	return give(room, out, size, value, sizeof *value);
+}
+
+static cl_program CL_API_CALL with_il(cl_context c, const void *il, size_t n, cl_int *error)
+{
+	const char *source = il;
+
+	constants[0] = 1;
+	constants[1] = 2;
+	with_constants = pocl.clCreateProgramWithSource(c, 1, &source, &n, error);
+	return with_constants;
+}
+
+static cl_program CL_API_CALL with_source(cl_context c, cl_uint n, const char **strings, const size_t *lengths, cl_int *error)
+{
+	cl_program g = pocl.clCreateProgramWithSource(c, n, strings, lengths, error);
+
+	if (g == with_constants) /* which was released */
+		with_constants = NULL;
+	return g;
+}
+
+static cl_int CL_API_CALL set_constant(cl_program g, cl_uint id, size_t n, const void *value)
+{
+	if (g != with_constants)
+		return CL_INVALID_PROGRAM;
+	if (id < FIRST_CONSTANT || id > FIRST_CONSTANT + 1)
+		return CL_INVALID_SPEC_ID;
+	if (!value || n != sizeof *constants)
+		return CL_INVALID_VALUE;
+	memcpy(&constants[id - FIRST_CONSTANT], value, n);
+	return CL_SUCCESS;
+}
+
+static cl_int CL_API_CALL build(cl_program g, cl_uint n, const cl_device_id *list, const char *options,
+				       void(CL_CALLBACK *notify)(cl_program, void *), void *data)
+{
+	char all[1024];
+
+	if (g != with_constants)
+		return pocl.clBuildProgram(g, n, list, options, notify, data);
+	snprintf(all, sizeof all, "%s -DC7=%d -DC8=%d", options ? options : "", constants[0], constants[1]);
+	return pocl.clBuildProgram(g, n, list, all, notify, data);
 }
 
 static int load(void)
@@ -41,8 +145,8 @@ static int load(void)
 	if (!line)
 		return -1;
 	path[strcspn(path, "\n")] = 0;
-	void *pocl = dlopen(path, RTLD_NOW);
-	void *found = pocl ? dlsym(pocl, "clGetExtensionFunctionAddress") : NULL;
+	void *library = dlopen(path, RTLD_NOW);
+	void *found = library ? dlsym(library, "clGetExtensionFunctionAddress") : NULL;
 	if (!found)
 		return -1;
 	memcpy(&address, &found, sizeof address);
@@ -51,16 +155,21 @@ static int load(void)
 	return platforms ? 0 : -1;
 }
 
-/* narrowed puts our call into the table of PoCL's objects. */
+/* narrowed puts our calls into the table of PoCL's objects. */
 static void narrowed(cl_icd_dispatch *calls)
 {
 	size_t page = (size_t)sysconf(_SC_PAGESIZE), from = (size_t)calls / page * page;
 
-	if (calls->clGetKernelWorkGroupInfo == narrow)
+	if (calls->clGetKernelWorkGroupInfo == narrow || mprotect((void *)from, (size_t)(calls + 1) - from, PROT_READ | PROT_WRITE))
 		return;
-	group_info = calls->clGetKernelWorkGroupInfo;
-	if (mprotect((void *)from, (size_t)(calls + 1) - from, PROT_READ | PROT_WRITE) == 0)
-		calls->clGetKernelWorkGroupInfo = narrow;
+	pocl = *calls;
+	calls->clGetKernelWorkGroupInfo = narrow;
+	calls->clGetDeviceInfo = device_info;
+	calls->clGetKernelSubGroupInfo = group_info;
+	calls->clCreateProgramWithIL = with_il;
+	calls->clCreateProgramWithSource = with_source;
+	calls->clSetProgramSpecializationConstant = set_constant;
+	calls->clBuildProgram = build;
 }
 
 static cl_int CL_API_CALL get_platforms(cl_uint room, cl_platform_id *out, cl_uint *n)

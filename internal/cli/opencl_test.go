@@ -70,6 +70,7 @@ func buildOpenCL(ts *testscript.TestScript, _ bool, args []string) {
 		program("first"),
 		program("turns"),
 		program("groups"),
+		program("subgroups"),
 		program("move"),
 		exec.Command("cc", slices.Concat(flags, []string{
 			"-fPIC", "-fvisibility=hidden", "-shared", "-o", filepath.Join(bin, "narrow.so"), filepath.Join(root, "icd/testdata/narrow.c"),
