@@ -3,6 +3,8 @@ package test
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -24,8 +26,9 @@ func TestClaims(t *testing.T) {
 	t.Parallel()
 	for _, v := range versions {
 		t.Run(v, func(t *testing.T) {
-			e := newEnv(t, v, kubetest.PoolSpec{Boxes: 4, GPUs: 4, Hosts: 3, Slots: 4, Simulate: true})
+			e := newEnv(t, v, kubetest.PoolSpec{Boxes: 4, GPUs: 4, Hosts: 3, Slots: 4, Simulate: true}, "--performance", predictions(t))
 			t.Run("attach and release", func(t *testing.T) { e.on(t).attachAndRelease() })
+			t.Run("performance", func(t *testing.T) { e.on(t).performance() })
 			t.Run("several GPUs of one model", func(t *testing.T) { e.on(t).several() })
 			t.Run("taken by others", func(t *testing.T) { e.on(t).takenByOthers() })
 			t.Run("host without free slots", func(t *testing.T) { e.on(t).hostFull() })
@@ -68,6 +71,31 @@ func (e *env) attachAndRelease() {
 		e.t.Errorf("lease on host %s, want %s of node %s", l.HostId, want, pod.Spec.NodeName)
 	}
 	e.deletePod("one")
+	e.waitNoLease()
+}
+
+// predictions writes a file as "dxpu model predict --json" does, and returns its path.
+func predictions(t *testing.T) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "predictions.json")
+	err := os.WriteFile(file, []byte(`[{"file":"resnet50.pt.trace.json.gz","native_rtt_ns":1200,"prediction":{"rtt_ns":6800,"relative":0.917}}]`), 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// performance: a claim asks for a performance of its workload, and for a generation.
+func (e *env) performance() {
+	atLeast := func(percent int) string {
+		return fmt.Sprintf(`device.attributes["gpu.dxpu.dev"].generation == "Ampere" && device.attributes["performance.dxpu.dev"].?resnet50.orValue(0) >= %d`, percent)
+	}
+	e.createPod(podSpec{name: "slow", selector: atLeast(92)})
+	e.waitUnschedulable("slow")
+	e.createPod(podSpec{name: "fast", selector: atLeast(91)})
+	e.waitRunning("fast")
+	e.deletePod("slow")
+	e.deletePod("fast")
 	e.waitNoLease()
 }
 

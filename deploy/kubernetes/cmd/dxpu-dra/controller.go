@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strings"
 	"sync"
@@ -17,16 +18,19 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/klog/v2"
 
 	"github.com/dxpu-project/dxpu/client"
 
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/claims"
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/controller"
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/performance"
 )
 
 type controllerOptions struct {
 	common
 	managers, caHash, caFile, tokenFile string
+	performance                         string // file
 	cleartext                           bool
 	tenant, tenantPrefix                string
 	queueTimeout                        time.Duration
@@ -61,6 +65,7 @@ The leases belong to the tenant of the claim's namespace: the namespace's name a
 	f.DurationVar(&o.queueTimeout, "queue-timeout", 5*time.Minute, "longest `time` in the queue of the pool, below the scheduler's bindingTimeout of 10m")
 	f.IntVar(&o.workers, "workers", 8, "`number` of claims handled at a time")
 	f.BoolVar(&o.wholeGPUs, "whole-gpus", false, "offer no parts of GPUs: for clusters without the feature gate DRAConsumableCapacity")
+	f.StringVar(&o.performance, "performance", "", "`file` with the output of \"dxpu model predict --json\", for the attributes performance.dxpu.dev/WORKLOAD of the devices; without the file there are none")
 	f.StringVar(&o.namespace, "namespace", envOr("POD_NAMESPACE", "dxpu-system"), "`namespace` of the lease for the election")
 	f.BoolVar(&o.elect, "leader-elect", false, "work only while elected")
 	return cmd
@@ -109,6 +114,9 @@ func (o *controllerOptions) run(ctx context.Context) error {
 		Kube: kube, Pool: pool.Pool, Workers: o.workers, WholeGPUs: o.wholeGPUs, Metrics: controller.NewMetrics(registry),
 		Policy: claims.Policy{Tenant: o.tenantOf, QueueTimeout: o.queueTimeout},
 	}
+	if cfg.Performance, err = o.predictions(ctx); err != nil {
+		return err
+	}
 	stop, err := o.serve(ctx, registry, cancel)
 	if err != nil {
 		return err
@@ -121,6 +129,25 @@ func (o *controllerOptions) run(ctx context.Context) error {
 		return err
 	}
 	return context.Cause(ctx)
+}
+
+func (o *controllerOptions) predictions(ctx context.Context) (t performance.Table, err error) {
+	if o.performance == "" {
+		return t, nil
+	}
+	f, err := os.Open(o.performance)
+	if errors.Is(err, fs.ErrNotExist) {
+		klog.FromContext(ctx).Info("There are no predictions of performance", "file", o.performance)
+		return t, nil
+	}
+	if err != nil {
+		return t, fmt.Errorf("--performance: %w", err)
+	}
+	defer f.Close()
+	if t, err = performance.Read(f); err != nil {
+		return t, fmt.Errorf("--performance %s: %w", o.performance, err)
+	}
+	return t, nil
 }
 
 func (o *controllerOptions) tenantOf(namespace string) string {

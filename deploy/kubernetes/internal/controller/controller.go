@@ -27,6 +27,7 @@ import (
 
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/claims"
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/inventory"
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/performance"
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/pool"
 )
 
@@ -40,7 +41,9 @@ type Config struct {
 	Workers int
 	// WholeGPUs offers no parts of GPUs.
 	WholeGPUs bool
-	Metrics   *Metrics
+	// Performance has the predictions for workloads.
+	Performance performance.Table
+	Metrics     *Metrics
 }
 
 // Controller is a running controller.
@@ -338,7 +341,7 @@ func (c *Controller) renew(hold bool) (changed, selects, held bool) {
 	inv := inventory.New(inventory.State{
 		GPUs: s.GPUs, Spares: s.Spares, Hosts: hostsOf(nodes, s.Hosts), Nodes: nodes, Queued: c.watch.Queued(), Ours: ours,
 		Uses: c.uses(), Lost: c.lost(),
-		BoxTaints: s.BoxTaints, WholeGPUs: c.cfg.WholeGPUs, Before: c.current(),
+		BoxTaints: s.BoxTaints, BoxLabels: s.BoxLabels, Performance: c.cfg.Performance, WholeGPUs: c.cfg.WholeGPUs, Before: c.current(),
 	})
 	inv.SetRacks(s.Racks)
 	c.cfg.Metrics.devices.Set(float64(len(inv.Devices)))

@@ -16,6 +16,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/performance"
 )
 
 // The names by which Kubernetes knows the driver.
@@ -66,6 +68,10 @@ type State struct {
 	Lost map[string]bool
 	// BoxTaints are the taints that operators gave the boxes, by ID.
 	BoxTaints map[string][]*dxpuv1.Taint
+	// BoxLabels are the labels of the boxes, by ID.
+	BoxLabels map[string]map[string]string
+	// Performance has the predictions for workloads.
+	Performance performance.Table
 	// WholeGPUs offers no parts of GPUs.
 	WholeGPUs bool
 	// Before is the inventory that is replaced, nil for none.
@@ -103,7 +109,7 @@ func New(s State) *Inventory {
 		if g.Device == nil {
 			continue
 		}
-		d := device(g)
+		d := s.device(g)
 		room[g.BoxId] = room[g.BoxId] || s.WholeGPUs || !usedUp(g, s.Ours, s.Uses[d.Name])
 		others := g.LeaseId != "" && !s.Ours[g.LeaseId]
 		switch {
@@ -166,8 +172,8 @@ func (i *Inventory) Resources() *resourceslice.DriverResources {
 	return out
 }
 
-func device(g *dxpuv1.GPU) resourceapi.Device {
-	yes := true
+func (s *State) device(g *dxpuv1.GPU) resourceapi.Device {
+	yes, labels := true, s.BoxLabels[g.BoxId]
 	d := resourceapi.Device{
 		Name:                     DeviceName(g.Id),
 		Attributes:               map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{},
@@ -187,6 +193,7 @@ func device(g *dxpuv1.GPU) resourceapi.Device {
 	}
 	text("gpu", g.Id)
 	text("model", g.Device.Model)
+	text("generation", generation(g.Device, labels[LabelGeneration]))
 	text("box", g.BoxId)
 	number("slot", int64(g.Slot))
 	text("boxKind", boxKinds[g.BoxKind])
@@ -198,6 +205,7 @@ func device(g *dxpuv1.GPU) resourceapi.Device {
 	number("vendorID", int64(g.Device.VendorId))
 	number("deviceID", int64(g.Device.DeviceId))
 	d.Capacity["memory"] = resourceapi.DeviceCapacity{Value: *resource.NewQuantity(int64(g.Device.MemoryBytes), resource.BinarySI)}
+	s.predicted(&d, labels[LabelRTT])
 	return d
 }
 

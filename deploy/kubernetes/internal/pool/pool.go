@@ -26,6 +26,7 @@ type Snapshot struct {
 	Racks map[string]string       // of the boxes, by ID
 	// BoxTaints are the taints of the boxes, by ID.
 	BoxTaints map[string][]*dxpuv1.Taint
+	BoxLabels map[string]map[string]string // by ID
 	Spares    []*dxpuv1.SpareStatus
 	byID      map[string]*dxpuv1.GPU
 	leaving   map[string]int // by host: the slots whose GPUs are being released
@@ -391,7 +392,7 @@ func (w *Watcher) ready() {
 
 // read lists everything that the inventory needs.
 func (w *Watcher) read(ctx context.Context) (*Snapshot, error) {
-	s := &Snapshot{Hosts: map[string]*dxpuv1.Host{}, Racks: map[string]string{}, BoxTaints: map[string][]*dxpuv1.Taint{}}
+	s := &Snapshot{Hosts: map[string]*dxpuv1.Host{}, Racks: map[string]string{}, BoxTaints: map[string][]*dxpuv1.Taint{}, BoxLabels: map[string]map[string]string{}}
 	for req := (&dxpuv1.ListGPUsRequest{PageSize: pageSize}); ; {
 		res, err := w.api.ListGPUs(ctx, connect.NewRequest(req))
 		if err != nil {
@@ -420,7 +421,7 @@ func (w *Watcher) read(ctx context.Context) (*Snapshot, error) {
 			return nil, fmt.Errorf("list the boxes: %w", err)
 		}
 		for _, b := range res.Msg.Boxes {
-			s.Racks[b.Node.Id] = b.Node.Rack
+			s.Racks[b.Node.Id], s.BoxLabels[b.Node.Id] = b.Node.Rack, b.Node.Labels
 			if len(b.Node.Taints) > 0 {
 				s.BoxTaints[b.Node.Id] = b.Node.Taints
 			}
