@@ -130,7 +130,23 @@ func (e *env) bindAll(namespace, class string, n int) time.Duration {
 		}
 		return len(l.Items), nil
 	})
-	return time.Since(began)
+	took := time.Since(began)
+	e.logEvents(namespace)
+	return took
+}
+
+// logEvents logs how often each reason was given to the pods of a namespace.
+func (e *env) logEvents(namespace string) {
+	e.t.Helper()
+	all, err := e.Kube.CoreV1().Events(namespace).List(e.t.Context(), metav1.ListOptions{ResourceVersion: "0"})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	reasons := map[string]int{}
+	for i := range all.Items {
+		reasons[all.Items[i].Reason] += int(max(all.Items[i].Count, 1))
+	}
+	e.t.Logf("%s: events: %v", namespace, reasons)
 }
 
 // account returns a function that logs what the processes have used since, and what they have
