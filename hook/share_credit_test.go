@@ -186,14 +186,20 @@ func (x *sharing) creditThreads(t *testing.T, p *sharer, rounds int) {
 		defer a.mu.Unlock()
 		return a.count(done)
 	}
-	all := ended() + 8*(rounds/10)
+	all, alive := ended()+8*(rounds/10), true
 	p.send("threads x %d", rounds)
-	for i, n := uint32(0), ended(); n < all; n = ended() {
+	for i, n := uint32(0), ended(); alive && n < all; n = ended() {
 		a.set32(gpuCredit, i%3)
 		i++
-		a.await("some progress", func() bool { return a.count(done) > n })
+		a.await("some progress", func() bool {
+			alive = len(a.conns) > 0
+			return !alive || a.count(done) > n
+		})
 	}
 	if r, _, _ := p.answer(); r != success {
 		t.Fatalf("result %d", r)
+	}
+	if n := ended(); n != all {
+		t.Fatalf("%d DONEs, want %d", n, all)
 	}
 }

@@ -373,7 +373,7 @@ func TestShareSanitizers(t *testing.T) {
 				t.Skipf("the compiler has no such sanitizer: %v", err)
 			}
 			x := newSharing(t, 100_000, "ASAN_OPTIONS=detect_leaks=0", "TSAN_OPTIONS=halt_on_error=1")
-			x.hookDir, x.program = r.sanitized(t, tc.name, tc.flags)
+			x.sanitize(t, tc.name, tc.flags)
 			x.threads(t, 50)
 			p := x.start(t)
 			p.do(success, "init")
@@ -393,15 +393,18 @@ func TestShareSanitizers(t *testing.T) {
 	}
 }
 
-// sanitized builds the library and the program with a sanitizer.
-func (r builds) sanitized(t *testing.T, name, flags string) (hookDir, program string) {
+// sanitize builds the library, the program and the fake GPU with a sanitizer.
+func (x *sharing) sanitize(t *testing.T, name, flags string) {
 	t.Helper()
-	hookDir, program = "hook-"+name, "share-"+name
+	r := needBuilds(t)
 	dir := r.sanitizedHook(t, name, flags)
-	if err := r.shareProgram(filepath.Join(r.dir, program), dir, flags, "testdata/share.c"); err != nil {
+	x.hookDir, x.gpuDir, x.program = "hook-"+name, "gpu-"+name, "share-"+name
+	if err := r.fakeGPU(filepath.Join(r.dir, x.gpuDir), flags); err != nil {
 		t.Fatal(err)
 	}
-	return hookDir, program
+	if err := r.shareProgram(filepath.Join(r.dir, x.program), dir, flags, "testdata/share.c"); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // sanitizedHook builds the library with a sanitizer, once, and returns its folder.

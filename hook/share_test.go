@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // gpuBuilds has the fake GPU and the program that shares it.
@@ -21,19 +22,7 @@ var gpuBuilds = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	generated, dir := filepath.Join(r.dir, "hook"), filepath.Join(r.dir, "gpu")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", err
-	}
-	sources, err := filepath.Glob("testdata/gpu/*.c")
-	if err != nil {
-		return "", err
-	}
-	args := []string{
-		"-std=gnu11", "-D_GNU_SOURCE", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so.1", "-Wl,-z,defs",
-		"-Itestdata/gpu", "-Itestdata/fake", "-Isrc", "-I" + generated, filepath.Join(generated, "symbols.c"), filepath.Join(generated, "trampolines.S"),
-		"-o", filepath.Join(dir, Library), "-ldl", "-pthread",
-	}
-	if err := command(".", r.cc, append(args, sources...)...); err != nil {
+	if err := r.fakeGPU(dir, ""); err != nil {
 		return "", err
 	}
 	if err := r.shareProgram(filepath.Join(r.dir, "colocated"), generated, "", "testdata/colocated.c"); err != nil {
@@ -47,6 +36,25 @@ var gpuBuilds = sync.OnceValues(func() (string, error) {
 	}
 	return dir, r.shareProgram(filepath.Join(r.dir, "share"), generated, "", "testdata/share.c")
 })
+
+// fakeGPU builds the fake GPU into a folder.
+func (r builds) fakeGPU(dir, flags string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	sources, err := filepath.Glob("testdata/gpu/*.c")
+	if err != nil {
+		return err
+	}
+	generated := filepath.Join(r.dir, "hook")
+	args := append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so.1"}, strings.Fields(flags)...)
+	if flags == "" { // a library with a sanitizer has undefined symbols
+		args = append(args, "-Wl,-z,defs")
+	}
+	args = append(args, "-Itestdata/gpu", "-Itestdata/fake", "-Isrc", "-I"+generated, filepath.Join(generated, "symbols.c"), filepath.Join(generated, "trampolines.S"),
+		"-o", filepath.Join(dir, Library), "-ldl", "-pthread")
+	return command(".", r.cc, append(args, sources...)...)
+}
 
 // shareProgram builds a program against the library in a folder.
 func (r builds) shareProgram(out, hookDir, flags, source string) error {
@@ -70,6 +78,7 @@ type sharing struct {
 	env     []string
 	program string // "" is "share"
 	hookDir string // "" is "hook"
+	gpuDir  string // "" is "gpu"
 	bare    bool   // without the library
 }
 
@@ -79,16 +88,16 @@ func newSharing(t testing.TB, limit uint64, env ...string) *sharing {
 	if _, err := gpuBuilds(); err != nil {
 		t.Fatal(err)
 	}
-	return &sharing{agent: newScripted(t, limit), gpu: filepath.Join(t.TempDir(), "gpu"), env: env, program: "share", hookDir: "hook"}
+	return &sharing{agent: newScripted(t, limit), gpu: filepath.Join(t.TempDir(), "gpu"), env: env, program: "share", hookDir: "hook", gpuDir: "gpu"}
 }
 
 // start starts a process. It ends with the test.
 func (x *sharing) start(t testing.TB, args ...string) *sharer {
 	t.Helper()
 	r := needBuilds(t)
-	dirs := filepath.Join(r.dir, x.hookDir) + ":" + filepath.Join(r.dir, "gpu")
-	if x.bare {
-		dirs = filepath.Join(r.dir, "gpu")
+	dirs := filepath.Join(r.dir, x.gpuDir)
+	if !x.bare {
+		dirs = filepath.Join(r.dir, x.hookDir) + ":" + dirs
 	}
 	p := &sharer{t: t, cmd: exec.Command(filepath.Join(r.dir, x.program), args...)}
 	p.cmd.Env = append([]string{"LD_LIBRARY_PATH=" + dirs, "DXPU_SHARE=" + x.agent.path, "FAKE_GPU=" + x.gpu, "PATH=" + os.Getenv("PATH")}, x.env...)
@@ -105,13 +114,37 @@ func (x *sharing) start(t testing.TB, args ...string) *sharer {
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if p.cmd.ProcessState == nil {
-			_ = p.cmd.Process.Kill()
-			_ = p.cmd.Wait()
-		}
-	})
+	t.Cleanup(p.kill)
 	return p
+}
+
+// kill ends the program, and tells of a failed test what the program was about.
+func (p *sharer) kill() {
+	if p.cmd.ProcessState != nil {
+		return
+	}
+	threads := threadsOf(p.cmd.Process.Pid)
+	_ = p.cmd.Process.Kill()
+	_ = p.cmd.Wait()
+	if p.t.Failed() {
+		p.t.Logf("the program: %v\n%s%s", p.cmd.ProcessState, threads, p.errOut.String())
+	}
+}
+
+// threadsOf returns the state of each thread of a process, and where it waits in the kernel.
+func threadsOf(pid int) string {
+	dirs, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
+	var out strings.Builder
+	for _, dir := range dirs {
+		fmt.Fprintf(&out, "thread %s:", filepath.Base(dir))
+		status, _ := os.ReadFile(filepath.Join(dir, "status"))
+		_, state, _ := strings.Cut(string(status), "State:\t")
+		state, _, _ = strings.Cut(state, "\n")
+		wchan, _ := os.ReadFile(filepath.Join(dir, "wchan"))
+		call, _ := os.ReadFile(filepath.Join(dir, "syscall"))
+		fmt.Fprintf(&out, " %s, %s, %s\n", state, wchan, strings.TrimSpace(string(call)))
+	}
+	return out.String()
 }
 
 // send sends a command without waiting for its answer.
@@ -125,6 +158,11 @@ func (p *sharer) send(format string, args ...any) {
 // answer returns the answer to the next command: the driver's result and two values.
 func (p *sharer) answer() (result int, a, b uint64) {
 	p.t.Helper()
+	stalled := time.AfterFunc(2*time.Minute, func() {
+		p.t.Logf("no answer for two minutes\n%s", threadsOf(p.cmd.Process.Pid))
+		_ = p.cmd.Process.Kill()
+	})
+	defer stalled.Stop()
 	if !p.out.Scan() {
 		_ = p.cmd.Wait()
 		p.t.Fatalf("the program ended: %v\n%s", p.cmd.ProcessState, p.errOut.String())

@@ -58,7 +58,7 @@ CALLS(DECLARE)
 static CUcontext context;
 static CUstream stream;
 static void *pool;
-static CUfunction function;
+static _Thread_local CUfunction function; /* of the last launch */
 static atomic_int interrupted;
 
 /* ---- every way to take memory ---- */
@@ -252,12 +252,17 @@ static unsigned stress(unsigned long seed, unsigned rounds, int first, int last)
 
 enum { THREADS = 8 };
 static unsigned thread_rounds;
+static pthread_barrier_t begin;
 
 static void *stress_thread(void *arg)
 {
+	(void)cuCtxSetCurrent(context);
+	/* The first launches are at once, so that a sanitizer sees what they share. */
+	pthread_barrier_wait(&begin);
+	(void)launch("cuLaunchKernel_ptsz", "k1");
 	/* Captures are of one thread at a time: only ways without a graph. */
 	(void)stress((unsigned long)(uintptr_t)arg, thread_rounds, 0, 12);
-	for (unsigned i = 0; i < thread_rounds / 10; i++)
+	for (unsigned i = 1; i < thread_rounds / 10; i++)
 		(void)launch("cuLaunchKernel_ptsz", "k1");
 	return NULL;
 }
@@ -267,10 +272,12 @@ static void stress_threads(unsigned rounds)
 	pthread_t t[THREADS];
 
 	thread_rounds = rounds;
+	pthread_barrier_init(&begin, NULL, THREADS);
 	for (uintptr_t i = 0; i < THREADS; i++)
 		pthread_create(&t[i], NULL, stress_thread, (void *)(i + 1));
 	for (int i = 0; i < THREADS; i++)
 		pthread_join(t[i], NULL);
+	pthread_barrier_destroy(&begin);
 }
 
 /* ---- commands ---- */
@@ -384,17 +391,8 @@ static void *launch_last(void *arg)
 	return NULL;
 }
 
-static void join_last(void)
-{
-	if (has_last)
-		pthread_join(last, NULL);
-}
-
-static void on_term(int signal)
-{
-	(void)signal;
-	atomic_store(&interrupted, 1);
-}
+static void join_last(void) { (void)(has_last && pthread_join(last, NULL)); }
+static void on_term(int signal) { (void)signal, atomic_store(&interrupted, 1); }
 
 static void run(char *line)
 {

@@ -26,7 +26,7 @@ struct pool {
 CUresult cuMemPoolTrimTo(void *pool, size_t keep);
 
 static struct piece *pieces; /* guarded by lock */
-static struct pool default_pools[GPUS];
+static struct pool default_pools[GPUS] = {{.device = 0}, {.device = 1}, {.device = 2}, {.device = 3}};
 
 static struct piece *add(void *at, int device, uint64_t bytes, const struct ctx *ctx)
 {
@@ -297,7 +297,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *h, void *o
 
 /* ---- pools ---- */
 
-CUresult cuDeviceGetMemPool(void **pool, CUdevice d) { default_pools[d].device = d; *pool = &default_pools[d]; return CUDA_SUCCESS; }
+CUresult cuDeviceGetMemPool(void **pool, CUdevice d) { *pool = &default_pools[d]; return CUDA_SUCCESS; }
 CUresult cuMemPoolCreate(void **pool, const CUmemPoolProps *p) { struct pool *x = calloc(1, sizeof *x); x->device = p->location.id; x->host = p->location.type != CU_MEM_LOCATION_TYPE_DEVICE; *pool = x; return CUDA_SUCCESS; }
 
 CUresult cuMemPoolTrimTo(void *pool, size_t keep)
