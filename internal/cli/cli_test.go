@@ -182,10 +182,12 @@ func await(ts *testscript.TestScript, _ bool, args []string) {
 	want := regexp.MustCompile("(?m)" + args[0])
 	args = append(args[1:], "--manager", ts.Getenv("DXPU_MANAGER"))
 	var out bytes.Buffer
-	poll(ts, func() bool {
+	if !within(func() bool {
 		out.Reset()
 		return Main(args, strings.NewReader(""), &out, &out) == exitOK && want.Match(out.Bytes())
-	}, "the output of dxpu "+strings.Join(args, " ")+" never matched "+args[0])
+	}) {
+		ts.Fatalf("dxpu %s never matched %s; at last it said:\n%s", strings.Join(args, " "), want, out.String())
+	}
 	ts.Logf("%s", out.String())
 }
 
@@ -234,13 +236,21 @@ func caHash(ts *testscript.TestScript, _ bool, args []string) {
 
 // poll waits for a condition in another process.
 func poll(ts *testscript.TestScript, ok func() bool, failure string) {
+	if !within(ok) {
+		ts.Fatalf("%s", failure)
+	}
+}
+
+// within waits for a condition, and reports whether it came in time.
+func within(ok func() bool) bool {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for end := time.Now().Add(20 * time.Second); !ok(); <-tick.C {
 		if time.Now().After(end) {
-			ts.Fatalf("%s", failure)
+			return false
 		}
 	}
+	return true
 }
 
 // fakeNode is a proxy without a data path that reaches each desired state at once. A
