@@ -33,6 +33,8 @@ const (
 	maxTries = 4
 	// maxAnswer bounds how much of a refusal is read, in bytes.
 	maxAnswer = 4 << 10
+	// maxNamed bounds how many managers are probed that others name.
+	maxNamed = 4
 )
 
 // leaderTransport is an http.RoundTripper that sends requests to the manager
@@ -139,17 +141,24 @@ func (t *leaderTransport) forget(at *url.URL) {
 	}
 }
 
-// follow records the leader that a follower names, but never cleartext after TLS.
+// follow records the leader that a follower names.
 func (t *leaderTransport) follow(at *url.URL, leader string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.leader != at {
 		return // another goroutine has newer information
 	}
-	t.leader = nil
-	if u, err := url.Parse(leader); err == nil && u.Scheme == at.Scheme && u.Host != "" && u.Host != at.Host {
-		t.leader = u
+	t.leader = named(at, leader)
+}
+
+// named returns the leader that a manager names in the header; nil: no other, or by
+// cleartext after TLS.
+func named(at *url.URL, leader string) *url.URL {
+	u, err := url.Parse(leader)
+	if err != nil || u.Scheme != at.Scheme || u.Host == "" || u.Host == at.Host {
+		return nil
 	}
+	return u
 }
 
 // hasAlternative reports whether a manager other than at is known.
@@ -202,64 +211,96 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// probeAll probes all managers concurrently, each until the timeout, and returns
-// the first that says that it leads.
+// search is one search for the leader.
+type search struct {
+	end     time.Time
+	named   chan *url.URL // leaders, as followers know them
+	answers chan answer
+}
+
+// answer is the last answer of a manager: it leads if err is nil.
+type answer struct {
+	from *url.URL
+	err  error
+}
+
+// probeAll probes all managers concurrently until the timeout, and returns the first that
+// says that it leads. It also probes those that followers name: a manager may have taken
+// the place of one of the configured ones at another URL.
 func (t *leaderTransport) probeAll(ctx context.Context) (*url.URL, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	type answer struct {
-		from *url.URL
-		err  error
+	most := len(t.managers) + maxNamed
+	s := &search{end: time.Now().Add(t.timeout), named: make(chan *url.URL), answers: make(chan answer, most)}
+	probed, running := map[string]bool{}, 0
+	probe := func(m *url.URL) {
+		probed[m.Host] = true
+		running++
+		go func() { s.answers <- answer{m, t.probeUntil(ctx, m, s)} }() // ends with ctx
 	}
-	answers := make(chan answer, len(t.managers))
 	for _, m := range t.managers {
-		go func() { answers <- answer{m, t.probeUntil(ctx, m)} }() // ends with ctx
+		probe(m)
 	}
 	var all []string
-	for range t.managers {
-		a := <-answers
-		if a.err == nil {
-			return a.from, nil
+	for running > 0 {
+		select {
+		case u := <-s.named:
+			if !probed[u.Host] && len(probed) < most {
+				probe(u)
+			}
+		case a := <-s.answers:
+			if a.err == nil {
+				return a.from, nil
+			}
+			running--
+			all = append(all, fmt.Sprintf("%s: %v", a.from, a.err))
 		}
-		all = append(all, fmt.Sprintf("%s: %v", a.from, a.err))
 	}
 	return nil, fmt.Errorf("none of the managers leads: %s", strings.Join(all, "; "))
 }
 
-// probeUntil probes one manager until the timeout, and returns the last error.
-func (t *leaderTransport) probeUntil(ctx context.Context, m *url.URL) error {
+// probeUntil probes one manager until the search ends, at least once, and returns the last
+// error.
+func (t *leaderTransport) probeUntil(ctx context.Context, m *url.URL, s *search) error {
 	var last error
 	_, _ = backoff.Retry(ctx, func() (struct{}, error) {
-		ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+		probing, cancel := context.WithTimeout(ctx, probeTimeout)
 		defer cancel()
-		last = t.probe(ctx, m)
+		var leader *url.URL
+		if leader, last = t.probe(probing, m); leader != nil {
+			select {
+			case s.named <- leader:
+			case <-ctx.Done():
+			}
+		}
 		return struct{}{}, last
-	}, backoff.WithMaxElapsedTime(max(t.timeout, 1)), backoff.WithBackOff(&backoff.ExponentialBackOff{
+	}, backoff.WithMaxElapsedTime(max(time.Until(s.end), 1)), backoff.WithBackOff(&backoff.ExponentialBackOff{
 		InitialInterval: firstPause, MaxInterval: lastPause, Multiplier: 2, RandomizationFactor: 0.5,
 	}))
 	return last // Retry's own error is that of ctx once it has ended
 }
 
-// probe asks a manager whether it leads and can decide.
-func (t *leaderTransport) probe(ctx context.Context, m *url.URL) error {
+// probe asks a manager whether it leads and can decide. With the error it returns the leader
+// that the manager names, nil for none.
+func (t *leaderTransport) probe(ctx context.Context, m *url.URL) (leader *url.URL, err error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, m.JoinPath("readyz").String(), nil)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	res, err := t.base.RoundTrip(r)
 	if err != nil {
 		if ctx.Err() != nil {
-			return errors.New("no answer")
+			return nil, errors.New("no answer")
 		}
-		return err
+		return nil, err
 	}
 	defer func() { _ = res.Body.Close() }()
 	text, err := io.ReadAll(io.LimitReader(res.Body, maxAnswer))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if res.StatusCode != http.StatusOK {
-		return errors.New(strings.TrimSpace(string(text)))
+		return named(m, res.Header.Get(LeaderHeader)), errors.New(strings.TrimSpace(string(text)))
 	}
-	return nil
+	return nil, nil
 }

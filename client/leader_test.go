@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strings"
 	"sync"
 	"testing"
@@ -168,6 +169,48 @@ func TestFollowersNameTheLeader(t *testing.T) {
 	time.AfterFunc(50*time.Millisecond, func() { f.set(func() { f.leader = 0 }) })
 	if got := post(t.Context(), f.client(t, time.Minute, 0), strings.NewReader("x")); got != "0 got x" {
 		t.Errorf("after an election: %s", got)
+	}
+}
+
+// A manager that has taken the place of another one at a URL of its own leads. The clients do
+// not know it, and the leader before is gone.
+func TestUnknownManagerLeads(t *testing.T) {
+	f := newFakeManagers(t, 4)
+	c := f.client(t, time.Minute, 0, 1, 2)
+	f.set(func() { f.hangs[1] = true })
+	if got := post(t.Context(), c, strings.NewReader("x")); got != "0 got x" {
+		t.Fatalf("got %s", got)
+	}
+	f.set(func() { f.leader = 3 })
+	f.stop(0, c)
+	if got := post(t.Context(), c, strings.NewReader("y")); got != "3 got y" {
+		t.Errorf("got %s", got)
+	}
+	if got := post(t.Context(), f.client(t, 0, 1, 2), strings.NewReader("z")); got != "3 got z" {
+		t.Errorf("without time for a second probe: %s", got)
+	}
+}
+
+// Followers that each name another manager do not make a client probe without end.
+func TestManyNamedLeaders(t *testing.T) {
+	var us []*url.URL
+	for i := range 2 * maxNamed {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set(LeaderHeader, fmt.Sprintf("http://127.0.0.1:%d", 1+i)) // where nothing listens
+			http.Error(w, "follower", http.StatusServiceUnavailable)
+		}))
+		t.Cleanup(s.Close)
+		u, err := url.Parse(s.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		us = append(us, u)
+	}
+	base := &http.Transport{}
+	t.Cleanup(base.CloseIdleConnections)
+	_, err := newLeaderTransport(us, base, "", 0).find(t.Context())
+	if n := strings.Count(fmt.Sprint(err), "dial tcp"); n != maxNamed {
+		t.Errorf("%d named managers were probed, want %d: %v", n, maxNamed, err)
 	}
 }
 

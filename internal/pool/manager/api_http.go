@@ -15,6 +15,7 @@ import (
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
+	"github.com/dxpu-project/dxpu/client"
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
@@ -62,9 +63,12 @@ func (m *Manager) healthz(w http.ResponseWriter, _ *http.Request) {
 }
 
 // readyz reports whether the manager is the leader and its state can be stored.
-// A follower is healthy but not ready.
+// A follower is healthy but not ready, and names the leader as in its answers to calls.
 func (m *Manager) readyz(w http.ResponseWriter, _ *http.Request) {
 	if why := m.unready(); why != "" {
+		if leader, err := (leaderOnly{m}).check(); err != nil {
+			w.Header().Set(client.LeaderHeader, leader)
+		}
 		http.Error(w, why, http.StatusServiceUnavailable)
 		return
 	}

@@ -191,10 +191,11 @@ func (w *team) want(res *httptest.ResponseRecorder, code int, text string) {
 	}
 }
 
+// readyz returns the status of the answer of /readyz, the leader that it names, and its text.
 func (w *team) readyz(name string) string {
 	res := httptest.NewRecorder()
 	w.managers[name].Handler().ServeHTTP(res, httptest.NewRequest(http.MethodGet, "/readyz", nil))
-	return fmt.Sprint(res.Code, " ", strings.TrimSpace(res.Body.String()))
+	return strings.Join(strings.Fields(fmt.Sprint(res.Code, " ", res.Header().Get(client.LeaderHeader), " ", res.Body.String())), " ")
 }
 
 const queued = `{"spec":{"count":1,"wait":true}}`
@@ -210,7 +211,7 @@ func TestOneLeadsTheOthersSayWho(t *testing.T) {
 				t.Errorf("%s: %s: %q", method, client.LeaderHeader, h)
 			}
 		}
-		if a, b := w.readyz("a"), w.readyz("b"); a != "200 ok: leader" || b != "503 follower: this manager is not the leader; http://a is" {
+		if a, b := w.readyz("a"), w.readyz("b"); a != "200 ok: leader" || b != "503 http://a follower: this manager is not the leader; http://a is" {
 			t.Errorf("a: %s; b: %s", a, b)
 		}
 		w.election.depose(true)
@@ -284,7 +285,7 @@ func TestDeposedLeaderIsSilent(t *testing.T) {
 		// Once it knows, it is a follower, and later leads again with the other's changes.
 		close(old.lost)
 		time.Sleep(time.Second)
-		if got := w.readyz("a"); got != "503 follower: this manager is not the leader; http://b is" {
+		if got := w.readyz("a"); got != "503 http://b follower: this manager is not the leader; http://b is" {
 			t.Errorf("a: %s", got)
 		}
 		w.election.depose(true)
