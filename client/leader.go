@@ -25,6 +25,10 @@ const (
 const (
 	// probeTimeout bounds a probe, which a healthy manager answers at once.
 	probeTimeout = 2 * time.Second
+	// silence is the time without an answer after which a client probes the manager that
+	// has its request. After silentProbes without an answer it gives up.
+	silence, longestSilence = 2 * time.Second, time.Minute
+	silentProbes            = 2
 	// The pauses between two probes of a manager: an election takes seconds, and
 	// thousands of nodes wait for its end.
 	firstPause, lastPause = 100 * time.Millisecond, time.Second
@@ -72,7 +76,7 @@ func (t *leaderTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 			}
 			return nil, err
 		}
-		res, err := t.base.RoundTrip(t.addressed(r, at))
+		res, err := t.send(r, at)
 		refused := err == nil && res.Header.Get(LeaderHeader) != ""
 		switch {
 		case err == nil && !refused:
@@ -100,8 +104,8 @@ func (t *leaderTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // addressed returns the request for one manager, with the token.
-func (t *leaderTransport) addressed(r *http.Request, at *url.URL) *http.Request {
-	out := r.Clone(r.Context())
+func (t *leaderTransport) addressed(ctx context.Context, r *http.Request, at *url.URL) *http.Request {
+	out := r.Clone(ctx)
 	out.URL.Scheme, out.URL.Host, out.Host = at.Scheme, at.Host, ""
 	if t.token != "" {
 		out.Header.Set("Authorization", "Bearer "+t.token)
@@ -211,6 +215,11 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
+// refusal is what a manager says that does not lead, or cannot decide.
+type refusal string
+
+func (r refusal) Error() string { return string(r) }
+
 // search is one search for the leader.
 type search struct {
 	end     time.Time
@@ -300,7 +309,7 @@ func (t *leaderTransport) probe(ctx context.Context, m *url.URL) (leader *url.UR
 		return nil, err
 	}
 	if res.StatusCode != http.StatusOK {
-		return named(m, res.Header.Get(LeaderHeader)), errors.New(strings.TrimSpace(string(text)))
+		return named(m, res.Header.Get(LeaderHeader)), refusal(strings.TrimSpace(string(text)))
 	}
 	return nil, nil
 }
