@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"sync"
 	"text/tabwriter"
 	"time"
 
@@ -73,7 +74,14 @@ func (s *simFiles) run(ctx context.Context, file string, report func(format stri
 		start := time.Now()
 		e.Clock = func() time.Duration { return time.Since(start) }
 	}
-	return e.Run(ctx, func(n, of int) { report("%s: %d of %d runs", e.Name, n, of) })
+	var one sync.Mutex // runs and their parts report
+	say := func(format string, args ...any) {
+		one.Lock()
+		defer one.Unlock()
+		report("%s: "+format, append([]any{e.Name}, args...)...)
+	}
+	e.Doing = func(text string) { say("%s", text) }
+	return e.Run(ctx, func(n, of int) { say("%d of %d runs", n, of) })
 }
 
 func newSimRunCommand() *cobra.Command {

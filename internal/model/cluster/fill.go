@@ -114,8 +114,8 @@ type filling struct {
 	sizes                sizeShares
 }
 
-// run places the arrivals, until ctx ends.
-func (f *Fill) run(ctx context.Context, name string, pl placer, arrivals []*Pod) FillResult {
+// run places the arrivals, as long as it shall go on.
+func (f *Fill) run(goOn progress, name string, pl placer, arrivals []*Pod) FillResult {
 	r := filling{nodes: f.Nodes, smallest: smallest(f.Pods), total: float64(totalGPU(f.Nodes)), sizes: sizeShares{}}
 	r.Policy, r.Seed, r.Pods = name, f.Seed, len(arrivals)
 	for i := range f.Nodes {
@@ -124,7 +124,7 @@ func (f *Fill) run(ctx context.Context, name string, pl placer, arrivals []*Pod)
 	}
 	var at []placed
 	for i, p := range arrivals {
-		if i%checkEvery == 0 && ctx.Err() != nil {
+		if i%checkEvery == 0 && !goOn.on(i, len(arrivals)) {
 			return r.FillResult
 		}
 		r.asked += p.total()
@@ -216,7 +216,7 @@ func (f *Fill) Run(ctx context.Context, policy string) (FillResult, error) {
 	if err != nil {
 		return FillResult{}, err
 	}
-	return f.run(ctx, policy, newScheduler(nodes, s, rngOf(f.Seed, 2)), arrivals), nil
+	return f.run(func(int, int) bool { return ctx.Err() == nil }, policy, newScheduler(nodes, s, rngOf(f.Seed, 2)), arrivals), nil
 }
 
 // Whole returns the pods with each fraction of a GPU rounded up to a whole one.

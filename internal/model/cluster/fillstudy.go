@@ -35,7 +35,8 @@ func (s *fillStudy) runs() int { return len(s.who) * s.e.Seeds }
 func (s *fillStudy) run(ctx context.Context, i int) {
 	c, seed := s.who[i/s.e.Seeds], uint64(i%s.e.Seeds)
 	f := Fill{Nodes: s.e.Nodes, Pods: s.e.Pods, Demand: s.e.Demand, Seed: seed}
-	s.results[i] = f.run(ctx, c.name, s.times.of(i, c.placer(f.Nodes, f.Pods, seed), s.e.Clock), f.arrivals(rngOf(seed, 1)))
+	pl := c.placer(f.Nodes, f.Pods, seed, s.e.goOn(ctx, c.name, "boxes"))
+	s.results[i] = f.run(s.e.goOn(ctx, c.name, "jobs"), c.name, s.times.of(i, pl, s.e.Clock), f.arrivals(rngOf(seed, 1)))
 }
 
 // of returns the runs of a contestant.

@@ -27,9 +27,7 @@ func (c *pool) addPartSlots(b *placement.Box, slot int) {
 }
 
 func (c *pool) setBox(b placement.Box) {
-	if c.opt.ManagerParts {
-		c.served[b.ID] = &b
-	}
+	c.served[b.ID] = &b
 	c.boxes.SetBox(b)
 }
 
@@ -70,7 +68,11 @@ func (c *pool) findPart(p *Pod) (poolUse, bool) {
 
 // copyServed returns a copy of a box to change: the index keeps the old one.
 func (c *pool) copyServed(id string) placement.Box {
-	b := *c.served[id]
+	last := c.served[id]
+	if last == nil {
+		return c.newBox(c.boxOf(id)) // nothing has changed in it
+	}
+	b := *last
 	b.GPUs, b.Parts = slices.Clone(b.GPUs), slices.Clone(b.Parts)
 	return b
 }

@@ -205,8 +205,8 @@ func (s *timeStudy) worth(at int) Table {
 func (s *timeStudy) cost(c *contestant, prices Prices) float64 {
 	out := float64(len(s.e.Nodes)) * prices.ServerHour
 	if c.pool != nil {
-		pl := newPool(s.e.Nodes, *c.pool)
-		out = float64(len(pl.hosts.hosts))*prices.ServerHour + float64(len(pl.state))*prices.BoxHour
+		hosts := keptHosts(s.e.Nodes, c.pool.HostsKept)
+		out = float64(len(hosts))*prices.ServerHour + float64(countBoxes(s.e.Nodes, *c.pool))*prices.BoxHour
 	}
 	return out
 }

@@ -44,7 +44,7 @@ type pool struct {
 	models []string       // sorted
 	state  []boxState     // by boxNumber
 	parts  partIndex
-	served map[string]*placement.Box // of ManagerParts: the boxes with their parts
+	served map[string]*placement.Box // of ManagerParts: the boxes with their parts that have changed
 	uses   []poolUse                 // of running pods, and unused ones
 	unused []int32
 	slots  []uint32 // a buffer of setIn
@@ -119,44 +119,69 @@ func (u *poolUse) count() int {
 }
 
 func newPool(nodes []Node, opt PoolOptions) *pool {
-	return newPoolOf(keptHosts(nodes, opt.HostsKept), nodes, opt)
+	return newPoolOf(keptHosts(nodes, opt.HostsKept), nodes, opt, nil)
 }
 
 // newPoolFor makes a pool that knows the jobs to come.
-func newPoolFor(pods []Pod, hosts, nodes []Node, opt PoolOptions) *pool {
+func newPoolFor(pods []Pod, hosts, nodes []Node, opt PoolOptions, goOn progress) *pool {
 	// Without jobs that ask for parts, the slots of parts would only take time.
 	opt.ManagerParts = opt.ManagerParts && slices.ContainsFunc(pods, func(p Pod) bool { return p.shared() })
-	p := newPoolOf(hosts, nodes, opt)
+	p := newPoolOf(hosts, nodes, opt, goOn)
 	p.setTypical(pods)
 	return p
 }
 
-// newPoolOf makes a pool of hosts without their GPUs, and of the GPUs of other nodes.
-func newPoolOf(hosts, nodes []Node, opt PoolOptions) *pool {
-	if opt.BoxSize == 0 {
-		opt.BoxSize = 8
-	}
-	p := &pool{opt: opt, hosts: newHostIndex(hosts), boxes: placement.NewPool(), free: map[string]int{}, served: map[string]*placement.Box{}}
-	for i := range nodes {
-		p.free[cmp.Or(nodes[i].Model, unnamed)] += nodes[i].GPUs
-	}
+// newPoolOf makes a pool of hosts without their GPUs, and of the GPUs of other nodes. It has
+// no more boxes from the moment when it shall not go on.
+func newPoolOf(hosts, nodes []Node, opt PoolOptions, goOn progress) *pool {
+	opt.BoxSize = cmp.Or(opt.BoxSize, defaultBoxSize)
+	p := &pool{opt: opt, hosts: newHostIndex(hosts), boxes: placement.NewPool(), served: map[string]*placement.Box{}}
+	p.free = gpusByModel(nodes)
 	p.models = sortedKeys(p.free)
+	boxes := countBoxes(nodes, opt)
 	for _, model := range p.models {
 		for n := p.free[model]; n > 0; n -= opt.BoxSize {
-			b := placement.Box{ID: boxName(len(p.state)), Kind: placement.PCIeSwitch}
-			s := boxState{id: b.ID, model: model, size: min(n, opt.BoxSize)}
-			for slot := range s.size {
-				b.GPUs = append(b.GPUs, placement.GPU{Slot: uint32(slot), Model: model, Usable: true, Free: true})
-				p.addPartSlots(&b, slot)
-				s.free |= 1 << slot
-				s.nfree++
+			if len(p.state)%checkEvery == 0 && !goOn.on(len(p.state), boxes) {
+				return p
 			}
-			p.setBox(b)
-			s.box = p.boxes.Handle(b.ID)
+			s := boxState{id: boxName(len(p.state)), model: model, size: min(n, opt.BoxSize)}
+			s.free, s.nfree = 1<<s.size-1, s.size
+			p.boxes.SetBox(p.newBox(&s))
+			s.box = p.boxes.Handle(s.id)
 			p.state = append(p.state, s)
 		}
 	}
 	return p
+}
+
+// newBox returns a box whose GPUs are all free.
+func (c *pool) newBox(s *boxState) placement.Box {
+	b := placement.Box{ID: s.id, Kind: placement.PCIeSwitch}
+	for slot := range s.size {
+		b.GPUs = append(b.GPUs, placement.GPU{Slot: uint32(slot), Model: s.model, Usable: true, Free: true})
+		c.addPartSlots(&b, slot)
+	}
+	return b
+}
+
+// defaultBoxSize is the number of GPUs of a box.
+const defaultBoxSize = 8
+
+func gpusByModel(nodes []Node) map[string]int {
+	out := map[string]int{}
+	for i := range nodes {
+		out[cmp.Or(nodes[i].Model, unnamed)] += nodes[i].GPUs
+	}
+	return out
+}
+
+// countBoxes returns how many boxes the GPUs of the nodes fill.
+func countBoxes(nodes []Node, opt PoolOptions) (out int) {
+	size := cmp.Or(opt.BoxSize, defaultBoxSize)
+	for _, n := range gpusByModel(nodes) {
+		out += (n + size - 1) / size
+	}
+	return out
 }
 
 // keptHosts returns a share of the nodes, evenly over the list.

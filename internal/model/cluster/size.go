@@ -94,7 +94,7 @@ func (s *sizeStudy) run(ctx context.Context, i int) {
 	s.enough(ctx, c, out.servers, out.hosts, out) // the last try of the search was perhaps another one
 	out.gpus = int(totalGPU(s.cluster(out.servers)) / Milli)
 	if c.pool != nil {
-		out.boxes = len(newPoolOf(nil, s.cluster(out.servers), *c.pool).state)
+		out.boxes = countBoxes(s.cluster(out.servers), *c.pool)
 	}
 }
 
@@ -143,12 +143,12 @@ func (s *sizeStudy) enough(ctx context.Context, c *contestant, servers, hosts in
 		}
 		t := timeline{from: s.e.WarmUp * s.e.Life, to: (s.e.WarmUp + s.e.Lives) * s.e.Life}
 		if c.pool != nil {
-			t.pl = newPoolFor(s.e.Pods, s.cluster(hosts), nodes, *c.pool)
+			t.pl = newPoolFor(s.e.Pods, s.cluster(hosts), nodes, *c.pool, s.e.goOn(ctx, c.name, "boxes"))
 			if s.e.Performance != nil {
 				t.speed = s.e.Performance.speed
 			}
 		} else {
-			t.pl = c.placer(nodes, s.e.Pods, seed)
+			t.pl = c.placer(nodes, s.e.Pods, seed, nil)
 		}
 		r := t.run(until(ctx, s.jobs(seed)))
 		asked, given, held, hours = asked+r.Asked, given+r.Given, held+r.GPU, hours+r.Hours

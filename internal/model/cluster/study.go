@@ -17,6 +17,27 @@ type Experiment struct {
 	// Clock makes fill, churn and replay report the time of each allocation; nil: they do
 	// not, and equal experiments give equal reports.
 	Clock func() time.Duration
+	// Doing is called with what a run does, by several goroutines at a time; nil: it is not.
+	Doing func(text string)
+}
+
+// progress is called every checkEvery steps of a long part of a run, with the number of steps
+// that are done and of all. It reports whether to go on; nil: always.
+type progress func(done, of int) bool
+
+func (p progress) on(done, of int) bool { return p == nil || p(done, of) }
+
+// goOn goes on until ctx ends, and tells what a contestant does.
+func (e *Experiment) goOn(ctx context.Context, name, steps string) progress {
+	return func(done, of int) bool {
+		if ctx.Err() != nil {
+			return false
+		}
+		if e.Doing != nil {
+			e.Doing(fmt.Sprintf("%s: %d of %d %s", name, done, of, steps))
+		}
+		return true
+	}
 }
 
 // contestant is one of the policies and pools that a scenario compares.
@@ -40,10 +61,10 @@ func (e *Experiment) contestants() []contestant {
 	return out
 }
 
-// placer returns an empty cluster.
-func (c contestant) placer(nodes []Node, pods []Pod, seed uint64) placer {
+// placer returns an empty cluster, or a part of it if making it shall not go on.
+func (c contestant) placer(nodes []Node, pods []Pod, seed uint64, goOn progress) placer {
 	if c.pool != nil {
-		return newPoolFor(pods, keptHosts(nodes, c.pool.HostsKept), nodes, *c.pool)
+		return newPoolFor(pods, keptHosts(nodes, c.pool.HostsKept), nodes, *c.pool, goOn)
 	}
 	nodes = orderOf(c.name, nodes, rngOf(seed, 3))
 	return newScheduler(nodes, policies[c.name].make(nodes, typicalPods(pods)), rngOf(seed, 2))

@@ -32,7 +32,7 @@ func (s *timeStudy) runs() int { return len(s.cases) * len(s.who) * s.e.Seeds }
 func (s *timeStudy) run(ctx context.Context, i int) {
 	c, seed := s.cases[i/s.e.Seeds/len(s.who)], uint64(i%s.e.Seeds)
 	who := s.who[i/s.e.Seeds%len(s.who)]
-	t := timeline{pl: s.times.of(i, who.placer(s.e.Nodes, s.e.Pods, seed), s.e.Clock), queue: s.e.queue(), from: c.from, to: c.to}
+	t := timeline{pl: s.times.of(i, who.placer(s.e.Nodes, s.e.Pods, seed, s.e.goOn(ctx, who.name, "boxes")), s.e.Clock), queue: s.e.queue(), from: c.from, to: c.to}
 	if who.pool != nil && s.e.Performance != nil {
 		t.speed = s.e.Performance.speed
 	}

@@ -85,8 +85,9 @@ func (p *Pool) Usable() map[string]int {
 // SetBox adds a box with all of its GPUs, or replaces the box with that ID. The
 // slots must differ. The pool keeps a copy.
 func (p *Pool) SetBox(b Box) {
-	b.GPUs = slices.SortedFunc(slices.Values(b.GPUs), compareSlots)
-	b.Parts = slices.SortedStableFunc(slices.Values(b.Parts), func(a, b PartSlot) int { return cmp.Compare(a.Slot, b.Slot) })
+	b.GPUs, b.Parts = slices.Clone(b.GPUs), slices.Clone(b.Parts)
+	slices.SortFunc(b.GPUs, compareSlots)
+	slices.SortStableFunc(b.Parts, func(a, b PartSlot) int { return cmp.Compare(a.Slot, b.Slot) })
 	p.update(p.boxes[b.ID], &b)
 }
 
