@@ -61,23 +61,29 @@ func findLeader(ts *testscript.TestScript, _ bool, _ []string) {
 }
 
 // signalManager sends a manager, by its name or its address, a signal that "kill" does not
-// know:
+// know. One that has ended can be killed again:
 //
 //	signal STOP|CONT|KILL m0|m1|m2|ADDRESS
 func signalManager(ts *testscript.TestScript, _ bool, args []string) {
+	ended := false
 	for _, cmd := range ts.BackgroundCmds() {
 		is := func(flag string) bool {
 			i := slices.Index(cmd.Args, flag)
 			return i >= 0 && cmd.Args[i+1] == args[1]
 		}
-		if (is("--etcd-name") || is("--listen")) && cmd.ProcessState == nil {
+		if !is("--etcd-name") && !is("--listen") {
+			continue
+		}
+		if ended = cmd.ProcessState != nil; !ended {
 			ts.Check(cmd.Process.Signal(map[string]os.Signal{"STOP": syscall.SIGSTOP, "CONT": syscall.SIGCONT, "KILL": syscall.SIGKILL}[args[0]]))
 			// A stopped process would never end if the script fails.
 			ts.Defer(func() { _ = cmd.Process.Signal(syscall.SIGCONT) })
 			return
 		}
 	}
-	ts.Fatalf("no manager %s", args[1])
+	if args[0] != "KILL" || !ended {
+		ts.Fatalf("no manager %s", args[1])
+	}
 }
 
 // readyz returns a manager's answer to /readyz, "" without one.
