@@ -200,6 +200,8 @@ func (c *Claim) device(d Device, leases []*dxpuv1.Lease, p Policy, plan *Plan) S
 		s.Phase, s.Reason, s.Message = Failed, "LeaseLost", "the pool has forgotten the lease of the device"
 	case c.Host == "":
 		s.Phase, s.Reason, s.Message = Failed, "NoHost", c.HostErr
+	case c.HostShut != "":
+		s.Phase, s.Reason, s.Message = Failed, "HostUnavailable", c.HostShut
 	default:
 		s.Phase, s.Reason, s.Message = Waiting, "Requested", "the pool is asked for the GPU"
 		plan.Create = append(plan.Create, c.request(d, p))

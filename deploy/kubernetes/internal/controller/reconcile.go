@@ -206,7 +206,7 @@ func (c *Controller) view(ctx context.Context, claim *resourceapi.ResourceClaim)
 	}
 	if v.Node != "" {
 		v.Host, v.HostErr = c.hostOf(v.Node)
-		v.HostShut = c.watch.Snapshot().HostShut(v.Host)
+		v.HostShut = c.watch.HostShut(v.Host)
 	}
 	return v, nil
 }

@@ -59,8 +59,13 @@ func (c *Controller) report(ctx context.Context, old *resourceapi.ResourceClaim,
 }
 
 // worthReporting reports whether a status says more than the allocation does: most claims
-// are written once.
+// are written once. The words of the queue change with each lease of others: the events have them.
 func worthReporting(claim *resourceapi.ResourceClaim, s claims.Status) bool {
+	if d := deviceStatus(claim, s.Device, s.Share); s.Phase == claims.Waiting && d != nil {
+		if is := meta.FindStatusCondition(d.Conditions, inventory.Attached); is != nil && is.Reason == s.Reason {
+			return false
+		}
+	}
 	return s.Phase == claims.Attached || s.Phase == claims.Failed || s.Reason == "Queued" || deviceStatus(claim, s.Device, s.Share) != nil
 }
 

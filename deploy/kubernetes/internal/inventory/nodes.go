@@ -82,7 +82,7 @@ func named(is corev1.NodeSelectorOperator, nodes ...string) *corev1.NodeSelector
 func closed(h *dxpuv1.Host, queued int) bool { return Shut(h, 0) != "" || freeSlots(h) <= queued }
 
 // Shut returns why a host takes no GPU now, nor soon, "" if it takes one. leaving is the number
-// of its slots whose GPUs are being released.
+// of its slots whose GPUs are being released, less those that are known to be taken since.
 func Shut(h *dxpuv1.Host, leaving int) string {
 	switch n := h.Node; {
 	case !n.GetConnected():
@@ -95,7 +95,7 @@ func Shut(h *dxpuv1.Host, leaving int) string {
 		return "was lost too often recently"
 	case len(n.GetTaints()) > 0:
 		return "has a taint of the pool"
-	case freeSlots(h)+leaving == 0:
+	case freeSlots(h)+leaving <= 0:
 		return "has no free slot"
 	}
 	return ""

@@ -29,7 +29,8 @@ type Snapshot struct {
 	BoxLabels map[string]map[string]string // by ID
 	Spares    []*dxpuv1.SpareStatus
 	byID      map[string]*dxpuv1.GPU
-	leaving   map[string]int // by host: the slots whose GPUs are being released
+	leaving   map[string]int  // by host: the slots whose GPUs are being released
+	inSlots   map[string]bool // the leases that have slots of hosts
 }
 
 // GPU returns a GPU by its ID, nil if the pool does not have it.
@@ -40,12 +41,13 @@ func (s *Snapshot) GPU(id string) *dxpuv1.GPU {
 	return s.byID[id]
 }
 
-// HostShut returns why a host takes no GPU now, nor soon, "" if it takes one or is not known.
-func (s *Snapshot) HostShut(id string) string {
+// hostShut returns why a host takes no GPU now, nor soon, "" if it takes one or is not known.
+// taken is the number of its slots that leases have taken since.
+func (s *Snapshot) hostShut(id string, taken int) string {
 	if s == nil || s.Hosts[id] == nil {
 		return ""
 	}
-	if why := inventory.Shut(s.Hosts[id], s.leaving[id]); why != "" {
+	if why := inventory.Shut(s.Hosts[id], s.leaving[id]-taken); why != "" {
 		return "host " + id + " " + why
 	}
 	return ""
@@ -53,7 +55,12 @@ func (s *Snapshot) HostShut(id string) string {
 
 // index fills what is looked up.
 func (s *Snapshot) index() {
-	s.byID, s.leaving = make(map[string]*dxpuv1.GPU, len(s.GPUs)), map[string]int{}
+	s.byID, s.leaving, s.inSlots = make(map[string]*dxpuv1.GPU, len(s.GPUs)), map[string]int{}, map[string]bool{}
+	for _, h := range s.Hosts {
+		for _, slot := range h.Slots {
+			s.inSlots[slot.LeaseId] = true
+		}
+	}
 	for _, g := range s.GPUs {
 		s.byID[g.Id] = g
 		if g.State == dxpuv1.GPUState_GPU_STATE_RELEASING {
@@ -143,8 +150,10 @@ func (w *Watcher) SetSnapshot(s *Snapshot) (changed []string) {
 	defer w.mu.Unlock()
 	old := w.snapshot
 	w.snapshot = s
+	_, taken := w.waitingLocked()
 	for _, l := range w.leases {
-		if l.State == dxpuv1.LeaseState_LEASE_STATE_PENDING && s.HostShut(l.GetSpec().GetHostId()) != "" {
+		host := l.GetSpec().GetHostId()
+		if l.State == dxpuv1.LeaseState_LEASE_STATE_PENDING && s.hostShut(host, taken[host]) != "" {
 			changed = append(changed, l.Spec.Labels[claims.LabelClaim])
 			continue
 		}
@@ -183,18 +192,43 @@ func (w *Watcher) Ours() (leases map[string]bool, claimUIDs []string) {
 	return leases, claimUIDs
 }
 
-// Queued returns the number of the cluster's leases that wait in the queue of the pool, by
-// host.
+// Queued returns the number of the cluster's leases that wait in the queue of the pool or have
+// slots of which the snapshot does not know yet, by host.
 func (w *Watcher) Queued() map[string]int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	out := map[string]int{}
+	pending, taken := w.waitingLocked()
+	for host, n := range taken {
+		pending[host] += n
+	}
+	return pending
+}
+
+// HostShut returns why a host takes no GPU now, nor soon, "" if it takes one or is not known. The
+// leases of the cluster count before the snapshot has them: it is seconds old in a large pool.
+func (w *Watcher) HostShut(id string) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_, taken := w.waitingLocked()
+	return w.snapshot.hostShut(id, taken[id])
+}
+
+// waitingLocked returns the numbers of leases by host that are in the queue, and that have slots of
+// which the snapshot does not know yet.
+func (w *Watcher) waitingLocked() (pending, taken map[string]int) {
+	pending, taken = map[string]int{}, map[string]int{}
 	for _, l := range w.leases {
-		if l.State == dxpuv1.LeaseState_LEASE_STATE_PENDING {
-			out[l.GetSpec().GetHostId()]++
+		host := l.GetSpec().GetHostId()
+		switch l.State {
+		case dxpuv1.LeaseState_LEASE_STATE_PENDING:
+			pending[host]++
+		case dxpuv1.LeaseState_LEASE_STATE_BINDING, dxpuv1.LeaseState_LEASE_STATE_ACTIVE:
+			if w.snapshot != nil && !w.snapshot.inSlots[l.Id] {
+				taken[host]++
+			}
 		}
 	}
-	return out
+	return pending, taken
 }
 
 // GangRuns reports whether a lease of a gang has GPUs, or gets them now.

@@ -34,13 +34,13 @@ func TestHostShut(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := New(nil, "c", func(string) {}, func() {})
 			for claim, state := range map[string]dxpuv1.LeaseState{
-				"waits": dxpuv1.LeaseState_LEASE_STATE_PENDING, "works": dxpuv1.LeaseState_LEASE_STATE_ACTIVE,
+				"waits": dxpuv1.LeaseState_LEASE_STATE_PENDING, "ends": dxpuv1.LeaseState_LEASE_STATE_RELEASING,
 			} {
 				w.Put(&dxpuv1.Lease{Id: claim, State: state, Spec: &dxpuv1.LeaseSpec{HostId: "h1", Labels: map[string]string{claims.LabelCluster: "c", claims.LabelClaim: claim}}})
 			}
 			s := &Snapshot{Hosts: map[string]*dxpuv1.Host{"h1": test.host}, GPUs: test.gpus}
 			changed := w.SetSnapshot(s)
-			if got := s.HostShut("h1"); got != test.want {
+			if got := w.HostShut("h1"); got != test.want {
 				t.Errorf("%q, want %q", got, test.want)
 			}
 			if again := slices.Equal(changed, []string{"waits"}); again != (test.want != "") || !again && len(changed) > 0 {
@@ -48,7 +48,27 @@ func TestHostShut(t *testing.T) {
 			}
 		})
 	}
-	if got := (&Snapshot{}).HostShut("h1"); got != "" {
+	if got := New(nil, "c", nil, nil).HostShut("h1"); got != "" {
 		t.Errorf("an unknown host: %q", got)
+	}
+}
+
+// TestTaken: a slot that a lease of the cluster has got since the snapshot is not free.
+func TestTaken(t *testing.T) {
+	w := New(nil, "c", func(string) {}, func() {})
+	lease := func(id string, state dxpuv1.LeaseState) {
+		w.Put(&dxpuv1.Lease{Id: id, State: state, Spec: &dxpuv1.LeaseSpec{HostId: "h1", Labels: map[string]string{claims.LabelCluster: "c", claims.LabelClaim: id}}})
+	}
+	slots := []*dxpuv1.HostSlot{{BindingId: "b-1", LeaseId: "old"}, {}, {}}
+	w.SetSnapshot(&Snapshot{Hosts: map[string]*dxpuv1.Host{"h1": {Node: &dxpuv1.NodeInfo{Connected: true}, Slots: slots}}})
+	lease("old", dxpuv1.LeaseState_LEASE_STATE_ACTIVE)
+	lease("new", dxpuv1.LeaseState_LEASE_STATE_BINDING)
+	if why := w.HostShut("h1"); why != "" || w.Queued()["h1"] != 1 {
+		t.Errorf("one of two free slots is taken: %q, %v", why, w.Queued())
+	}
+	lease("newer", dxpuv1.LeaseState_LEASE_STATE_ACTIVE)
+	lease("waits", dxpuv1.LeaseState_LEASE_STATE_PENDING)
+	if why := w.HostShut("h1"); why != "host h1 has no free slot" || w.Queued()["h1"] != 3 {
+		t.Errorf("both free slots are taken: %q, %v", why, w.Queued())
 	}
 }
