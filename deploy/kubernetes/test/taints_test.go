@@ -22,6 +22,7 @@ func TestTaints(t *testing.T) {
 	t.Run("no schedule", func(t *testing.T) { e.on(t).noSchedule() })
 	t.Run("no execute", func(t *testing.T) { e.on(t).noExecute() })
 	t.Run("for some time", func(t *testing.T) { e.on(t).toleratedForATime() })
+	t.Run("examples of the documentation", func(t *testing.T) { e.on(t).examples() })
 }
 
 // taint gives the first GPU a taint and returns a function that takes it away.
