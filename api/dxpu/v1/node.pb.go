@@ -292,8 +292,10 @@ type EnrollResponse struct {
 	CertificatePem    string               `protobuf:"bytes,5,opt,name=certificate_pem,json=certificatePem,proto3" json:"certificate_pem,omitempty"`
 	CaPem             string               `protobuf:"bytes,6,opt,name=ca_pem,json=caPem,proto3" json:"ca_pem,omitempty"`
 	HeartbeatInterval *durationpb.Duration `protobuf:"bytes,7,opt,name=heartbeat_interval,json=heartbeatInterval,proto3" json:"heartbeat_interval,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// As in ReportResponse.
+	KnowsLocalPeers bool `protobuf:"varint,8,opt,name=knows_local_peers,json=knowsLocalPeers,proto3" json:"knows_local_peers,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *EnrollResponse) Reset() {
@@ -373,6 +375,13 @@ func (x *EnrollResponse) GetHeartbeatInterval() *durationpb.Duration {
 		return x.HeartbeatInterval
 	}
 	return nil
+}
+
+func (x *EnrollResponse) GetKnowsLocalPeers() bool {
+	if x != nil {
+		return x.KnowsLocalPeers
+	}
+	return false
 }
 
 type WatchDesiredRequest struct {
@@ -1076,8 +1085,11 @@ type ReportResponse struct {
 	HeartbeatInterval *durationpb.Duration `protobuf:"bytes,2,opt,name=heartbeat_interval,json=heartbeatInterval,proto3" json:"heartbeat_interval,omitempty"`
 	// Set when the node should renew its certificate now.
 	RenewCertificate bool `protobuf:"varint,3,opt,name=renew_certificate,json=renewCertificate,proto3" json:"renew_certificate,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// The manager knows local_peer. Nodes that have one report no slots to a manager that
+	// does not: it would give their GPUs to other hosts.
+	KnowsLocalPeers bool `protobuf:"varint,4,opt,name=knows_local_peers,json=knowsLocalPeers,proto3" json:"knows_local_peers,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *ReportResponse) Reset() {
@@ -1131,6 +1143,13 @@ func (x *ReportResponse) GetRenewCertificate() bool {
 	return false
 }
 
+func (x *ReportResponse) GetKnowsLocalPeers() bool {
+	if x != nil {
+		return x.KnowsLocalPeers
+	}
+	return false
+}
+
 // ObservedState is the actual state of a node.
 type ObservedState struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -1152,7 +1171,12 @@ type ObservedState struct {
 	// All slots of the node, including empty ones.
 	Slots []*ObservedSlot `protobuf:"bytes,10,rep,name=slots,proto3" json:"slots,omitempty"`
 	// Boxes: number of busy GPUs that use the proxy's whole bandwidth. 0: unknown.
-	ProxyGpus     uint32 `protobuf:"varint,11,opt,name=proxy_gpus,json=proxyGpus,proto3" json:"proxy_gpus,omitempty"`
+	ProxyGpus uint32 `protobuf:"varint,11,opt,name=proxy_gpus,json=proxyGpus,proto3" json:"proxy_gpus,omitempty"`
+	// The node of the other kind on the same machine, if the GPUs of the box are for the
+	// programs of that host alone, and the host has no other GPUs. Both nodes name each
+	// other. A lease gets these GPUs only if it names the host. Empty: the data of the node
+	// go over the network.
+	LocalPeer     string `protobuf:"bytes,12,opt,name=local_peer,json=localPeer,proto3" json:"local_peer,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1262,6 +1286,13 @@ func (x *ObservedState) GetProxyGpus() uint32 {
 		return x.ProxyGpus
 	}
 	return 0
+}
+
+func (x *ObservedState) GetLocalPeer() string {
+	if x != nil {
+		return x.LocalPeer
+	}
+	return ""
 }
 
 // ObservedSlot is a slot of a node.
@@ -1650,7 +1681,7 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12/\n" +
 	"\x13previous_credential\x18\x04 \x01(\tR\x12previousCredential\x12\x17\n" +
 	"\acsr_pem\x18\x05 \x01(\tR\x06csrPem\x12\x18\n" +
-	"\aversion\x18\x06 \x01(\tR\aversion\"\x93\x02\n" +
+	"\aversion\x18\x06 \x01(\tR\aversion\"\xbf\x02\n" +
 	"\x0eEnrollResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x17\n" +
@@ -1662,7 +1693,8 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	"credential\x12'\n" +
 	"\x0fcertificate_pem\x18\x05 \x01(\tR\x0ecertificatePem\x12\x15\n" +
 	"\x06ca_pem\x18\x06 \x01(\tR\x05caPem\x12H\n" +
-	"\x12heartbeat_interval\x18\a \x01(\v2\x19.google.protobuf.DurationR\x11heartbeatInterval\"t\n" +
+	"\x12heartbeat_interval\x18\a \x01(\v2\x19.google.protobuf.DurationR\x11heartbeatInterval\x12*\n" +
+	"\x11knows_local_peers\x18\b \x01(\bR\x0fknowsLocalPeers\"t\n" +
 	"\x13WatchDesiredRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12%\n" +
 	"\x0eknown_revision\x18\x02 \x01(\x04R\rknownRevision\x12\x1d\n" +
@@ -1723,11 +1755,12 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	"\x04slot\x18\x03 \x01(\rR\x04slot\x122\n" +
 	"\taddresses\x18\x04 \x03(\v2\x14.dxpu.v1.PathAddressR\taddresses\"=\n" +
 	"\rReportRequest\x12,\n" +
-	"\x05state\x18\x01 \x01(\v2\x16.dxpu.v1.ObservedStateR\x05state\"\xb2\x01\n" +
+	"\x05state\x18\x01 \x01(\v2\x16.dxpu.v1.ObservedStateR\x05state\"\xde\x01\n" +
 	"\x0eReportResponse\x12)\n" +
 	"\x10desired_revision\x18\x01 \x01(\x04R\x0fdesiredRevision\x12H\n" +
 	"\x12heartbeat_interval\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x11heartbeatInterval\x12+\n" +
-	"\x11renew_certificate\x18\x03 \x01(\bR\x10renewCertificate\"\xe2\x03\n" +
+	"\x11renew_certificate\x18\x03 \x01(\bR\x10renewCertificate\x12*\n" +
+	"\x11knows_local_peers\x18\x04 \x01(\bR\x0fknowsLocalPeers\"\x81\x04\n" +
 	"\rObservedState\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1f\n" +
 	"\vinstance_id\x18\x02 \x01(\tR\n" +
@@ -1742,7 +1775,9 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	"\x05slots\x18\n" +
 	" \x03(\v2\x15.dxpu.v1.ObservedSlotR\x05slots\x12\x1d\n" +
 	"\n" +
-	"proxy_gpus\x18\v \x01(\rR\tproxyGpus\x1a9\n" +
+	"proxy_gpus\x18\v \x01(\rR\tproxyGpus\x12\x1d\n" +
+	"\n" +
+	"local_peer\x18\f \x01(\tR\tlocalPeer\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc8\x03\n" +

@@ -1981,8 +1981,11 @@ type NodeInfo struct {
 	// The maintenance of the node that is going on, or else the next one. Empty: none.
 	MaintenanceId    string           `protobuf:"bytes,18,opt,name=maintenance_id,json=maintenanceId,proto3" json:"maintenance_id,omitempty"`
 	MaintenanceState MaintenanceState `protobuf:"varint,19,opt,name=maintenance_state,json=maintenanceState,proto3,enum=dxpu.v1.MaintenanceState" json:"maintenance_state,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// The node of the other kind whose devices or slots alone it is for: they are on one
+	// machine. Empty: there is none.
+	LocalPeer     string `protobuf:"bytes,20,opt,name=local_peer,json=localPeer,proto3" json:"local_peer,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeInfo) Reset() {
@@ -2146,6 +2149,13 @@ func (x *NodeInfo) GetMaintenanceState() MaintenanceState {
 		return x.MaintenanceState
 	}
 	return MaintenanceState_MAINTENANCE_STATE_UNSPECIFIED
+}
+
+func (x *NodeInfo) GetLocalPeer() string {
+	if x != nil {
+		return x.LocalPeer
+	}
+	return ""
 }
 
 // Maintenance is work on nodes that is planned for some time. Until it begins, the nodes
@@ -5416,7 +5426,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x125\n" +
 	"\bduration\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bduration\x12\x17\n" +
-	"\anode_id\x18\x04 \x01(\tR\x06nodeId\"\xfe\x05\n" +
+	"\anode_id\x18\x04 \x01(\tR\x06nodeId\"\x9d\x06\n" +
 	"\bNodeInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\rR\x06number\x12\x12\n" +
@@ -5437,7 +5447,9 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\adrained\x18\x10 \x01(\bR\adrained\x12&\n" +
 	"\x06taints\x18\x11 \x03(\v2\x0e.dxpu.v1.TaintR\x06taints\x12%\n" +
 	"\x0emaintenance_id\x18\x12 \x01(\tR\rmaintenanceId\x12F\n" +
-	"\x11maintenance_state\x18\x13 \x01(\x0e2\x19.dxpu.v1.MaintenanceStateR\x10maintenanceState\x1a9\n" +
+	"\x11maintenance_state\x18\x13 \x01(\x0e2\x19.dxpu.v1.MaintenanceStateR\x10maintenanceState\x12\x1d\n" +
+	"\n" +
+	"local_peer\x18\x14 \x01(\tR\tlocalPeer\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x9e\x04\n" +
