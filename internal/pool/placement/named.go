@@ -14,6 +14,10 @@ func (p *Pool) placeNamed(reserve Reserve, req *Request) Decision {
 	var d Decision
 	var picks []Ref
 	byModel := map[string]int{}
+	if req.Box != "" && !req.alone() {
+		d.say("A host with GPUs of its own gets one GPU for each lease.")
+		return d
+	}
 	for _, r := range req.Only {
 		b, g := p.find(r)
 		switch why := whyNotNamed(b, g, req); {
@@ -79,12 +83,16 @@ func whyNotNamed(b *Box, g *GPU, req *Request) string {
 	switch {
 	case g == nil:
 		return "is not in the pool"
+	case req.Box != "" && b.ID != req.Box:
+		return "is not one of the host's own, and it has no others"
 	case !g.Usable:
 		return "is out of service"
 	case req.Model != "" && g.Model != req.Model:
 		return "is of model " + g.Model
 	case g.Memory < req.MinMemory:
 		return "has too little memory for the request"
+	case g.Restriction.local() && req.Box == "":
+		return "is for its own host alone, which the request does not name"
 	case !req.tolerates(g.Restriction):
 		return fmt.Sprintf("has the taint %s, which the request does not tolerate", g.Restriction)
 	case req.site != nil && !req.site.reaches(b.Paths):

@@ -148,6 +148,9 @@ type Request struct {
 	SameBox Preference
 	// Only lists the GPUs to choose from, if the caller names them. Nil: all.
 	Only []Ref
+	// Box is the box on the machine of the host, if the host has no other GPUs. Only lists
+	// GPUs then. Empty: there is none.
+	Box string
 	// Exclude lists GPUs not to choose, such as those that failed before.
 	Exclude []Ref
 	// Together lists the GPUs that the lease has already. New GPUs must join

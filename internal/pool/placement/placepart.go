@@ -189,7 +189,7 @@ func (s *partSearch) admitsGPU(g *sharedGPU) bool {
 	r := s.req
 	return (r.Model == "" || g.class.model == r.Model) && g.class.memory >= r.MinMemory && admits(g.class.traits, r) &&
 		hasLabels(g.box.Labels, r.Labels) && r.tolerates(g.gpu.Restriction) && !slices.Contains(r.Exclude, g.ref()) &&
-		(len(r.Only) == 0 || slices.Contains(r.Only, g.ref()))
+		(len(r.Only) == 0 || slices.Contains(r.Only, g.ref())) && (r.Box == "" || r.Box == g.box.ID)
 }
 
 // take gives the part its place on the best GPU.

@@ -23,6 +23,9 @@ const (
 	// Planned keeps all requests away but those that name the taint: something is planned
 	// for the GPU, and only a request that ends before it names the taint.
 	Planned
+	// Local keeps all requests away but those that name the taint: only those for the host
+	// on the same machine do.
+	Local
 )
 
 // String returns the name of the effect in Kubernetes.
@@ -34,6 +37,8 @@ func (e Effect) String() string {
 		return "NoExecute"
 	case Planned:
 		return "Planned"
+	case Local:
+		return "Local"
 	default:
 		return ""
 	}
@@ -63,14 +68,17 @@ type Toleration struct {
 
 // Tolerates reports whether the toleration is for a taint.
 func (o Toleration) Tolerates(t Taint) bool {
-	if t.Effect == Planned {
-		return o == Toleration{Key: t.Key, Value: t.Value, Effect: Planned}
+	if t.Effect == Planned || t.Effect == Local {
+		return o == t.named()
 	}
 	if o.Effect != AnyEffect && o.Effect != t.Effect || o.Key == "" && !o.AnyValue {
 		return false
 	}
 	return (o.Key == "" || o.Key == t.Key) && (o.AnyValue || o.Value == t.Value)
 }
+
+// named returns the toleration of a taint that must be named.
+func (t Taint) named() Toleration { return Toleration{Key: t.Key, Value: t.Value, Effect: t.Effect} }
 
 // Tolerated reports whether one of some tolerations is for a taint.
 func Tolerated(t Taint, by []Toleration) bool {
@@ -98,7 +106,7 @@ func (r Restriction) taints() []Taint {
 		word, effect, _ := strings.Cut(word, ":")
 		t := Taint{Effect: NoSchedule}
 		t.Key, t.Value, _ = strings.Cut(word, "=")
-		for _, e := range []Effect{NoExecute, Planned} {
+		for _, e := range []Effect{NoExecute, Planned, Local} {
 			if effect == e.String() {
 				t.Effect = e
 			}
@@ -115,6 +123,10 @@ func (r Restriction) toleratedBy(tolerations []Toleration) bool {
 	}
 	return len(tolerations) > 0 && !slices.ContainsFunc(r.taints(), func(t Taint) bool { return !Tolerated(t, tolerations) })
 }
+
+// local reports whether only requests for the host on the same machine may use what is
+// restricted.
+func (r Restriction) local() bool { return strings.Contains(string(r), ":"+Local.String()) }
 
 // tolerates reports whether a request may use a GPU with a restriction. A view asks with
 // the restrictions that it contains.
@@ -200,7 +212,8 @@ const maxNamedTaints = 4
 func taintList(of func(func(Restriction) bool)) string {
 	var names []string
 	for r := range of {
-		names = append(names, strings.ReplaceAll(string(r), ":"+Planned.String(), " (for what ends before it)"))
+		words := strings.ReplaceAll(string(r), ":"+Planned.String(), " (for what ends before it)")
+		names = append(names, strings.ReplaceAll(words, ":"+Local.String(), " (for leases that name the host)"))
 	}
 	slices.Sort(names)
 	names = slices.Compact(names)
