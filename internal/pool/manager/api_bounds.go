@@ -136,6 +136,9 @@ func checkReport(o *dxpuv1.ObservedState) error {
 	case len(o.InstanceId) > maxText:
 		return invalid("state.instance_id: %d bytes, at most %d", len(o.InstanceId), maxText)
 	}
+	if o.LocalPeer != "" && !nodeNamePattern.MatchString(o.LocalPeer) {
+		return invalid("state.local_peer: %q is not the name of a node", truncateText(o.LocalPeer))
+	}
 	for k, v := range o.Labels {
 		if len(k) > maxText {
 			return invalid("a key of state.labels: %d bytes, at most %d", len(k), maxText)

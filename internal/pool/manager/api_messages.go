@@ -35,7 +35,7 @@ func timestamp(t time.Time) *timestamppb.Timestamp {
 func (t *tx) nodeInfo(n *nodeRecord) *dxpuv1.NodeInfo {
 	info := &dxpuv1.NodeInfo{
 		Id: n.ID, Number: n.Number, Name: n.ID, Rack: n.Rack, Labels: n.Labels, Addresses: addresses(n),
-		Connected: t.connected(n.ID), Version: n.Version, DesiredRevision: n.DesiredRevision,
+		Connected: t.connected(n.ID), Version: n.Version, DesiredRevision: n.DesiredRevision, LocalPeer: n.LocalPeer,
 	}
 	if n.Cordon != nil {
 		info.Cordoned, info.CordonReason, info.Draining, info.Drained = true, n.Cordon.Reason, n.Cordon.draining(), n.Cordon.drained()

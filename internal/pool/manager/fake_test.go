@@ -50,6 +50,7 @@ type fakeNode struct {
 	memory     uint64          // bytes of each GPU; 0: 1 GiB
 	proxy      uint32          // GPUs that use up a box proxy's bandwidth
 	rack       string
+	peer       string   // the node of the other kind on the same machine; empty: none
 	paths      []uint32 // IDs of the networks on which it has an address; nil: 0
 	labels     map[string]string
 	domain     func(slot uint32) string
@@ -170,7 +171,7 @@ func (n *fakeNode) observe() *dxpuv1.ObservedState {
 	n.followMoves()
 	o := &dxpuv1.ObservedState{
 		NodeId: n.id, InstanceId: fmt.Sprint(n.instance), Sequence: n.sequence, AppliedRevision: n.applied,
-		BoxKind: n.boxKind, ProxyGpus: n.proxy, Labels: n.labels, Rack: n.rack,
+		BoxKind: n.boxKind, ProxyGpus: n.proxy, Labels: n.labels, Rack: n.rack, LocalPeer: n.peer,
 	}
 	paths := n.paths
 	if paths == nil {

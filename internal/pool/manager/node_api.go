@@ -75,7 +75,7 @@ func (s *nodeService) Enroll(ctx context.Context, req *connect.Request[dxpuv1.En
 		n.Version = truncateText(r.Version)
 		n.Certificates = nil // this revokes the old ones
 		res.NodeId, res.Credential, res.HeartbeatInterval = r.Name, credential, durationpb.New(t.cfg.Heartbeat)
-		res.ClusterId, res.NodeNumber = t.meta.ClusterID, n.Number
+		res.ClusterId, res.NodeNumber, res.KnowsLocalPeers = t.meta.ClusterID, n.Number, true
 		if csr != nil {
 			authority, err := s.m.ca.load(t) // that of this transaction: a step may have been taken since
 			if err != nil {
@@ -169,7 +169,7 @@ func (s *nodeService) Report(ctx context.Context, req *connect.Request[dxpuv1.Re
 		return nil, apiError(err)
 	}
 	return connect.NewResponse(&dxpuv1.ReportResponse{
-		DesiredRevision: revision, HeartbeatInterval: durationpb.New(heartbeat), RenewCertificate: renew,
+		DesiredRevision: revision, HeartbeatInterval: durationpb.New(heartbeat), RenewCertificate: renew, KnowsLocalPeers: true,
 	}), nil
 }
 

@@ -197,12 +197,14 @@ var (
 // The ID is empty if the lease does not exist yet.
 func (t *tx) requestOf(id string, s *dxpuv1.LeaseSpec, until time.Time) placement.Request {
 	promised, _ := t.promised(id, s, t.beginsBy(s), until)
-	return placement.Request{
+	req := placement.Request{
 		Count: int(s.Count), Model: s.Model, MinMemory: s.MinMemoryBytes,
 		Kind: placementKinds[s.BoxKind], NVLink: placementPreferences[s.Nvlink], SameBox: placementPreferences[s.SameBox],
 		Labels: s.BoxLabels, Only: gpuRefs(s.GpuIds), Tolerations: t.tolerationsUntil(s, until), Part: placementPart(s),
 		Exclude: promised, UseSpares: t.hasBegun(id), // others may have left just what is promised
 	}
+	t.keepLocal(&req, s.HostId)
+	return req
 }
 
 // gpuRefs returns the GPUs of some IDs that checkSpec has accepted.
@@ -219,9 +221,13 @@ func gpuRefs(ids []string) []placement.Ref {
 // hostRequestOf returns the placement request for the host of a lease that ends at a time; zero: never.
 func (t *tx) hostRequestOf(id string, s *dxpuv1.LeaseSpec, until time.Time) placement.HostRequest {
 	_, promised := t.promised(id, s, t.beginsBy(s), until)
-	return placement.HostRequest{
+	req := placement.HostRequest{
 		Count: int(s.Count), Host: s.HostId, Domain: s.HostDomain, Labels: s.HostLabels, Tolerations: t.tolerationsUntil(s, until), Exclude: promised,
 	}
+	if t.localBox(s.HostId) != "" {
+		req.Tolerations = append(req.Tolerations, localToleration)
+	}
+	return req
 }
 
 // decide returns where a lease would be placed now. The ID is empty if the lease does

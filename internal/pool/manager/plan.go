@@ -114,6 +114,9 @@ func (t *tx) nodeRestriction(n *nodeRecord, slot []taint) placement.Restriction 
 			all = append(all, p.taint())
 		}
 	}
+	if n.LocalPeer != "" {
+		all = append(all, localTaint)
+	}
 	return placement.NewRestriction(all...)
 }
 

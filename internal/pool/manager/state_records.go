@@ -65,7 +65,10 @@ type nodeRecord struct {
 	BoxKind   dxpuv1.BoxKind    `json:"box_kind,omitempty"`
 	// ProxyGPUs is the number of busy GPUs that use up the bandwidth of a box
 	// proxy; 0: unknown.
-	ProxyGPUs       uint32       `json:"proxy_gpus,omitempty"`
+	ProxyGPUs uint32 `json:"proxy_gpus,omitempty"`
+	// LocalPeer is the node of the other kind on the same machine that it names as the only
+	// one that it works with.
+	LocalPeer       string       `json:"local_peer,omitempty"`
 	Slots           []slotRecord `json:"slots,omitempty"`
 	Cordon          *cordon      `json:"cordon,omitempty"`
 	Taints          []taint      `json:"taints,omitempty"`    // not changed once stored

@@ -1,0 +1,92 @@
+package manager
+
+import (
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// localMachine is a machine that offers its own GPUs: a host, and a box with the GPUs.
+func localMachine(name string, gpus int) (host, box *fakeNode) {
+	host, box = hostNode(name, 4*gpus), dividedBox(name+"-gpus", gpus)
+	host.peer, box.peer = box.id, host.id
+	return host, box
+}
+
+// at returns a spec for a host.
+func at(host string, s *dxpuv1.LeaseSpec) *dxpuv1.LeaseSpec {
+	s.HostId = host
+	return s
+}
+
+func (w *world) wantNoCapacity(what string, s *dxpuv1.LeaseSpec, why string) {
+	w.t.Helper()
+	id, err := w.tryCreate(s)
+	if connect.CodeOf(err) != connect.CodeResourceExhausted || !strings.Contains(err.Error(), why) {
+		w.t.Fatalf("%s: lease %q, %v; want %q", what, id, err, why)
+	}
+}
+
+// The GPUs of a machine are for leases that name its host, and these get no others.
+func TestLocalGPUs(t *testing.T) {
+	host, box := localMachine("m1", 2)
+	w := newWorld(t, Config{}, hostNode("h1", 8), dividedBox("b1", 1), host, box)
+	remote, local, whole := w.create(part(600, 600)), w.create(at("m1", part(600, 600))), w.create(at("m1", &dxpuv1.LeaseSpec{Count: 1}))
+	w.settle()
+	for id, want := range map[string]string{remote: "b1", local: "m1-gpus", whole: "m1-gpus"} {
+		if l := w.wantLease(id, leaseActive); l.Bindings[0].BoxId != want || (l.HostId == "m1") != (want == "m1-gpus") {
+			t.Errorf("lease %s is at %s and %s, want %s", id, l.Bindings[0].BoxId, l.HostId, want)
+		}
+	}
+	w.wantNoCapacity("a full machine beside a free box", at("m1", part(600, 100)), "lack the memory")
+	everything := []*dxpuv1.Toleration{{AnyValue: true}}
+	w.wantNoCapacity("no other host", &dxpuv1.LeaseSpec{Count: 1, Tolerations: everything}, "0 of 3 usable GPUs are free")
+	w.wantNoCapacity("its GPU by name", &dxpuv1.LeaseSpec{Count: 1, GpuIds: []string{"m1-gpus/0"}}, "GPU m1-gpus/0 is for its own host alone")
+	w.wantNoCapacity("a GPU of the network", at("m1", &dxpuv1.LeaseSpec{Count: 1, GpuIds: []string{"b1/0"}}), "GPU b1/0 is not one of the host's own")
+	w.wantNoCapacity("two of its GPUs", at("m1", &dxpuv1.LeaseSpec{Count: 2}), "one GPU for each lease")
+	if _, err := w.tryCreate(at("h1", part(100, 100))); err != nil {
+		t.Errorf("the other host: %v", err)
+	}
+	if err := w.resizePart(local, &dxpuv1.Part{MemoryBytes: 1000 << 20}, 0); err != nil {
+		t.Errorf("a part grows: %v", err)
+	}
+	w.delete(whole, true)
+	w.settle()
+	w.wantLease(w.create(at("m1", part(900, 900))), leaseBinding)
+}
+
+// Both nodes of a machine name each other: no host reaches the GPUs of another machine.
+func TestLocalGPUsOfAnother(t *testing.T) {
+	host, box := localMachine("m1", 1)
+	thief := hostNode("m2", 4)
+	thief.peer = box.id
+	lonely := dividedBox("b9", 1)
+	lonely.peer = "h1"
+	w := newWorld(t, Config{}, hostNode("h1", 4), host, box, thief, lonely)
+	w.wantNoCapacity("the box of m1", at("m2", part(100, 100)), "GPU m1-gpus/0 has the taint dxpu.dev/local:Local, which")
+	w.wantNoCapacity("a box that a host does not name", at("h1", part(100, 100)), "dxpu.dev/local")
+	w.wantLease(w.create(at("m1", part(100, 100))), leaseBinding)
+}
+
+// A failed GPU of a machine is replaced by another one there, and by no other.
+func TestLocalGPUFails(t *testing.T) {
+	host, box := localMachine("m1", 2)
+	w := newWorld(t, Config{}, dividedBox("b1", 2), host, box)
+	id := w.create(at("m1", part(600, 600)))
+	w.settle()
+	was := w.lease(id).Bindings[0].PartOfGpuId
+	_, gpu, _ := strings.Cut(was, "/")
+	box.dead[uint32(gpu[0]-'0')] = true
+	w.settle()
+	if l := w.wantLease(id, leaseActive); l.Bindings[len(l.Bindings)-1].BoxId != "m1-gpus" || l.Bindings[len(l.Bindings)-1].PartOfGpuId == was {
+		t.Errorf("bindings %v", l.Bindings)
+	}
+	box.dead[0], box.dead[1] = true, true
+	w.settle()
+	if l := w.lease(id); l.State == leaseActive || len(w.nodes["b1"].has) > 0 {
+		t.Errorf("lease %v, box b1 has %v", l, w.nodes["b1"].has)
+	}
+}
