@@ -143,6 +143,24 @@ func (a *Agent) Changed() { signal(a.changed) }
 // Connected reports whether the last report reached the manager. Advisory.
 func (a *Agent) Connected() bool { return a.connected.Load() }
 
+// KnowsLocalPeers reports whether the manager knows ObservedState.LocalPeer: it said so when
+// this node enrolled, or since.
+func (a *Agent) KnowsLocalPeers() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.identity.LocalPeers
+}
+
+// noteLocalPeers records that the manager knows local peers, and reports with that.
+func (a *Agent) noteLocalPeers() error {
+	a.mu.Lock()
+	a.identity.LocalPeers = true
+	id := a.identity
+	a.mu.Unlock()
+	a.Changed()
+	return a.saveIdentity(id)
+}
+
 // current returns the identity and a client that shows it.
 func (a *Agent) current() (identity, *client.Client) {
 	a.mu.Lock()

@@ -51,6 +51,8 @@ type identity struct {
 	// HeartbeatMS is the heartbeat interval that the manager asked for, in
 	// milliseconds.
 	HeartbeatMS int64 `json:"heartbeat_ms"`
+	// LocalPeers is set once a manager of the pool has said that it knows them.
+	LocalPeers bool `json:"local_peers,omitempty"`
 }
 
 // Enrolled reports whether a state directory has the identity of an enrolled node, which

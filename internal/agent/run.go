@@ -113,7 +113,7 @@ func (a *Agent) enrol(ctx context.Context) error {
 	id := identity{
 		Version: identityVersion, ClusterID: res.Msg.ClusterId, NodeID: res.Msg.NodeId, NodeNumber: res.Msg.NodeNumber,
 		Credential: res.Msg.Credential, HeartbeatMS: res.Msg.HeartbeatInterval.AsDuration().Milliseconds(),
-		Certificate: res.Msg.CertificatePem, Key: key, CA: res.Msg.CaPem,
+		Certificate: res.Msg.CertificatePem, Key: key, CA: res.Msg.CaPem, LocalPeers: res.Msg.KnowsLocalPeers,
 	}
 	if err := a.keep(id); err != nil {
 		return err
@@ -316,6 +316,11 @@ func (a *Agent) reportOnce(ctx context.Context, seq uint64) (desired uint64, int
 	}
 	if res.Msg.RenewCertificate {
 		a.renewSoon(id)
+	}
+	if res.Msg.KnowsLocalPeers && !id.LocalPeers {
+		if err := a.noteLocalPeers(); err != nil {
+			return 0, 0, &fatalError{err}
+		}
 	}
 	return res.Msg.DesiredRevision, res.Msg.HeartbeatInterval.AsDuration(), nil
 }
