@@ -50,6 +50,8 @@ type Config struct {
 	// MPS makes the Multi-Process Service of a GPU; nil: programs need none.
 	MPS     func(gpu int, notify func(mps.Notice)) (MPS, error)
 	MPSUser int // whose programs MPS serves
+	// Pool names the pool whose manager divides the GPUs; "": the users of this machine do.
+	Pool string
 }
 
 // Agent is a sharing agent. Make one with New, and let Run work.
@@ -84,6 +86,10 @@ type Agent struct {
 	beaten    int64          // the last heartbeat
 	work      sync.WaitGroup // goroutines of sockets and watches
 	stopped   chan struct{}  // a service has stopped
+
+	places  map[string]int // of the GPUs in the pool, by name; not changed after New
+	ready   chan struct{}  // closed when the shares of the state file are there
+	changed chan struct{}  // one element: shares or GPUs have changed
 }
 
 // served is a share with its socket.
@@ -105,12 +111,18 @@ func New(c Config) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Agent{
+	a := &Agent{
 		config: c, start: time.Now(), wake: make(chan struct{}, 1), save: make(chan struct{}, 1), uid: os.Getuid(),
 		broker: b, patients: newPatients(&c),
 		shares: map[string]*served{}, conns: map[broker.ProcessID]*conn{}, watches: map[int]*watch{}, wakeAt: machine.Never, settleAt: settleAfter,
-		stopped: make(chan struct{}, len(c.Broker.GPUs)),
-	}, nil
+		stopped: make(chan struct{}, len(c.Broker.GPUs)), ready: make(chan struct{}), changed: make(chan struct{}, 1),
+	}
+	f, err := a.readState()
+	if err != nil {
+		return nil, err
+	}
+	a.places = assignPlaces(f.Places, c.Broker.GPUs)
+	return a, nil
 }
 
 func (a *Agent) now() time.Duration { return time.Since(a.start) }
@@ -134,6 +146,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		a.close()
 		return err
 	}
+	close(a.ready)
 	stop := ctx
 	ctx, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
@@ -276,6 +289,7 @@ func (a *Agent) flushLocked() {
 }
 
 func (a *Agent) carryOutLocked(o *broker.Output) {
+	signal(a.changed)
 	for _, id := range o.Pages {
 		if s := a.shares[id]; s != nil {
 			if p, ok := a.broker.Page(id); ok {

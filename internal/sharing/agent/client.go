@@ -69,6 +69,28 @@ func (c *Client) Adopt(ctx context.Context, id string, pid int) error {
 	return c.call(ctx, http.MethodPost, "/v1/shares/"+url.PathEscape(id)+"/owner", Part{Owned: true, Owner: pid}, nil)
 }
 
+// Enter returns the share of a lease for a program of this user, as soon as it is there. The
+// first user is the only one but root who may have it.
+func (c *Client) Enter(ctx context.Context, lease string) (Share, error) {
+	tick := time.NewTicker(enterPause)
+	defer tick.Stop()
+	for {
+		var out Entered
+		err := c.call(ctx, http.MethodPost, "/v1/leases/"+url.PathEscape(lease)+"/enter", nil, &out)
+		if err != nil || out.Ready {
+			return out.Share, err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return out.Share, ctx.Err()
+		}
+	}
+}
+
+// enterPause is the time between two questions for the share of a lease.
+const enterPause = 100 * time.Millisecond
+
 // JoinMPS makes this process a client of MPS, and returns the environment for its program
 // when it may start. The process owns the share.
 func (c *Client) JoinMPS(ctx context.Context, id string) ([]string, error) {

@@ -38,6 +38,14 @@ type Share struct {
 	MPS       bool      `json:"mps,omitempty"`   // its program joins MPS before it starts
 	Stale     bool      `json:"stale,omitempty"` // its program keeps the former compute until its next start
 	Processes []Process `json:"processes"`
+	Lease     string    `json:"lease,omitempty"`   // of the pool, that has the share
+	Binding   string    `json:"binding,omitempty"` // of the lease
+}
+
+// Entered answers a program that wants to run in a lease.
+type Entered struct {
+	Ready bool  `json:"ready"` // false: the lease has no share here yet
+	Share Share `json:"share"`
 }
 
 // Joined answers a program that joins MPS.

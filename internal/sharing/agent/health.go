@@ -148,6 +148,7 @@ func (a *Agent) treat(ctx context.Context, i int) {
 		a.config.Log.Error("GPU is out of service", "gpu", gpu.Name, "error", why.String())
 	}
 	a.broker.Stop(a.now(), i, why.String(), defaultGrace)
+	signal(a.changed)
 	a.flushLocked()
 	due := service == gpuerr.ResetDue && !a.broker.Busy(i) && time.Since(p.tried) >= resetPause
 	if due {
@@ -165,6 +166,7 @@ func (a *Agent) treat(ctx context.Context, i int) {
 	defer a.mu.Unlock()
 	if p.Reset(time.Now()) {
 		a.broker.Start(i)
+		signal(a.changed)
 		a.config.Log.Info("GPU is in service again, after a reset", "gpu", gpu.Name)
 	}
 	signal(a.save)
@@ -190,6 +192,7 @@ func (a *Agent) repair(r *http.Request) (any, error) {
 		if a.config.Broker.GPUs[i].Name == name {
 			a.patients[i].Repair(time.Now())
 			a.broker.Start(i)
+			signal(a.changed)
 			signal(a.save)
 			return struct{}{}, nil
 		}

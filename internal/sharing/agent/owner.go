@@ -68,6 +68,9 @@ func (a *Agent) adopt(r *http.Request) (any, error) {
 		return nil, err
 	}
 	return struct{}{}, a.change(r, func(s *served) error {
+		if err := a.leasedLocked(s); err != nil {
+			return err
+		}
 		stamp, err := stampOf(part.Owner)
 		if err != nil {
 			return err

@@ -55,6 +55,7 @@ func (a *Agent) serveControl(ctx context.Context, l *net.UnixListener) error {
 	mux.HandleFunc("POST /v1/shares/{id}/owner", answer(a.adopt))
 	mux.HandleFunc("POST /v1/shares/{id}/mps", answer(a.joinMPS))
 	mux.HandleFunc("DELETE /v1/shares/{id}", answer(a.end))
+	mux.HandleFunc("POST /v1/leases/{id}/enter", answer(a.enterLease))
 	mux.HandleFunc("POST /v1/shares/{id}/hold", answer(func(r *http.Request) (any, error) { return a.hold(r, true) }))
 	mux.HandleFunc("POST /v1/shares/{id}/resume", answer(func(r *http.Request) (any, error) { return a.hold(r, false) }))
 	srv := &http.Server{
@@ -155,6 +156,9 @@ func (a *Agent) report(s *served, st *broker.Status) Share {
 	if s.record.Owner != nil {
 		out.Owner = s.record.Owner.PID
 	}
+	if l := s.record.Lease; l != nil {
+		out.Lease, out.Binding = l.Lease, l.ID
+	}
 	switch {
 	case st.Ending:
 		out.State = "ending"
@@ -211,6 +215,9 @@ func (a *Agent) create(r *http.Request) (any, error) {
 	part, p, err := asked(r)
 	if err != nil {
 		return nil, err
+	}
+	if a.config.Pool != "" {
+		return nil, fmt.Errorf("the manager at %s divides the GPUs of this machine: make a lease, and run the program in it", a.config.Pool)
 	}
 	record := Record{ID: part.ID, Offline: part.Offline, Memory: part.Memory, GPUs: part.GPUs, UID: int(p.Uid), GID: int(p.Gid)}
 	part.apply(&record)
@@ -320,6 +327,9 @@ func (a *Agent) resize(r *http.Request) (any, error) {
 	}
 	var out Share
 	err = a.change(r, func(s *served) error {
+		if err := a.leasedLocked(s); err != nil {
+			return err
+		}
 		next := s.record
 		if part.Memory > 0 {
 			next.Memory = part.Memory
@@ -351,7 +361,12 @@ func (a *Agent) end(r *http.Request) (any, error) {
 			return nil, fmt.Errorf("grace %q: want 0s to %v", text, maxGrace)
 		}
 	}
-	return nil, a.change(r, func(s *served) error { return a.broker.End(a.now(), s.record.ID, grace) })
+	return nil, a.change(r, func(s *served) error {
+		if err := a.leasedLocked(s); err != nil {
+			return err
+		}
+		return a.broker.End(a.now(), s.record.ID, grace)
+	})
 }
 
 // maxGrace is the longest time that the processes of a share have to end.

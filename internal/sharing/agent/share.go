@@ -18,6 +18,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/atomicfile"
 	"github.com/dxpu-project/dxpu/internal/pool/gpuerr"
 	"github.com/dxpu-project/dxpu/internal/sharing/broker"
+	"github.com/dxpu-project/dxpu/internal/sharing/offer"
 	"github.com/dxpu-project/dxpu/share"
 )
 
@@ -34,6 +35,8 @@ type Record struct {
 	GID     int         `json:"gid"`
 	Owner   *OwnerStamp `json:"owner,omitempty"` // the share ends with this process and those in the share
 	MPS     bool        `json:"mps,omitempty"`   // the owner is a client of MPS
+	// Lease is the lease of the pool that has the share; nil: a user made it.
+	Lease *offer.Lease `json:"lease,omitempty"`
 }
 
 // OwnerStamp names a process, also when its process ID is used again.
@@ -48,6 +51,7 @@ type file struct {
 	Number  uint64                    `json:"number"`
 	Shares  []Record                  `json:"shares"`
 	Health  map[string]*gpuerr.Health `json:"health,omitempty"` // by the name of the GPU
+	Places  map[string]int            `json:"places,omitempty"` // of the GPUs in the pool
 }
 
 const (
@@ -204,7 +208,7 @@ func (a *Agent) store() error {
 	defer a.saving.Unlock()
 	f := file{Version: fileVersion, Shares: []Record{}}
 	a.mu.Lock()
-	f.Number, f.Health = a.number, a.healthLocked()
+	f.Number, f.Health, f.Places = a.number, a.healthLocked(), a.places
 	for _, st := range a.broker.Status() {
 		if s := a.shares[st.Spec.ID]; s != nil {
 			r := s.record

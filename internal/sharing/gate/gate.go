@@ -129,6 +129,9 @@ type process struct {
 // openPolicies never withhold a permit: their shares are kept by the hardware.
 var openPolicies = []string{"mps", "mig", "streams"}
 
+// Hardware reports whether the hardware keeps the shares of a policy, and no gate.
+func Hardware(policy string) bool { return slices.Contains(openPolicies, policy) }
+
 // New returns a gate without clients, with a policy of package share.
 func New(d share.Device, policy string) (*Gate, error) {
 	info, err := share.Find(policy)
