@@ -331,6 +331,9 @@ func describeNode(w io.Writer, kind string, n *dxpuv1.NodeInfo) {
 		fmt.Fprintf(w, "cordon  %s\n", n.CordonReason)
 	}
 	describeTaints(w, n.Taints)
+	if n.LocalPeer != "" {
+		fmt.Fprintf(w, "local   GPUs and programs are on one machine, together with %s\n", n.LocalPeer)
+	}
 	if n.MaintenanceId != "" {
 		fmt.Fprintf(w, "maintenance %s is %s\n", n.MaintenanceId, enumWord(n.MaintenanceState))
 	}

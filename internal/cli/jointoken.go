@@ -18,17 +18,17 @@ import (
 // tokenInterval is the time between two looks for a join token that is not there yet.
 const tokenInterval = 100 * time.Millisecond
 
-// joinToken returns the node's join token, "" for none. It waits for a file that does not
+// nodeToken returns the join token of a node in a file, or that of the environment; "" for none. It waits for a file that does not
 // exist or is empty: the manager, which writes it, may have been started at the same
 // time. A node with an identity needs no token.
-func (o *proxyOptions) joinToken(ctx context.Context, enrolled bool, log *slog.Logger) (string, error) {
-	if o.tokenFile == "" {
+func nodeToken(ctx context.Context, file string, enrolled bool, log *slog.Logger) (string, error) {
+	if file == "" {
 		return strings.TrimSpace(os.Getenv("DXPU_JOIN_TOKEN")), nil
 	}
 	tick := time.NewTicker(tokenInterval)
 	defer tick.Stop()
 	for first := true; ; first = false {
-		raw, err := readAtMost(o.tokenFile, maxJoinTokenFile)
+		raw, err := readAtMost(file, maxJoinTokenFile)
 		token, _, _ := strings.Cut(strings.TrimSpace(string(raw)), "\n") // the first one is the current one
 		switch token = strings.TrimSpace(token); {
 		case err != nil && !errors.Is(err, fs.ErrNotExist):
@@ -36,7 +36,7 @@ func (o *proxyOptions) joinToken(ctx context.Context, enrolled bool, log *slog.L
 		case token != "" || enrolled:
 			return token, nil
 		case first:
-			log.Warn("waiting for the join token: a manager with the same --join-token-file writes it", "file", o.tokenFile)
+			log.Warn("waiting for the join token: a manager with the same --join-token-file writes it", "file", file)
 		}
 		select {
 		case <-ctx.Done():

@@ -182,7 +182,7 @@ func (o *proxyOptions) agent(ctx context.Context, kind dxpuv1.NodeKind, p proxy,
 	if err != nil {
 		return nil, err
 	}
-	token, err := o.joinToken(ctx, agent.Enrolled(o.stateDir), log)
+	token, err := nodeToken(ctx, o.tokenFile, agent.Enrolled(o.stateDir), log)
 	if err != nil {
 		return nil, err
 	}

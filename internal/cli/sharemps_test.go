@@ -14,10 +14,13 @@ import (
 
 // fakeCUDA is a program with a context of CUDA. "client FILE" connects to MPS, writes the
 // limits that the server and the environment give, and ends by SIGTERM. "script DIR ORDER"
-// gives the daemon of these pipes an order.
+// gives the daemon of these pipes an order. "share FILE" is in the share of $DXPU_SHARE.
 func fakeCUDA(args []string) int {
-	if len(args) == 3 && args[0] == "script" {
+	switch {
+	case len(args) == 3 && args[0] == "script":
 		return failed(nvidiatest.Script(args[1], args[2]))
+	case len(args) == 2 && args[0] == "share":
+		return failed(fakeShared(args[1]))
 	}
 	end := make(chan os.Signal, 1)
 	signal.Notify(end, syscall.SIGTERM)

@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -95,7 +96,7 @@ func agentError(err error) error {
 
 func newShareRunCommand() *cobra.Command {
 	o := &sharePart{}
-	var hookDir string
+	var hookDir, lease string
 	cmd := &cobra.Command{
 		Use: "run [flags] -- PROGRAM [ARGUMENT...]", Short: "Run a program with a part of a GPU of this machine", Args: cobra.MinimumNArgs(1),
 		Long: `Run a program with a part of a GPU of this machine. The command asks the agent ("dxpu
@@ -103,11 +104,19 @@ share serve") for a share, and replaces itself by the program, with dxpu's drive
 in place of NVIDIA's. So signals and the exit code are the program's own.
 
 The share ends when the program and all its children in the share have ended, whatever
-way. Its memory and compute hold for all these processes together.`,
+way. Its memory and compute hold for all these processes together.
+
+With --lease the program runs in the share of a lease, on a machine whose GPUs a pool has
+("dxpu share serve --manager"). The command waits for a lease that has no GPU yet. The share
+stays until the lease ends. The first user of it is the only one but root who has it.`,
 		Example: `  dxpu share run --gpu-memory 8GiB --compute 30% --class offline -- python train.py
+  dxpu share run --lease l-7 -- python train.py
   dxpu share run --gpu-memory 4GiB --gpu 0000:3b:00.0 -- ./server`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p, err := o.whole()
+			if lease != "" {
+				err = o.checkLease(cmd.Flags())
+			}
 			if err != nil {
 				return err
 			}
@@ -121,7 +130,7 @@ way. Its memory and compute hold for all these processes together.`,
 				return err
 			}
 			p.Owned = true
-			s, err := agent.NewClient(o.dir).Create(cmd.Context(), p)
+			s, err := o.enter(cmd.Context(), lease, p)
 			if err != nil {
 				return agentError(err)
 			}
@@ -149,7 +158,26 @@ way. Its memory and compute hold for all these processes together.`,
 	f.SetInterspersed(false)
 	o.register(f)
 	f.StringVar(&hookDir, "hook-dir", "", "folder of dxpu's libcuda.so.1 (default: hook/ beside this program)")
+	f.StringVar(&lease, "lease", "", "`lease` of the pool to run in, instead of a new share")
 	return cmd
+}
+
+// checkLease refuses flags that the lease answers.
+func (o *sharePart) checkLease(f *pflag.FlagSet) error {
+	for _, name := range []string{"gpu-memory", "compute", "limit", "class", "gpu", "name"} {
+		if f.Changed(name) {
+			return usage(withHint(fmt.Errorf("--%s and --lease exclude each other: the lease has its size", name), "dxpu lease resize --help"))
+		}
+	}
+	return nil
+}
+
+// enter returns the share for a program: that of a lease, or a new one.
+func (o *sharePart) enter(ctx context.Context, lease string, p agent.Part) (agent.Share, error) {
+	if lease != "" {
+		return agent.NewClient(o.dir).Enter(ctx, lease)
+	}
+	return agent.NewClient(o.dir).Create(ctx, p)
 }
 
 // joinMPS waits until this process may become a client of MPS. The environment gets the
@@ -220,7 +248,7 @@ time. --processes lists the processes of each share in their place.`,
 }
 
 func printShares(w io.Writer, l localShares) {
-	t := newTable(w, "NAME", "CLASS", "GPUS", "MEMORY", "USED", "COMPUTE", "LIMIT", "PROCESSES", "LAUNCHES", "GPU TIME", "STATE", wideColumn("SOCKET"))
+	t := newTable(w, "NAME", "CLASS", "GPUS", "MEMORY", "USED", "COMPUTE", "LIMIT", "PROCESSES", "LAUNCHES", "GPU TIME", "STATE", wideColumn("LEASE"), wideColumn("SOCKET"))
 	for i := range l {
 		s := &l[i]
 		state := s.State
@@ -231,7 +259,7 @@ func printShares(w io.Writer, l localShares) {
 			state += ", was evicted: " + s.Evicted
 		}
 		t.row(s.ID, s.Class, strings.Join(s.GPUs, ","), size(uint64(s.Memory)), size(uint64(s.Used)), ppmWord(s.Compute), ppmWord(s.Limit),
-			len(s.Processes), s.Launches, duration(s.GPUTime.Duration()), state, s.Socket)
+			len(s.Processes), s.Launches, duration(s.GPUTime.Duration()), state, cmp.Or(s.Lease, "-"), s.Socket)
 	}
 	t.flush()
 }

@@ -35,6 +35,7 @@ type shareServe struct {
 	mpsUser                 string
 	gpus                    []string
 	overCommit              int
+	pool                    sharePool
 	admin                   adminOptions
 	log                     logOptions
 }
@@ -47,7 +48,7 @@ func shareDir() string { return cmp.Or(os.Getenv("DXPU_SHARE_DIR"), "/run/dxpu/s
 const threadsPerSM = 2048
 
 func newShareServeCommand() *cobra.Command {
-	o := &shareServe{}
+	o := &shareServe{pool: sharePool{conn: &connection{}}}
 	cmd := &cobra.Command{
 		Use: "serve", Short: "Run the agent that divides the NVIDIA GPUs of this machine", Args: cobra.NoArgs,
 		Long: `Run the agent that divides the NVIDIA GPUs of this machine between programs. Programs
@@ -74,9 +75,16 @@ with --without-agent closed, their launches wait for it.
 The agent reads the errors of the GPUs (XID) in the kernel log. By NVIDIA's catalogue it
 ignores an error, ends the program that made it, or takes the GPU out of service: its
 programs are asked to end, nvidia-smi resets it, and it returns by itself, at once or after
-a time that doubles. "dxpu share gpus" shows the state.`,
+a time that doubles. "dxpu share gpus" shows the state.
+
+With --manager the agent offers the GPUs to a pool, and its manager divides them: the
+machine is the host --host of the pool, and its GPUs those of the box --box. Only a lease
+that names the host gets them, in parts or one of them whole; users of the machine run their
+programs in a lease, and make no shares of their own. The programs go on while the
+manager is away.`,
 		Example: `  dxpu share serve --group video
   dxpu share serve --policy tgs --admin-listen 127.0.0.1:9105
+  dxpu share serve --manager https://pool:7470 --ca-hash sha256:... --join-token-file /etc/dxpu/join-token
   dxpu share serve --gpu test,memory=4GiB --dir /tmp/share --state /tmp/share.json`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
@@ -91,7 +99,8 @@ a time that doubles. "dxpu share gpus" shows the state.`,
 	f.IntVar(&o.overCommit, "memory-percent", 100, "memory that shares may have together, in percent of the GPU's")
 	f.StringVar(&o.kernelLog, "kernel-log", "/dev/kmsg", "`file` with the errors of the GPUs; none: they are not watched")
 	f.StringVar(&o.root, "root", "/", "`folder` with sys and proc")
-	o.admin.register(f, "GET /metrics and /healthz")
+	o.pool.register(cmd)
+	o.admin.register(f, "GET /metrics, /healthz and /readyz")
 	o.log.register(f)
 	return cmd
 }
@@ -107,6 +116,9 @@ func (o *shareServe) run(cmd *cobra.Command) error {
 		return usagef("--without-agent %q: want open or closed", o.without)
 	}
 	if err := inRange("--memory-percent", 100, 1000, o.overCommit); err != nil {
+		return err
+	}
+	if err := o.pool.check(cmd, o); err != nil {
 		return err
 	}
 	log := o.log.logger(cmd)
@@ -129,8 +141,12 @@ func (o *shareServe) run(cmd *cobra.Command) error {
 		Broker: broker.Config{GPUs: list, Policy: o.policy, Closed: o.without == "closed", OverCommit: o.overCommit},
 		Dir:    o.dir, State: o.state, Group: group, Log: log,
 		KernelLog: openKernelLog(o.kernelLog, log), Reset: resetBy(nvidia.Programs{}, list),
-		MPS: service, MPSUser: uid,
+		MPS: service, MPSUser: uid, Pool: o.pool.conn.manager,
 	})
+	if err != nil {
+		return err
+	}
+	nodes, err := o.pool.member(cmd.Context(), a, list, o.policy, log)
 	if err != nil {
 		return err
 	}
@@ -139,6 +155,13 @@ func (o *shareServe) run(cmd *cobra.Command) error {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if nodes != nil && !nodes.Connected() {
+			http.Error(w, "no connection to the manager", http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
 	admin, err := o.admin.open(cmd.Context(), mux)
 	if err != nil {
 		return err
@@ -148,6 +171,9 @@ func (o *shareServe) run(cmd *cobra.Command) error {
 	}
 	work, ctx := errgroup.WithContext(cmd.Context())
 	work.Go(func() error { return a.Run(ctx) })
+	if nodes != nil {
+		work.Go(func() error { return nodes.Run(ctx) })
+	}
 	work.Go(func() error { return admin(ctx) })
 	notifyReady()
 	return work.Wait()
