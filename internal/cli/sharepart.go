@@ -108,7 +108,7 @@ way. Its memory and compute hold for all these processes together.
 
 With --lease the program runs in the share of a lease, on a machine whose GPUs a pool has
 ("dxpu share serve --manager"). The command waits for a lease that has no GPU yet. The share
-stays until the lease ends. The first user of it is the only one but root who has it.`,
+stays until the lease ends. Its first user has it alone, beside root.`,
 		Example: `  dxpu share run --gpu-memory 8GiB --compute 30% --class offline -- python train.py
   dxpu share run --lease l-7 -- python train.py
   dxpu share run --gpu-memory 4GiB --gpu 0000:3b:00.0 -- ./server`,

@@ -70,7 +70,7 @@ func (c *Client) Adopt(ctx context.Context, id string, pid int) error {
 }
 
 // Enter returns the share of a lease for a program of this user, as soon as it is there. The
-// first user is the only one but root who may have it.
+// first user has it alone, beside root.
 func (c *Client) Enter(ctx context.Context, lease string) (Share, error) {
 	tick := time.NewTicker(enterPause)
 	defer tick.Stop()

@@ -62,7 +62,7 @@ type Member struct {
 	mu    sync.Mutex // guards the offer
 	offer *offer.Offer
 
-	reported [2][]byte // what the nodes have to tell, for run only
+	reported [2][]byte // the last states that the nodes were to report, for run only
 }
 
 // New returns a member.

@@ -341,8 +341,8 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// Whatever the manager wants, in whatever order: a share is made for a wanted part of a GPU
-// only, each binding and each slot has one at most, and what nobody wants ends.
+// With any wishes of the manager in any order, the machine makes a share for a wanted part of
+// a GPU only, each binding and each slot has one at most, and unwanted shares end.
 func TestAnyWishes(t *testing.T) {
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 1))
