@@ -47,6 +47,7 @@ type packetFlags struct {
 	mrrs                        int
 	hostLink, boxLink, rackLink float64
 	boxGPUs, hostGPUs           int
+	rootWrite                   float64 // GB/s
 }
 
 func newSimPacketsCommand() *cobra.Command {
@@ -78,6 +79,7 @@ a packet of its own, and two links of 100 Gb/s to each proxy.`,
   dxpu sim packets --gpus 8 --paths 2 --fail-after 1ms --detect 100us --time 2ms`,
 	}, func(cmd *cobra.Command, _ []string) ([]simPacketsRow, error) {
 		spec.MRRS = pcie.PayloadSize(clamp(flags.mrrs, 65535))
+		spec.RootWrite = flags.rootWrite * 1e9
 		spec.HostLink, spec.BoxLink, spec.Uplink = flags.hostLink*1e9/8, flags.boxLink*1e9/8, flags.rackLink*1e9/8
 		return simPackets(cmd.Context(), spec, flags)
 	}, printSimPackets)
@@ -107,6 +109,7 @@ a packet of its own, and two links of 100 Gb/s to each proxy.`,
 	sizeVar(f, &spec.In, "in", "bytes that each GPU copies from the host in each step")
 	sizeVar(f, &spec.Out, "out", "bytes that each GPU copies to the host in each step, at the same time")
 	f.BoolVar(&spec.Peer, "peer", false, "--out goes to the next GPU, through the host if that is in another box")
+	f.Float64Var(&flags.rootWrite, "root-write", 0, "with --peer: the host has a proxy for each box, and its root complex writes to each at this rate in GB/s (default: one proxy forwards)")
 	f.BoolVar(&spec.OneWay, "one-way", false, "with --peer: every second GPU writes, the others receive only")
 	f.DurationVar(&spec.Compute, "compute", 0, "mean time between the end of a step's copies and the next step")
 	f.DurationVar(&spec.Time, "time", spec.Time, "virtual time of the measurement, after a warm-up of as much")

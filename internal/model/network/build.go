@@ -28,6 +28,7 @@ func (m *simulation) build() {
 	for i := range boxes {
 		boxes[i] = m.member(i, m.BoxLink, m.Hosts)
 	}
+	rootOf := m.roots()
 	m.gpus = make([]gpu, m.GPUs)
 	type links struct{ in, out *wire }
 	gpuLinks := make([]links, m.GPUs)
@@ -59,13 +60,42 @@ func (m *simulation) build() {
 		case m.Peer:
 			write := route
 			route, base = func(path int) []hop {
-				r := write(path)
-				r = append(r[:len(r)-1], m.crossing(racks, path, host, next)...)
+				var r []hop
+				if m.RootWrite > 0 {
+					first, second := rootOf(i*m.Hosts/m.GPUs, i%m.Boxes), rootOf(i*m.Hosts/m.GPUs, to%m.Boxes)
+					r = append([]hop{{stage: stage{wire: gpuLinks[i].out}}}, m.crossing(racks, path, box, &first.member)...)
+					r = append(r, hop{stage: stage{wire: second.write}})
+					r = append(r, m.crossing(racks, path, &second.member, next)...)
+				} else {
+					r = write(path)
+					r = append(r[:len(r)-1], m.crossing(racks, path, host, next)...)
+				}
 				return append(r, hop{stage: stage{wire: gpuLinks[to].in}, inline: true})
 			}, m.Memory+2*(m.Wire+2*m.Conversion)
 		}
 		g.out = m.flow(g, i, m.Out, route)
 		g.out.base, g.out.ackTime = base, m.Wire/2
+	}
+}
+
+// root is a host's proxy for one box, and the root complex before it.
+type root struct {
+	member
+	write *wire
+}
+
+// roots returns a function that gives each host a proxy for each box that needs one.
+func (m *simulation) roots() func(host, box int) *root {
+	type place struct{ host, box int }
+	made := map[place]*root{}
+	return func(host, box int) *root {
+		r := made[place{host, box}]
+		if r == nil {
+			r = &root{m.member(host, m.HostLink, 2), m.wire(m.RootWrite, 0, 0)}
+			r.write.payload = true
+			made[place{host, box}] = r
+		}
+		return r
 	}
 }
 

@@ -9,7 +9,9 @@
 //	its completion  host memory, host proxy, host link, switch, box proxy, GPU
 //	posted write    as a request, without a completion
 //	peer write      as a posted write up to the host proxy, and from it as a completion
-//	                does to the box of the other GPU
+//	                does to the box of the other GPU; with RootWrite the host has a
+//	                proxy for each box, and the write crosses its root complex
+//	                between the two
 //
 // A proxy has a number of contexts, each of which converts one packet at a time, for the
 // time Conversion: the paper says that a proxy can process a limited number of packets
@@ -36,7 +38,10 @@ type Spec struct {
 	TLPs           int  // TLPs in one packet at most; the paper's proxy: 1
 	Header         int  // bytes of a packet beside the payloads, each TLP's header included
 	Peer           bool // each GPU writes to the next GPU, of another box where there is one
-	OneWay         bool // with Peer: every second GPU writes, the others receive only
+	// RootWrite is the rate in bytes per second at which a host's root complex writes to one
+	// box, with Peer; 0: the host has one proxy, which forwards.
+	RootWrite float64
+	OneWay    bool // with Peer: every second GPU writes, the others receive only
 
 	// Each host has consecutive GPUs; boxes have them in turn. Hosts and boxes are dealt to
 	// racks in turn. A packet from one rack to another passes the uplinks of both.
@@ -109,8 +114,10 @@ func (s *Spec) Validate() error {
 		return fmt.Errorf("network: copies of %d and %d bytes: want up to %d, and one more than 0", s.In, s.Out, maxCopy)
 	case s.Peer && (s.In > 0 || s.GPUs < 2):
 		return fmt.Errorf("network: peer writes need two GPUs, and no copies from the host")
-	case s.OneWay && !s.Peer:
-		return fmt.Errorf("network: writes one way are between peers")
+	case (s.OneWay || s.RootWrite != 0) && !s.Peer:
+		return fmt.Errorf("network: writes one way, and those of the root complex, are between peers")
+	case !(s.RootWrite >= 0):
+		return fmt.Errorf("network: the root complex writes at %v: want a rate in bytes per second", s.RootWrite)
 	case s.Paths < 1 || s.Paths > maxPaths:
 		return fmt.Errorf("network: %d paths: want 1 to %d", s.Paths, maxPaths)
 	case s.Time <= 0 || s.Time > 10*time.Second:

@@ -134,7 +134,7 @@ func TestPeer(t *testing.T) {
 }
 
 // Figure 7 of the paper has one direction and both. With the packets in process of Table 12
-// one GPU that writes has its whole link, and two meet in the host's proxy.
+// one GPU that writes has its whole link, and two meet in the host's proxy, if it has one.
 func TestFigure7(t *testing.T) {
 	s := paper(2)
 	s.In, s.Out, s.Peer, s.Boxes, s.InProcess, s.Time = 0, 1<<20, true, 2, 180, 2*time.Millisecond
@@ -142,6 +142,12 @@ func TestFigure7(t *testing.T) {
 	both := measure(t, s)
 	s.OneWay = true
 	one := measure(t, s)
+	// The paper's "different DxPU_PROXYs": the host has one for each box, and writes to a GPU
+	// at the 9.44 GB/s of section 5.1.
+	s.RootWrite = 9.44e9
+	rootOne := measure(t, s)
+	s.OneWay = false
+	rootBoth := measure(t, s)
 	if got := one.PerGPU[1]; got.Out != 0 {
 		t.Errorf("the GPU that receives writes at %v", got.Out)
 	}
@@ -150,6 +156,8 @@ func TestFigure7(t *testing.T) {
 		got, want float64 // of the link
 	}{
 		{"one direction", float64(one.Total.Out / link), 1},
+		{"one direction, two proxies in the host", float64(rootOne.Total.Out / link), s.RootWrite / float64(link)},
+		{"both, two proxies in the host", float64(rootBoth.Total.Out / link / 2), s.RootWrite / float64(link)},
 		{"both", float64(both.Total.Out / link / 2), float64(s.InProcess) / s.Conversion.Seconds() * float64(s.MPS) / 4 / float64(link)},
 	} {
 		t.Logf("%s: %.1f %%, the paper 74 %%", r.name, 100*r.got)
@@ -215,22 +223,24 @@ func TestSeed(t *testing.T) {
 
 func TestRefuses(t *testing.T) {
 	for name, change := range map[string]func(*network.Spec){
-		"no GPUs":                 func(s *network.Spec) { s.GPUs = 0 },
-		"more hosts than GPUs":    func(s *network.Spec) { s.Hosts = 3 },
-		"racks":                   func(s *network.Spec) { s.Racks = 9 },
-		"no tags":                 func(s *network.Spec) { s.Tags = 0 },
-		"payload":                 func(s *network.Spec) { s.MPS = 1 << 20 },
-		"no round trip":           func(s *network.Spec) { s.Memory, s.Wire, s.Conversion = 0, 0, 0 },
-		"round trip that wraps":   func(s *network.Spec) { s.Conversion = math.MaxInt64 / 4 },
-		"link that is no rate":    func(s *network.Spec) { s.BoxLink = math.NaN() },
-		"nothing to copy":         func(s *network.Spec) { s.In = 0 },
-		"peers that read":         func(s *network.Spec) { s.Peer = true },
-		"one way without peers":   func(s *network.Spec) { s.OneWay = true },
-		"loss of all":             func(s *network.Spec) { s.Loss = 1 },
-		"a path that fails alone": func(s *network.Spec) { s.FailAfter = time.Microsecond },
-		"a failure after the end": func(s *network.Spec) { s.Paths, s.FailAfter = 2, s.Time },
-		"no paths":                func(s *network.Spec) { s.Paths = 0 },
-		"no time":                 func(s *network.Spec) { s.Time = 0 },
+		"no GPUs":                      func(s *network.Spec) { s.GPUs = 0 },
+		"more hosts than GPUs":         func(s *network.Spec) { s.Hosts = 3 },
+		"racks":                        func(s *network.Spec) { s.Racks = 9 },
+		"no tags":                      func(s *network.Spec) { s.Tags = 0 },
+		"payload":                      func(s *network.Spec) { s.MPS = 1 << 20 },
+		"no round trip":                func(s *network.Spec) { s.Memory, s.Wire, s.Conversion = 0, 0, 0 },
+		"round trip that wraps":        func(s *network.Spec) { s.Conversion = math.MaxInt64 / 4 },
+		"link that is no rate":         func(s *network.Spec) { s.BoxLink = math.NaN() },
+		"nothing to copy":              func(s *network.Spec) { s.In = 0 },
+		"peers that read":              func(s *network.Spec) { s.Peer = true },
+		"a root complex without peers": func(s *network.Spec) { s.RootWrite = 1e9 },
+		"root complex that is no rate": func(s *network.Spec) { s.In, s.Out, s.Peer, s.RootWrite = 0, 1, true, math.NaN() },
+		"one way without peers":        func(s *network.Spec) { s.OneWay = true },
+		"loss of all":                  func(s *network.Spec) { s.Loss = 1 },
+		"a path that fails alone":      func(s *network.Spec) { s.FailAfter = time.Microsecond },
+		"a failure after the end":      func(s *network.Spec) { s.Paths, s.FailAfter = 2, s.Time },
+		"no paths":                     func(s *network.Spec) { s.Paths = 0 },
+		"no time":                      func(s *network.Spec) { s.Time = 0 },
 	} {
 		s := paper(2)
 		change(&s)

@@ -9,8 +9,8 @@ type Proxy struct {
 }
 
 // PaperProxy is the capacity of the paper's proxy as far as the paper shows it.
-// Towards the GPUs it is the rate of eight GPUs behind one proxy, which limits them;
-// it did not limit four (Table 12, batch size 64). Towards the host it is at least
+// Towards the GPUs it is the rate of eight GPUs behind one proxy (Table 12, batch size
+// 64), which the paper takes for its limit; the performance in that table falls by less. Towards the host it is at least
 // what one GPU reached (Table 7): the 3.6 GB/s of Table 12 are what that workload
 // sends, not a limit.
 var PaperProxy = Proxy{HostToGPU: 8.4e9, GPUToHost: 11.6e9}
