@@ -39,6 +39,10 @@ const Domain = "local"
 // abrupt is the time that programs have to end when the manager gives none.
 const abrupt = 2 * time.Second
 
+// unknownGrace is the time for a binding that the manager took away while no agent ran: its
+// desired state does not have the time any more.
+const unknownGrace = 10 * time.Second
+
 // maxBindings bounds the bindings of one snapshot.
 const maxBindings = 2 * slots
 
@@ -181,7 +185,7 @@ func find(d *dxpuv1.DesiredState, b Binding) *dxpuv1.DesiredBinding {
 func (o *Offer) note(b Binding) *note {
 	n := o.notes[b]
 	if n == nil {
-		n = &note{}
+		n = &note{grace: unknownGrace}
 		o.notes[b] = n
 	}
 	return n

@@ -223,7 +223,12 @@ func TestRestart(t *testing.T) {
 	if got := w.settle(); len(got) != 0 {
 		t.Fatalf("actions %+v", got)
 	}
+	w.o.WantBox(wants(5, inBox(61, 2*gib, 300))) // the manager still waits for the programs
 	w.o.WantHost(wants(5))
+	if got := w.o.Step(0, w.seen); kinds(got) != "end" || got[0].Grace != unknownGrace {
+		t.Errorf("actions %+v", got)
+	}
+	w.o.WantBox(wants(6))
 	w.refuses = errors.New("not yet")
 	for range 2 { // it is tried again
 		if got := w.o.Step(0, w.seen); kinds(got) != "end" {
