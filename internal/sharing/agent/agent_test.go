@@ -65,10 +65,11 @@ func program(path string) {
 
 // machine is an agent with its folders.
 type machine struct {
-	t    testing.TB
-	dir  string
-	api  *agent.Client
-	stop func()
+	t     testing.TB
+	dir   string
+	agent *agent.Agent
+	api   *agent.Client
+	stop  func()
 }
 
 // start starts an agent. A folder that is not empty has the state of a former one.
@@ -97,7 +98,7 @@ func start(t testing.TB, dir, policy string, changes ...func(*agent.Config)) *ma
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- a.Run(ctx) }()
-	m := &machine{t: t, dir: dir, api: agent.NewClient(filepath.Join(dir, "run"))}
+	m := &machine{t: t, dir: dir, agent: a, api: agent.NewClient(filepath.Join(dir, "run"))}
 	stopped := false
 	m.stop = func() {
 		if !stopped {

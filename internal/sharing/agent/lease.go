@@ -138,6 +138,7 @@ func (a *Agent) doLocked(x *offer.Action) error {
 		s.record = next
 	case offer.End:
 		if s.restored && a.now() < settleAfter {
+			a.broker.Evict(a.now(), s.record.ID, "its lease has ended", x.Grace)
 			return errEarly
 		}
 		s.setLease(func(l *offer.Lease) { l.Leaving = true })
@@ -165,6 +166,9 @@ func (a *Agent) sharedByLocked(b offer.Binding) *served {
 // openLeaseLocked makes the share of a binding. It has the name of the lease, if that is
 // free, and belongs to the agent's user until a program comes.
 func (a *Agent) openLeaseLocked(x *offer.Action) error {
+	if s := a.sharedByLocked(x.Binding); s != nil {
+		return fmt.Errorf("binding %s has the share %s already", x.ID, s.record.ID)
+	}
 	lease := x.Lease
 	r := Record{
 		ID: lease.Lease, Lease: &lease, Offline: x.Offline, Memory: x.Memory, Compute: x.Compute, Limit: x.Compute,
