@@ -89,7 +89,7 @@ func openKernelLog(path string, log *slog.Logger) io.ReadCloser {
 	}
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err == nil {
-		if _, err = f.Seek(0, io.SeekEnd); err == nil {
+		if _, err = f.Seek(0, io.SeekEnd); err == nil || errors.Is(err, unix.ESPIPE) { // a pipe has no end to go to
 			return f
 		}
 		err = errors.Join(err, f.Close())
