@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"syscall"
 	"text/tabwriter"
 	"time"
@@ -106,6 +107,19 @@ func (m *modelRun) command(name string) (program string, env []string, err error
 // runTwice runs a program without and with the added latency and compares the times. The
 // driver library is there both times, so that its own cost does not count.
 func (m *modelRun) runTwice(cmd *cobra.Command, args []string) error {
+	used := func() bool { return true } // the file of --stats shows it
+	if m.settings.Stats == "" {
+		dir, err := os.MkdirTemp("", "dxpu-stats-")
+		if err != nil {
+			return fmt.Errorf("model run: %w", err)
+		}
+		defer os.RemoveAll(dir)
+		m.settings.Stats = filepath.Join(dir, "%p")
+		used = func() bool {
+			files, err := os.ReadDir(dir)
+			return err != nil || len(files) > 0
+		}
+	}
 	var took [2]time.Duration
 	for i := range took {
 		m.settings.Inject = i == 1
@@ -121,6 +135,9 @@ func (m *modelRun) runTwice(cmd *cobra.Command, args []string) error {
 			return fmt.Errorf("model run: run %d of 2: %s: %w", i+1, program, err)
 		}
 		took[i] = time.Since(at)
+	}
+	if !used() {
+		return fmt.Errorf("model run: %s did not use the driver library, so no round trip was added: it uses no GPU, opens the driver by its path, or ended without its exit handlers", args[0])
 	}
 	loss := max(0, 100*(1-took[0].Seconds()/took[1].Seconds()))
 	_, err := fmt.Fprintf(cmd.ErrOrStderr(), "\nHere the program took %s, and %s over a round trip of %v: this job would lose %.1f %% when disaggregated.\n",
