@@ -1,0 +1,49 @@
+package controller
+
+import (
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/claims"
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/inventory"
+)
+
+// TestWrites: the status of a claim is written when a lease begins to wait and when it fails, and
+// not when the manager finds other words for either.
+func TestWrites(t *testing.T) {
+	claim := &resourceapi.ResourceClaim{}
+	claim.Namespace, claim.Name, claim.UID = "lab", "train", "u"
+	claim.Status.Allocation = &resourceapi.AllocationResult{}
+	kube := fake.NewClientset(claim)
+	c := controllerWith(oneAnswer{})
+	c.cfg.Kube, c.said = kube, map[string]map[string]string{}
+	for _, step := range []struct {
+		phase           claims.Phase
+		reason, message string
+		written         bool
+	}{
+		{claims.Waiting, "Requested", "the pool is asked", false},
+		{claims.Waiting, "Queued", "0 of 8 GPUs are free", true},
+		{claims.Waiting, "Queued", "0 of 7 GPUs are free", false},
+		{claims.Failed, "HostUnavailable", "host h1 has no free slot", true},
+		{claims.Failed, "LeaseEnded", "deleted by the controller", false},
+	} {
+		kube.ClearActions()
+		if err := c.report(t.Context(), claim, []claims.Status{{Device: "b1-0", Phase: step.phase, Reason: step.reason, Message: step.message}}); err != nil {
+			t.Fatal(err)
+		}
+		if written := len(kube.Actions()) > 0; written != step.written {
+			t.Errorf("%s, %s: written %v", step.reason, step.message, written)
+		}
+		var err error
+		if claim, err = kube.ResourceV1().ResourceClaims("lab").Get(t.Context(), "train", getOptions); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if f := meta.FindStatusCondition(claim.Status.Devices[0].Conditions, inventory.Failed); f == nil || f.Reason != "HostUnavailable" {
+		t.Errorf("the claim failed for %v", f)
+	}
+}
