@@ -136,6 +136,9 @@ func checkNodes(t *testing.T, g *guest) {
 			t.Errorf("memory at %#x on processor %d, want some of node %[2]d", at, cpu)
 		}
 	}
+	if out := g.sh(t, "%s move %s", helper, g.plugged(t, 0)); out != "sysfs, moved 0 times" {
+		t.Errorf("memory of a device without an IOMMU: %s", out)
+	}
 }
 
 // TestColdPlug boots with GPUs that were there before QEMU started, from a proxy without

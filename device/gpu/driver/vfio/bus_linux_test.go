@@ -5,8 +5,10 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -267,4 +269,47 @@ func TestOpenWithoutDevice(t *testing.T) {
 			t.Errorf("%s: opened %v", mode, b)
 		}
 	}
+}
+
+// Memory of a device without an IOMMU is pinned as long as the device may use it.
+func TestPin(t *testing.T) {
+	const size = 64 * pageSize
+	mem, err := pages(size, true)
+	if err != nil {
+		t.Skip(err)
+	}
+	ring, err := pin(mem)
+	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if kib := pinned(t); kib != size>>10 {
+		t.Errorf("%d KiB are pinned, want %d", kib, size>>10)
+	}
+	p := physical{pins: map[*byte]int{&mem[0]: ring}}
+	if err := errors.Join(p.unmapDMA(mem), p.unmapDMA(mem)); err != nil {
+		t.Error(err)
+	}
+	if kib := pinned(t); kib != 0 {
+		t.Errorf("%d KiB are pinned at the end", kib)
+	}
+	if err := unix.Munmap(mem); err != nil {
+		t.Error(err)
+	}
+}
+
+// pinned returns the memory of this process that is pinned, in KiB.
+func pinned(t *testing.T) (kib int) {
+	t.Helper()
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(status), "VmPin:")
+	if _, err := fmt.Sscan(after, &kib); err != nil {
+		t.Fatal(err)
+	}
+	return kib
 }

@@ -24,9 +24,9 @@ type memory struct {
 var _ driver.DMA = (*memory)(nil)
 
 // pages returns zeroed pages that are present. They are shared ones: a fork
-// copies private pages on write, and the kernel may collapse those into huge
-// ones, which moves them under a device without an IOMMU. Such a device needs
-// them locked; for an IOMMU the kernel pins them itself, and counts that.
+// copies private pages on write, which moves them under a device without an IOMMU.
+// Such a device needs them locked, and pinned (see pin); for an IOMMU the kernel pins
+// them itself, and counts that.
 func pages(size int, lock bool) ([]byte, error) {
 	flags := unix.MAP_SHARED | unix.MAP_ANONYMOUS | unix.MAP_POPULATE
 	if lock {

@@ -14,8 +14,9 @@ import (
 // sysfsAccess reaches a device through its files in sysfs: no interrupts, and
 // physical addresses.
 type sysfsAccess struct {
-	dir string
-	cfg *os.File
+	dir      string
+	cfg      *os.File
+	physical physical
 }
 
 func openSysfs(dir string) (*sysfsAccess, error) {
@@ -55,9 +56,11 @@ func (a *sysfsAccess) region(i int) (*mapped, error) {
 
 func (a *sysfsAccess) enableMSIX(int) ([]*os.File, error) { return nil, driver.ErrNoInterrupts }
 
-func (a *sysfsAccess) mapDMA(mem []byte) ([]driver.Segment, error) { return pagemap(mem) }
+func (a *sysfsAccess) mapDMA(mem []byte) ([]driver.Segment, error) {
+	return a.physical.mapDMA(mem)
+}
 
-func (a *sysfsAccess) unmapDMA([]byte, []driver.Segment) error { return nil }
+func (a *sysfsAccess) unmapDMA(mem []byte, _ []driver.Segment) error { return a.physical.unmapDMA(mem) }
 
 func (a *sysfsAccess) reset() error { return write(filepath.Join(a.dir, "reset"), "1") }
 

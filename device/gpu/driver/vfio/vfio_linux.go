@@ -26,6 +26,7 @@ type vfioAccess struct {
 	configAt         int64 // offset of configuration space in the device file
 	req              *os.File
 	iova             *driver.Heap // nil without an IOMMU; guarded by Bus.mu
+	physical         physical     // without an IOMMU; guarded by Bus.mu
 }
 
 // openVFIO binds the device if it may, and opens its group.
@@ -230,7 +231,7 @@ func (a *vfioAccess) events(index uint32, n int) (files []*os.File, err error) {
 
 func (a *vfioAccess) mapDMA(mem []byte) ([]driver.Segment, error) {
 	if a.iova == nil {
-		return pagemap(mem)
+		return a.physical.mapDMA(mem)
 	}
 	iova, err := a.iova.Alloc(uint64(len(mem)), pageSize)
 	if err != nil {
@@ -250,7 +251,10 @@ func (a *vfioAccess) mapDMA(mem []byte) ([]driver.Segment, error) {
 }
 
 func (a *vfioAccess) unmapDMA(mem []byte, segments []driver.Segment) error {
-	if a.iova == nil || a.container < 0 {
+	if a.iova == nil {
+		return a.physical.unmapDMA(mem)
+	}
+	if a.container < 0 {
 		return nil // closing the container has unmapped everything
 	}
 	u := dmaUnmap{argsz: uint32(unsafe.Sizeof(dmaUnmap{})), iova: segments[0].Addr, bytes: uint64(len(mem))}

@@ -22,13 +22,14 @@ func main() {
 		"use":  use,    // ADDRESS...: copies to each GPU and back
 		"poll": poll,   // ADDRESS: reads a register until the end and prints each change
 		"hold": hold,   // ADDRESS: does nothing until it loses the GPU
+		"move": move,   // ADDRESS: asks the kernel to move the GPU's memory to another node
 		"peer": peer,   // FROM TO: a GPU writes into the other's memory
 		"copy": copies, // ADDRESS: drives the device of test/conformance/libvfio-user/device.c
 		"echo": echo,   // PORT: exchanges data with an echo at a port of the host
 		"stay": stay,   // PORT: is connected with a port of the host until that ends
 		"wait": serve,  // PORT: is an echo at a port of the guest
 	}
-	err := errors.New("usage: guest use|poll|hold|peer|copy ADDRESS [ADDRESS], or guest echo|stay|wait PORT")
+	err := errors.New("usage: guest use|poll|hold|move|peer|copy ADDRESS [ADDRESS], or guest echo|stay|wait PORT")
 	if len(os.Args) > 2 && commands[os.Args[1]] != nil {
 		err = commands[os.Args[1]](context.Background(), os.Args[2:])
 	}
