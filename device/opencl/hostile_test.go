@@ -104,7 +104,19 @@ func TestWrongPackets(t *testing.T) {
 		{op: reg.PacketSubGroups, body: fields(u32(hKernel), uint32(0x11b8), uint32(0), uint32(0))},
 		{op: reg.PacketSubGroups, body: fields(u32(hKernel), uint32(7), uint32(0), uint32(0))},
 		{op: reg.PacketSubGroups},
-		{op: reg.PacketSubGroups + 1, queue: hQueue, body: fields(noWaits)},
+		{op: reg.PacketSVM, body: fields(u32(hA), uint32(0), uint64(1), uint64(64))},
+		{op: reg.PacketSVM, body: fields(uint32(100), uint32(0), uint64(1), uint64(0))},
+		{op: reg.PacketSVM, body: fields(uint32(100), uint32(0), uint64(1), all)},
+		{op: reg.PacketSVM, body: fields(uint32(100), uint32(0), uint64(1), uint64(64<<20))},
+		{op: reg.PacketSVM},
+		{op: reg.PacketSVMBuffer, body: fields(uint32(100), u32(hA), uint64(1), uint64(0), uint64(64))},
+		{op: reg.PacketSVMBuffer, body: fields(uint32(100), u32(hQueue), uint64(1), uint64(0), uint64(64))},
+		{op: reg.PacketSVMBuffer, body: fields(uint32(100), u32(hA), uint64(1), all, uint64(64))},
+		{op: reg.PacketSVMBuffer},
+		{op: reg.PacketNDRange, queue: hQueue, body: ndrange(16, bufferArg(hA), bufferArg(hB), sharedArg(hA, 0))},
+		{op: reg.PacketNDRange, queue: hQueue, body: ndrange(16, bufferArg(hA), bufferArg(hB), sharedArg(999, 0))},
+		{op: reg.PacketNDRange, queue: hQueue, body: ndrange(16, bufferArg(hA), bufferArg(hB), fields(u32(reg.ArgSVM), uint32(8), u32(hA), uint32(0)))},
+		{op: reg.PacketSVMBuffer + 1, queue: hQueue, body: fields(noWaits)},
 	} {
 		cookie := r.post(p.op, p.queue, p.flags, p.body)
 		e, _, ok := r.next()

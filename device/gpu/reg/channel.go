@@ -33,9 +33,10 @@ const (
 	FeatureQueues = 1 << 2 // the flags of PacketQueue
 	FeatureImages = 1 << 3 // PacketImage to PacketOutput, and PacketWriteImage to PacketBufferImage; since minor 4
 	FeatureGroups = 1 << 4 // PacketConstant and PacketSubGroups; since minor 5
+	FeatureSVM    = 1 << 5 // PacketSVM, PacketSVMBuffer, ArgSVM and the list of PacketNDRange; since minor 6
 
 	// Features are those of this version.
-	Features = FeatureArm | FeatureFetch | FeatureQueues | FeatureImages | FeatureGroups
+	Features = FeatureArm | FeatureFetch | FeatureQueues | FeatureImages | FeatureGroups | FeatureSVM
 )
 
 // Bounds of the compute channel.

@@ -39,6 +39,8 @@ const (
 	PacketBufferImage  PacketOp = 30 // packed pixels of a buffer to a box of an image
 	PacketConstant     PacketOp = 64 // a specialization constant of a program
 	PacketSubGroups    PacketOp = 65 // a query of a kernel about sub-groups
+	PacketSVM          PacketOp = 66 // make a buffer in shared virtual memory
+	PacketSVMBuffer    PacketOp = 67 // make a buffer that is a part of one
 	FirstEnqueuePacket          = PacketWrite
 	EndEnqueuePacket            = PacketConstant
 )
@@ -75,6 +77,7 @@ const (
 	ArgLocal   = 2 // bytes of local memory
 	ArgImage   = 3 // the handle of an image
 	ArgSampler = 4 // the handle of a sampler
+	ArgSVM     = 5 // the handle of a buffer in shared virtual memory (4), 0 (4), offset (8)
 )
 
 // Bounds of the engine.
@@ -88,4 +91,5 @@ const (
 	MaxOutput      = 8 << 20  // bytes of kernels' output until it is read
 	MaxHeaders     = 1024     // programs that one packet names
 	MaxConstants   = 1024     // specialization constants of a program
+	MaxShared      = 1024     // buffers in shared virtual memory that a kernel uses beside its arguments
 )

@@ -105,6 +105,10 @@ const (
 	getKernelWorkGroupInfo
 	getKernelSubGroupInfo
 	setKernelArg
+	svmAlloc
+	svmFree
+	setKernelArgSVMPointer
+	setKernelExecInfo
 	enqueueNDRangeKernel
 	enqueueReadBuffer
 	enqueueWriteBuffer
@@ -138,7 +142,7 @@ var names = [functions]string{
 	"clCreateImage", "clCreateSampler", "clReleaseSampler", "clGetSupportedImageFormats",
 	"clCreateProgramWithSource", "clCreateProgramWithBinary", "clCreateProgramWithIL", "clBuildProgram", "clCompileProgram", "clLinkProgram", "clGetProgramInfo",
 	"clGetProgramBuildInfo", "clReleaseProgram", "clSetProgramSpecializationConstant", "clCreateKernel", "clReleaseKernel", "clGetKernelInfo", "clGetKernelArgInfo",
-	"clGetKernelWorkGroupInfo", "clGetKernelSubGroupInfo", "clSetKernelArg", "clEnqueueNDRangeKernel", "clEnqueueReadBuffer", "clEnqueueWriteBuffer",
+	"clGetKernelWorkGroupInfo", "clGetKernelSubGroupInfo", "clSetKernelArg", "clSVMAlloc", "clSVMFree", "clSetKernelArgSVMPointer", "clSetKernelExecInfo", "clEnqueueNDRangeKernel", "clEnqueueReadBuffer", "clEnqueueWriteBuffer",
 	"clEnqueueCopyBuffer", "clEnqueueFillBuffer", "clEnqueueReadBufferRect", "clEnqueueWriteBufferRect",
 	"clEnqueueCopyBufferRect", "clEnqueueMarkerWithWaitList", "clEnqueueBarrierWithWaitList", "clEnqueueReadImage", "clEnqueueWriteImage", "clEnqueueCopyImage",
 	"clEnqueueFillImage", "clEnqueueCopyImageToBuffer", "clEnqueueCopyBufferToImage", "clFlush", "clWaitForEvents", "clSetEventCallback", "clCreateUserEvent", "clSetUserEventStatus", "clGetEventInfo",
@@ -154,9 +158,14 @@ const loader = "libOpenCL.so.1"
 // ErrNoLoader means that this machine has no OpenCL.
 var ErrNoLoader = errors.New("no OpenCL on this machine: install an ICD loader (libOpenCL.so.1) and the platform of the GPU's vendor")
 
-// optional reports whether a function came with OpenCL 2.1 or later: an older loader lacks it.
+// optional reports whether a function came with OpenCL 2.0 or later: an older loader lacks it.
 func optional(f function) bool {
-	return f == createProgramWithIL || f == setProgramSpecializationConstant || f == getKernelSubGroupInfo
+	switch f {
+	case createProgramWithIL, setProgramSpecializationConstant, getKernelSubGroupInfo,
+		svmAlloc, svmFree, setKernelArgSVMPointer, setKernelExecInfo:
+		return true
+	}
+	return false
 }
 
 // Open loads the ICD loader.

@@ -65,6 +65,12 @@ func (s *Session) mark(b *buffer, offset, n uint64) {
 
 // markArg notes that a kernel may write to the memory of an argument.
 func (s *Session) markArg(a argument) {
+	if a.kind == reg.ArgSVM {
+		if b, _, err := s.sharedArg(a); err == nil {
+			s.mark(b, 0, b.size)
+		}
+		return
+	}
 	if len(a.value) != 4 {
 		return
 	}

@@ -12,10 +12,12 @@ type buffer struct {
 	birth
 	mem    cl.Mem
 	flags  uint64
-	origin uint64 // of a sub-buffer
-	image  *image // whose memory it is; nil: of a buffer
-	blocks        // of one without parent
-	serial uint64 // of this session: the platform uses the value of a handle again
+	origin uint64  // of a sub-buffer
+	image  *image  // whose memory it is; nil: of a buffer
+	shared *shared // its place in shared virtual memory; nil: it is in none, or a part of one that is
+	over   bool    // it is such a part
+	blocks         // of one without parent
+	serial uint64  // of this session: the platform uses the value of a handle again
 	size   uint64
 	parent *buffer // of a sub-buffer
 	users  int     // itself, and its sub-buffers
@@ -41,7 +43,8 @@ type kernel struct {
 	kernel cl.Kernel
 	args   [][]byte // as last set, to set only those that differ
 	class  []cl.ArgClass
-	reads  []bool // it does not write to the memory of the argument
+	reads  []bool   // it does not write to the memory of the argument
+	shared []uint64 // numbers of the buffers that it uses beside the arguments, as last set
 }
 
 // object returns the object of a handle. missing is the error for no such object.
@@ -118,6 +121,10 @@ func (s *Session) drop(b *buffer) {
 		s.drop(b.parent)
 		return
 	}
+	if b.shared != nil {
+		s.freeShared(b)
+		return
+	}
 	s.used -= b.size
 }
 
@@ -158,7 +165,7 @@ func (s *Session) newSubBuffer(c *cursor) error {
 	if err != nil {
 		return err
 	}
-	if parent.parent != nil || size == 0 || size > parent.size || origin > parent.size-size {
+	if parent.parent != nil && !parent.over || size == 0 || size > parent.size || origin > parent.size-size {
 		return cl.InvalidValue
 	}
 	m, err := s.Library.NewSubBuffer(parent.mem, flags&bufferFlags, origin, size)

@@ -101,19 +101,21 @@ type launch struct {
 	kernel                uint32
 	offset, global, local []uintptr // offset and local may be nil
 	args                  []argument
+	shared                []uint32 // used beside the arguments
 }
 
 // Flags of PacketNDRange in its header.
 const (
 	flagOffset = 1 << 0 // the offsets count
 	flagLocal  = 1 << 1 // the sizes of work-groups count
+	flagShared = 1 << 2 // a list of buffers in shared virtual memory follows the arguments
 )
 
 func (c *cursor) launch(flags uint16) launch {
 	l := launch{kernel: c.u32()}
 	dims := c.count(3)
 	n := c.count(reg.MaxArgs)
-	c.u32()
+	shared := c.u32()
 	offset, global, local := c.three(), c.three(), c.three()
 	l.global = global[:dims]
 	if flags&flagOffset != 0 {
@@ -131,6 +133,9 @@ func (c *cursor) launch(flags uint16) launch {
 			return l
 		}
 		l.args = append(l.args, a)
+	}
+	if flags&flagShared != 0 {
+		l.shared = c.sharedList(shared)
 	}
 	return l
 }

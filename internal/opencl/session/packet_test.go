@@ -22,9 +22,14 @@ func FuzzPacket(f *testing.F) {
 	f.Add(uint16(0), word(1, 1<<31, 1, 0))
 	f.Add(uint16(0), append(word(1, 1, 1, 0), append(make([]byte, 72), word(reg.ArgBuffer, 0xffffffff)...)...))
 	f.Add(uint16(0), word(reg.MaxWaits, 0, 1, 0))
+	f.Add(uint16(flagShared), append(word(1, 1, 0, 3), append(make([]byte, 72), word(7, 8, 9, 0)...)...))
+	f.Add(uint16(flagShared), append(word(1, 1, 0, 0xffffffff), make([]byte, 80)...))
 	f.Fuzz(func(t *testing.T, flags uint16, b []byte) {
 		c := &cursor{b: b}
 		l := c.launch(flags)
+		if 4*len(l.shared) > len(b) || len(l.shared) > reg.MaxShared {
+			t.Errorf("%d bytes gave %d regions", len(b), len(l.shared))
+		}
 		size := 0
 		for _, a := range l.args {
 			size += 8 + len(a.value)

@@ -257,6 +257,9 @@ func (s *Session) run(q *queue, h reg.PacketHeader, c *cursor) (cl.Event, error)
 			return 0, err
 		}
 	}
+	if err := s.useShared(k, l.shared); err != nil {
+		return 0, err
+	}
 	for i, a := range l.args {
 		if !k.reads[i] {
 			s.markArg(a)
@@ -277,11 +280,11 @@ const handleSize = 8
 func fits(class cl.ArgClass, a argument) bool {
 	switch class {
 	case cl.ArgUnknown:
-		return a.kind != reg.ArgValue || a.size != handleSize
+		return a.kind != reg.ArgSVM && (a.kind != reg.ArgValue || a.size != handleSize)
 	case cl.ArgPlain:
 		return a.kind == reg.ArgValue
 	case cl.ArgMemory:
-		return a.kind == reg.ArgBuffer
+		return a.kind == reg.ArgBuffer || a.kind == reg.ArgSVM
 	case cl.ArgLocal:
 		return a.kind == reg.ArgLocal
 	case cl.ArgImage:
@@ -323,7 +326,7 @@ func (s *Session) argHandle(a argument) (h uintptr, serial uint64, err error) {
 
 // setArg sets an argument if it differs from the last value.
 func (s *Session) setArg(k *kernel, i int, a argument) error {
-	value, size, serial := a.value, int(a.size), uint64(0)
+	value, size, serial, address := a.value, int(a.size), uint64(0), uintptr(0)
 	if !fits(k.class[i], a) {
 		return cl.InvalidArgValue
 	}
@@ -336,6 +339,13 @@ func (s *Session) setArg(k *kernel, i int, a argument) error {
 		}
 		serial = number
 		value, size = binary.LittleEndian.AppendUint64(nil, uint64(h)), handleSize
+	case reg.ArgSVM:
+		b, p, err := s.sharedArg(a)
+		if err != nil {
+			return err
+		}
+		serial, address = b.serial, p
+		value = binary.LittleEndian.AppendUint64(nil, uint64(p))
 	case reg.ArgLocal:
 		if size == 0 || size > maxLocal {
 			return cl.InvalidArgSize
@@ -354,7 +364,11 @@ func (s *Session) setArg(k *kernel, i int, a argument) error {
 		return nil
 	}
 	k.args[i] = nil
-	if err := s.Library.SetArg(k.kernel, i, size, value); err != nil {
+	set := func() error { return s.Library.SetArg(k.kernel, i, size, value) }
+	if address != 0 {
+		set = func() error { return s.Library.SetArgSVM(k.kernel, i, address) }
+	}
+	if err := set(); err != nil {
 		return err
 	}
 	k.args[i] = bytes.Clone(seen)

@@ -144,6 +144,10 @@ func (m *mover) pass(last bool) error {
 		s.mu.Unlock()
 		return nil
 	}
+	if s.shared > 0 {
+		s.mu.Unlock()
+		return errShared
+	}
 	s.track.told = false
 	m.addObjects(last)
 	roots := slices.SortedFunc(maps.Keys(s.roots()), func(a, b *buffer) int { return cmp.Compare(a.number, b.number) })

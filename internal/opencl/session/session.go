@@ -64,6 +64,7 @@ type Session struct {
 	queues   int
 	building int                     // tasks of build.go, also those that wait
 	used     uint64                  // bytes of buffers
+	shared   int                     // buffers in shared virtual memory
 	serial   uint64                  // of the last buffer
 	more     bool                    // another packet is there behind the one that is handled
 	pending  map[uint64]enqueued     // by cookie
@@ -313,6 +314,10 @@ func (s *Session) control(h reg.PacketHeader, c *cursor) result {
 		return s.formats(c)
 	case reg.PacketConstant:
 		return result{err: s.setConstant(c)}
+	case reg.PacketSVM:
+		return s.newShared(c)
+	case reg.PacketSVMBuffer:
+		return result{err: s.newOver(c)}
 	case reg.PacketSubGroups:
 		return s.subGroups(c)
 	case reg.PacketOutput:
