@@ -94,4 +94,14 @@ extern __typeof__(*(cl_api_clCloneKernel)0) dxpu_CloneKernel;
 extern __typeof__(*(cl_api_clGetKernelSubGroupInfo)0) dxpu_GetKernelSubGroupInfo;
 extern __typeof__(*(cl_api_clSetProgramSpecializationConstant)0) dxpu_SetProgramSpecializationConstant;
 extern __typeof__(*(cl_api_clCreateImageWithProperties)0) dxpu_CreateImageWithProperties;
+extern __typeof__(*(cl_api_clSVMAlloc)0) dxpu_SVMAlloc;
+extern __typeof__(*(cl_api_clSVMFree)0) dxpu_SVMFree;
+extern __typeof__(*(cl_api_clEnqueueSVMFree)0) dxpu_EnqueueSVMFree;
+extern __typeof__(*(cl_api_clEnqueueSVMMemcpy)0) dxpu_EnqueueSVMMemcpy;
+extern __typeof__(*(cl_api_clEnqueueSVMMemFill)0) dxpu_EnqueueSVMMemFill;
+extern __typeof__(*(cl_api_clEnqueueSVMMap)0) dxpu_EnqueueSVMMap;
+extern __typeof__(*(cl_api_clEnqueueSVMUnmap)0) dxpu_EnqueueSVMUnmap;
+extern __typeof__(*(cl_api_clEnqueueSVMMigrateMem)0) dxpu_EnqueueSVMMigrateMem;
+extern __typeof__(*(cl_api_clSetKernelArgSVMPointer)0) dxpu_SetKernelArgSVMPointer;
+extern __typeof__(*(cl_api_clSetKernelExecInfo)0) dxpu_SetKernelExecInfo;
 #endif

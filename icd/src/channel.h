@@ -40,15 +40,17 @@ enum {
 	PACKET_BUFFER_IMAGE = 30,
 	PACKET_CONSTANT = 64,
 	PACKET_SUB_GROUPS = 65,
+	PACKET_SVM = 66,
+	PACKET_SVM_BUFFER = 67,
 };
 
-enum { NDRANGE_OFFSET = 1, NDRANGE_LOCAL = 2, MARKER_BARRIER = 1, PACKET_FETCH = 1 << 15, MAX_PACKET = 64 << 10 };
+enum { NDRANGE_OFFSET = 1, NDRANGE_LOCAL = 2, NDRANGE_SHARED = 4, MARKER_BARRIER = 1, PACKET_FETCH = 1 << 15, MAX_PACKET = 64 << 10 };
 
 /* Flags of PACKET_QUEUE. */
 enum { QUEUE_WITHOUT_TIMES = 1, QUEUE_OUT_OF_ORDER = 2 };
 
 /* Features of a device. */
-enum { FEATURE_ARM = 1, FEATURE_FETCH = 2, FEATURE_QUEUES = 4, FEATURE_IMAGES = 8, FEATURE_GROUPS = 16 };
+enum { FEATURE_ARM = 1, FEATURE_FETCH = 2, FEATURE_QUEUES = 4, FEATURE_IMAGES = 8, FEATURE_GROUPS = 16, FEATURE_SVM = 32 };
 
 /* times are when a command was queued, submitted, started and ended, in nanoseconds. */
 struct times {

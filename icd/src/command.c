@@ -130,8 +130,14 @@ static void part_done(void *arg, int32_t status, uint32_t length, const struct t
 		else
 			memcpy(p->host, p->staging.mirror, p->size);
 	}
+	if (p->from && status == 0)
+		memcpy(p->host, p->from, p->size);
 	if (p->staged)
 		channel_free(channel_of(p->event->queue), &p->staging);
+	if (p->later) {
+		channel_watch(channel_of(p->event->queue), -1);
+		callback_later(p->later, p->event, status < 0 ? status : CL_COMPLETE);
+	}
 	part_end(p->event, status, t);
 	free(p);
 }
@@ -299,8 +305,24 @@ static cl_int run_packet(struct command *c)
 {
 	struct part *part = part_new(c);
 
+	if (!part)
+		return CL_OUT_OF_HOST_MEMORY;
 	add_waits(c->packet, c);
-	return part ? post(part, c->packet) : CL_OUT_OF_HOST_MEMORY;
+	if (c->from) {
+		part->host = c->host;
+		part->from = c->from;
+		part->size = c->size;
+	}
+	if (c->later) { /* a part of the command, which holds its event */
+		part->later = c->later;
+		c->later = NULL;
+		pthread_mutex_lock(&dxpu_lock);
+		c->event->parts++;
+		c->event->object.references++;
+		pthread_mutex_unlock(&dxpu_lock);
+		channel_watch(channel_of(c->queue), 1);
+	}
+	return post(part, c->packet);
 }
 
 cl_int command_run(struct command *c)

@@ -39,6 +39,8 @@ struct part {
 	size_t size;
 	int boxed;
 	struct box box;
+	const void *from;       /* of a copy in the program's own memory */
+	struct callback *later; /* call at the end of the packet, which ends the command */
 };
 
 /* command is an enqueue call: a packet, or a copy between host memory and a buffer in as
@@ -59,6 +61,8 @@ struct command {
 	void *host;
 	struct box in, out;  /* of the buffer, and of host memory */
 	struct pixels pixels;
+	const void *from;       /* of a copy in the program's own memory */
+	struct callback *later; /* that ends the command */
 	struct mapping *map; /* to be released when the command has left */
 };
 
@@ -101,9 +105,6 @@ void add_waits(struct packet *p, const struct command *c);
 /* check_range checks that n bytes at an offset lie in a buffer of the queue's context. */
 cl_int check_range(cl_command_queue q, cl_mem m, size_t offset, size_t n);
 
-/* mem_root returns the buffer that a sub-buffer is a part of, or a buffer itself. */
-static inline cl_mem mem_root(cl_mem m) { return m->parent ? m->parent : m; }
-
 /* move and move_box send the packets of copies. */
 cl_int move(struct command *c);
 cl_int move_box(struct command *c);
@@ -120,6 +121,15 @@ struct part *part_boxed(struct command *c, const struct box *b, uint16_t write, 
 struct mapping *mapping_new(cl_mem m, cl_map_flags flags, size_t offset, size_t n);
 cl_int map_check(cl_mem m, cl_map_flags flags);
 cl_int map_run(struct command *c, struct mapping *map, int blocking, cl_event *event);
+
+/* map_buffer and unmap map and unmap a part of a buffer. */
+cl_int map_buffer(struct command *c, cl_bool blocking, cl_map_flags flags, cl_event *event);
+cl_int unmap(struct command *c, cl_mem m, void *pointer, cl_event *event);
+
+/* fill_buffer and marker are the commands of their names, with a type. */
+cl_int fill_buffer(cl_command_queue q, cl_command_type type, cl_mem m, const void *pattern, size_t size, size_t offset, size_t n,
+		   cl_uint waits, const cl_event *list, cl_event *event);
+cl_int marker(cl_command_queue q, cl_command_type type, cl_uint waits, const cl_event *list, cl_event *event);
 
 /* simple ends a command of one packet without data. */
 cl_int simple(struct command *c, struct packet *p, cl_event *event);

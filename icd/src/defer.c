@@ -57,6 +57,9 @@ static void kept_free(struct kept *k)
 		event_release(k->list[i]);
 	if (k->command.mem)
 		mem_release(k->command.mem);
+	if (k->command.later)
+		free(k->command.later->data);
+	free(k->command.later);
 	free(k->command.packet);
 	free(k->list);
 	free(k);

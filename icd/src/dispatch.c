@@ -1,5 +1,4 @@
-/* The dispatch table: the driver's own calls, and refusals for pipes, shared virtual memory,
- * sub-devices and other APIs. */
+/* The dispatch table: the driver's own calls, and refusals for pipes, sub-devices and other APIs. */
 #include <string.h>
 
 #include "calls.h"
@@ -41,7 +40,6 @@ static void *CL_API_CALL refuse6(word a, word b, word c, word d, word f, cl_int 
 	return no_object(e);
 }
 static cl_int CL_API_CALL no_pipe(void) { return CL_INVALID_MEM_OBJECT; }
-static void *CL_API_CALL refuse_null(void) { return NULL; }
 
 DXPU_EXPORT CL_API_ENTRY void *CL_API_CALL clGetExtensionFunctionAddress(const char *name);
 

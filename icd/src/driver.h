@@ -109,11 +109,16 @@ struct _cl_mem {
 	size_t size, origin;
 	struct image *image; /* NULL: a buffer */
 	void *host; /* of CL_MEM_USE_HOST_PTR */
+	cl_mem shared;   /* the region of shared virtual memory in which it lies, or NULL */
+	int region;      /* it is one */
 	int listed; /* made with a list of properties, which is empty */
 	cl_uint handle, maps;
 	struct mapping *mappings; /* under the driver's lock */
 	struct destructor *destructors;
 };
+
+/* mem_root returns the buffer that a sub-buffer is a part of, or a buffer itself. */
+static inline cl_mem mem_root(cl_mem m) { return m->parent ? m->parent : m; }
 
 /* destructor is a callback at the end of an object. */
 struct destructor {
@@ -157,13 +162,14 @@ struct argument {
 	size_t size;
 	void *value;
 	cl_uint handle; /* of a buffer, an image or a sampler */
+	size_t offset;  /* in shared virtual memory */
 };
 
 /* MAX_PARAMETERS bounds the arguments of a kernel in bytes: a packet takes 1024 of 8 bytes. */
 enum { MAX_PARAMETERS = 8 << 10 };
 
 /* Kinds of arguments. */
-enum { ARGUMENT_VALUE = 0, ARGUMENT_BUFFER = 1, ARGUMENT_LOCAL = 2, ARGUMENT_IMAGE = 3, ARGUMENT_SAMPLER = 4 };
+enum { ARGUMENT_VALUE = 0, ARGUMENT_BUFFER = 1, ARGUMENT_LOCAL = 2, ARGUMENT_IMAGE = 3, ARGUMENT_SAMPLER = 4, ARGUMENT_SHARED = 5 };
 
 struct _cl_kernel {
 	struct object object;
@@ -171,6 +177,7 @@ struct _cl_kernel {
 	char *name;
 	cl_uint handle, count;
 	struct argument *arguments;
+	cl_uint *shared, shared_count; /* regions that it uses beside the arguments */
 	struct properties properties;
 	size_t accepted[3]; /* size of work-groups that the device has taken against the properties */
 };
@@ -217,6 +224,14 @@ uint64_t device_allocation(cl_device_id d);
 
 /* device_groups reports whether a device has sub-groups, for which there is a packet. */
 int device_groups(cl_device_id d);
+
+/* device_shares reports whether a device has shared virtual memory. */
+int device_shares(cl_device_id d);
+
+/* svm_find returns the region of a context in which an address lies, or NULL. svm_unmap frees the
+ * program's part of a region. */
+cl_mem svm_find(cl_context c, const void *p, size_t *offset);
+void svm_unmap(cl_mem m);
 
 /* device_list returns the devices, connected. */
 cl_uint device_list(const cl_device_id **list);

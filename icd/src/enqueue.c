@@ -138,10 +138,10 @@ cl_int CL_API_CALL dxpu_EnqueueCopyBuffer(cl_command_queue q, cl_mem from, cl_me
 	return simple(&c, &p, event);
 }
 
-cl_int CL_API_CALL dxpu_EnqueueFillBuffer(cl_command_queue q, cl_mem m, const void *pattern, size_t size, size_t offset, size_t n,
-						 cl_uint waits, const cl_event *list, cl_event *event)
+cl_int fill_buffer(cl_command_queue q, cl_command_type type, cl_mem m, const void *pattern, size_t size, size_t offset, size_t n,
+		   cl_uint waits, const cl_event *list, cl_event *event)
 {
-	struct command c = {.queue = q, .type = CL_COMMAND_FILL_BUFFER, .waits = waits, .list = list};
+	struct command c = {.queue = q, .type = type, .waits = waits, .list = list};
 	struct packet p;
 	cl_int code = check_range(q, m, offset, n);
 
@@ -162,6 +162,12 @@ cl_int CL_API_CALL dxpu_EnqueueFillBuffer(cl_command_queue q, cl_mem m, const vo
 	return simple(&c, &p, event);
 }
 
+cl_int CL_API_CALL dxpu_EnqueueFillBuffer(cl_command_queue q, cl_mem m, const void *pattern, size_t size, size_t offset, size_t n,
+						 cl_uint waits, const cl_event *list, cl_event *event)
+{
+	return fill_buffer(q, CL_COMMAND_FILL_BUFFER, m, pattern, size, offset, n, waits, list, event);
+}
+
 static cl_int add_arguments(struct packet *p, cl_kernel k)
 {
 	cl_int code = CL_SUCCESS;
@@ -176,12 +182,21 @@ static cl_int add_arguments(struct packet *p, cl_kernel k)
 			packet_u32(p, 4);
 			packet_u32(p, a->handle);
 			packet_u32(p, 0);
+		} else if (a->kind == ARGUMENT_SHARED) {
+			packet_u32(p, 16);
+			packet_u32(p, a->handle);
+			packet_u32(p, 0);
+			packet_u64(p, a->offset);
 		} else {
 			packet_u32(p, (uint32_t)a->size);
 			if (a->value)
 				packet_bytes(p, a->value, a->size);
 		}
 	}
+	for (cl_uint i = 0; i < k->shared_count; i++)
+		packet_u32(p, k->shared[i]);
+	if (k->shared_count % 2)
+		packet_u32(p, 0);
 	pthread_mutex_unlock(&dxpu_lock);
 	return code;
 }
@@ -297,11 +312,11 @@ cl_int CL_API_CALL dxpu_EnqueueNDRangeKernel(cl_command_queue q, cl_kernel k, cl
 		memcpy(size, local, dims * sizeof *local);
 	int ask = local && !empty && doubtful(k, size);
 	packet_start(&p, PACKET_NDRANGE, q->handle);
-	p.flags = (uint16_t)((offset ? NDRANGE_OFFSET : 0) | (local ? NDRANGE_LOCAL : 0));
+	p.flags = (uint16_t)((offset ? NDRANGE_OFFSET : 0) | (local ? NDRANGE_LOCAL : 0) | (k->shared_count ? NDRANGE_SHARED : 0));
 	packet_u32(&p, k->handle);
 	packet_u32(&p, dims);
 	packet_u32(&p, k->count);
-	packet_u32(&p, 0);
+	packet_u32(&p, k->shared_count);
 	for (int s = 0; s < 3; s++)
 		for (cl_uint i = 0; i < 3; i++)
 			packet_u64(&p, sizes[s] && i < dims ? sizes[s][i] : 0);
@@ -323,7 +338,7 @@ cl_int CL_API_CALL dxpu_EnqueueTask(cl_command_queue q, cl_kernel k, cl_uint wai
 	return dxpu_EnqueueNDRangeKernel(q, k, 1, NULL, &one, &one, waits, list, event);
 }
 
-static cl_int marker(cl_command_queue q, cl_command_type type, cl_uint waits, const cl_event *list, cl_event *event)
+cl_int marker(cl_command_queue q, cl_command_type type, cl_uint waits, const cl_event *list, cl_event *event)
 {
 	struct command c = {.queue = q, .type = type, .waits = waits, .list = list};
 	struct packet p;

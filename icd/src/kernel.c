@@ -22,6 +22,7 @@ static void kernel_free(cl_kernel k)
 	for (cl_uint i = 0; k->arguments && i < k->count; i++)
 		free(k->arguments[i].value);
 	free(k->arguments);
+	free(k->shared);
 	free(k->properties.bytes);
 	free(k->name);
 	free(k);
@@ -286,6 +287,43 @@ cl_int CL_API_CALL dxpu_SetKernelArg(cl_kernel k, cl_uint i, size_t size, const 
 	return CL_SUCCESS;
 }
 
+cl_int CL_API_CALL dxpu_SetKernelArgSVMPointer(cl_kernel k, cl_uint i, const void *value)
+{
+	struct argument a = {.set = 1, .kind = ARGUMENT_BUFFER, .size = sizeof value};
+
+	if (!object_is(k, KIND_KERNEL))
+		return CL_INVALID_KERNEL;
+	if (!device_shares(k->program->context->device))
+		return CL_INVALID_OPERATION;
+	if (i >= k->count)
+		return CL_INVALID_ARG_INDEX;
+	cl_mem m = value ? svm_find(k->program->context, value, &a.offset) : NULL;
+	if (kind_of(k, i) != ARGUMENT_BUFFER || (value && !m))
+		return CL_INVALID_ARG_VALUE;
+	if (m) {
+		a.kind = ARGUMENT_SHARED;
+		a.handle = m->handle;
+	}
+	pthread_mutex_lock(&dxpu_lock);
+	free(k->arguments[i].value);
+	k->arguments[i] = a;
+	pthread_mutex_unlock(&dxpu_lock);
+	return CL_SUCCESS;
+}
+
+/* copy_shared copies the regions that a kernel uses beside its arguments. The caller holds the lock. */
+static cl_int copy_shared(cl_kernel to, cl_kernel from)
+{
+	if (!from->shared_count)
+		return CL_SUCCESS;
+	to->shared = malloc(from->shared_count * sizeof *to->shared);
+	if (!to->shared)
+		return CL_OUT_OF_HOST_MEMORY;
+	memcpy(to->shared, from->shared, from->shared_count * sizeof *to->shared);
+	to->shared_count = from->shared_count;
+	return CL_SUCCESS;
+}
+
 /* A clone is another kernel with the same arguments. */
 cl_kernel CL_API_CALL dxpu_CloneKernel(cl_kernel k, cl_int *error)
 {
@@ -302,6 +340,7 @@ cl_kernel CL_API_CALL dxpu_CloneKernel(cl_kernel k, cl_int *error)
 				code = CL_OUT_OF_HOST_MEMORY;
 			copy->arguments[i] = a;
 		}
+		code = code ? code : copy_shared(copy, k);
 		pthread_mutex_unlock(&dxpu_lock);
 		if (code) {
 			dxpu_ReleaseKernel(copy);

@@ -96,6 +96,16 @@ cl_int map_run(struct command *c, struct mapping *map, int blocking, cl_event *e
 	return code;
 }
 
+cl_int map_buffer(struct command *c, cl_bool blocking, cl_map_flags flags, cl_event *event)
+{
+	cl_int code = c->size ? map_check(c->mem, flags) : CL_INVALID_VALUE;
+
+	if (code)
+		return code;
+	struct mapping *map = mapping_new(c->mem, flags, c->offset, c->size);
+	return map ? map_run(c, map, (int)blocking, event) : CL_MAP_FAILURE;
+}
+
 void *CL_API_CALL dxpu_EnqueueMapBuffer(cl_command_queue q, cl_mem m, cl_bool blocking, cl_map_flags flags, size_t offset, size_t n,
 					       cl_uint waits, const cl_event *list, cl_event *event, cl_int *error)
 {
@@ -103,56 +113,53 @@ void *CL_API_CALL dxpu_EnqueueMapBuffer(cl_command_queue q, cl_mem m, cl_bool bl
 		.queue = q, .type = CL_COMMAND_MAP_BUFFER, .waits = waits, .list = list, .kind = COMMAND_MOVE, .mem = m,
 		.offset = offset, .size = n,
 	};
-	struct mapping *map = NULL;
 	cl_int code = check_range(q, m, offset, n);
 
 	if (!code)
-		code = n ? map_check(m, flags) : CL_INVALID_VALUE;
-	if (!code && !(map = mapping_new(m, flags, offset, n)))
-		code = CL_MAP_FAILURE;
-	if (!code)
-		code = map_run(&c, map, blocking, event);
+		code = map_buffer(&c, blocking, flags, event);
 	if (error)
 		*error = code;
 	return code ? NULL : c.host;
+}
+
+cl_int unmap(struct command *c, cl_mem m, void *pointer, cl_event *event)
+{
+	struct packet p;
+	cl_int code = begin(c);
+
+	if (code)
+		return code;
+	struct mapping *map = unlist(m, pointer);
+	if (!map) {
+		abandon(c, CL_INVALID_VALUE);
+		return CL_INVALID_VALUE;
+	}
+	c->map = map;
+	if (!(map->flags & (CL_MAP_WRITE | CL_MAP_WRITE_INVALIDATE_REGION))) {
+		packet_start(&p, PACKET_MARKER, c->queue->handle);
+		return simple(c, &p, event);
+	}
+	/* The bytes that the program maps must not arrive after those that it has written. */
+	channel_wait(channel_of(c->queue), &map->pending);
+	c->mem = m;
+	c->write = 1;
+	c->offset = map->offset;
+	c->size = map->size;
+	c->pixels = map->pixels;
+	if (m->image)
+		c->kind = COMMAND_MOVE_PIXELS;
+	c->host = map->pointer;
+	return end(c, 0, event);
 }
 
 cl_int CL_API_CALL dxpu_EnqueueUnmapMemObject(cl_command_queue q, cl_mem m, void *pointer, cl_uint waits, const cl_event *list,
 						     cl_event *event)
 {
 	struct command c = {.queue = q, .type = CL_COMMAND_UNMAP_MEM_OBJECT, .waits = waits, .list = list, .kind = COMMAND_MOVE};
-	struct mapping *map;
-	struct packet p;
-	cl_int code;
 
 	if (!object_is(q, KIND_QUEUE))
 		return CL_INVALID_COMMAND_QUEUE;
 	if (!object_is(m, KIND_MEM))
 		return CL_INVALID_MEM_OBJECT;
-	if (m->context != q->context)
-		return CL_INVALID_CONTEXT;
-	code = begin(&c);
-	if (code)
-		return code;
-	map = unlist(m, pointer);
-	if (!map) {
-		abandon(&c, CL_INVALID_VALUE);
-		return CL_INVALID_VALUE;
-	}
-	c.map = map;
-	if (!(map->flags & (CL_MAP_WRITE | CL_MAP_WRITE_INVALIDATE_REGION))) {
-		packet_start(&p, PACKET_MARKER, q->handle);
-		return simple(&c, &p, event);
-	}
-	/* The bytes that the program maps must not arrive after those that it has written. */
-	channel_wait(channel_of(q), &map->pending);
-	c.mem = m;
-	c.write = 1;
-	c.offset = map->offset;
-	c.size = map->size;
-	c.pixels = map->pixels;
-	if (m->image)
-		c.kind = COMMAND_MOVE_PIXELS;
-	c.host = map->pointer;
-	return end(&c, 0, event);
+	return m->context == q->context ? unmap(&c, m, pointer, event) : CL_INVALID_CONTEXT;
 }

@@ -25,6 +25,7 @@ cl_mem CL_API_CALL dxpu_CreateBuffer(cl_context c, cl_mem_flags flags, size_t si
 	struct packet p;
 	cl_mem m;
 	cl_int code;
+	size_t offset;
 
 	if (!object_is(c, KIND_CONTEXT))
 		return fail(CL_INVALID_CONTEXT, error, NULL);
@@ -34,6 +35,9 @@ cl_mem CL_API_CALL dxpu_CreateBuffer(cl_context c, cl_mem_flags flags, size_t si
 		return fail(CL_INVALID_BUFFER_SIZE, error, NULL);
 	if (!(flags & HOST_POINTER) != !host)
 		return fail(CL_INVALID_HOST_PTR, error, NULL);
+	cl_mem region = flags & CL_MEM_USE_HOST_PTR ? svm_find(c, host, &offset) : NULL;
+	if (region && size > region->size - offset)
+		return fail(CL_INVALID_BUFFER_SIZE, error, NULL);
 	m = object_new(KIND_MEM, sizeof *m);
 	if (!m)
 		return fail(CL_OUT_OF_HOST_MEMORY, error, NULL);
@@ -42,15 +46,17 @@ cl_mem CL_API_CALL dxpu_CreateBuffer(cl_context c, cl_mem_flags flags, size_t si
 	m->host = flags & CL_MEM_USE_HOST_PTR ? host : NULL;
 	m->context = c;
 	m->handle = channel_handle(c->device->channel);
-	packet_start(&p, PACKET_BUFFER, 0);
+	packet_start(&p, region ? PACKET_SVM_BUFFER : PACKET_BUFFER, 0);
 	packet_u32(&p, m->handle);
-	packet_u32(&p, 0);
+	packet_u32(&p, region ? region->handle : 0);
 	packet_u64(&p, m->flags & ACCESS); /* the driver itself refuses the host */
+	if (region)
+		packet_u64(&p, offset);
 	packet_u64(&p, size);
 	code = channel_call(c->device->channel, &p, NULL, NULL);
 	if (code)
 		return fail(code, error, m);
-	if (host) {
+	if (host && !region) { /* a region is in the device already */
 		code = transfer_now(c, m, 1, 0, size, host);
 		if (code) {
 			dxpu_release(c, m->handle);
@@ -58,6 +64,9 @@ cl_mem CL_API_CALL dxpu_CreateBuffer(cl_context c, cl_mem_flags flags, size_t si
 		}
 	}
 	object_retain(c);
+	m->shared = region;
+	if (region)
+		object_retain(region);
 	if (error)
 		*error = CL_SUCCESS;
 	return m;
@@ -134,6 +143,8 @@ void mem_release(cl_mem m)
 {
 	if (!object_drop(m))
 		return;
+	if (m->region) /* before the device may give the addresses again */
+		svm_unmap(m);
 	dxpu_release(m->context, m->handle);
 	while (m->mappings) {
 		struct mapping *next = m->mappings->next;
@@ -143,6 +154,8 @@ void mem_release(cl_mem m)
 	destructors_run(&m->destructors, m);
 	if (m->parent)
 		mem_release(m->parent);
+	if (m->shared)
+		mem_release(m->shared);
 	context_release(m->context);
 	free(m->image);
 	free(m);
@@ -188,7 +201,7 @@ cl_int CL_API_CALL dxpu_GetMemObjectInfo(cl_mem m, cl_mem_info param, size_t roo
 	case CL_MEM_OFFSET:
 		return GIVE(size_t, m->origin);
 	case CL_MEM_USES_SVM_POINTER:
-		return GIVE(cl_bool, CL_FALSE);
+		return GIVE(cl_bool, mem_root(m)->shared != NULL);
 	case CL_MEM_PROPERTIES:
 		return give(room, out, size, &(cl_mem_properties){0}, m->listed ? sizeof(cl_mem_properties) : 0);
 	}

@@ -438,6 +438,7 @@ cl_int CL_API_CALL dxpu_GetDeviceInfo(cl_device_id d, cl_device_info param, size
 	case CL_DEVICE_QUEUE_ON_DEVICE_PREFERRED_SIZE:
 		return GIVE(cl_uint, 0);
 	case CL_DEVICE_SVM_CAPABILITIES:
+		return GIVE(cl_device_svm_capabilities, device_shares(d) ? CL_DEVICE_SVM_COARSE_GRAIN_BUFFER : 0);
 	case CL_DEVICE_DEVICE_ENQUEUE_CAPABILITIES:
 	case CL_DEVICE_QUEUE_ON_DEVICE_PROPERTIES:
 	case CL_DEVICE_PARTITION_AFFINITY_DOMAIN:

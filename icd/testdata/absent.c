@@ -63,7 +63,7 @@ static const struct query queries[] = {
 	{CL_DEVICE_LATEST_CONFORMANCE_VERSION_PASSED, TEXT, ANY}, {CL_DEVICE_PREFERRED_WORK_GROUP_SIZE_MULTIPLE, SIZE, ANY},
 	{CL_DEVICE_QUEUE_ON_HOST_PROPERTIES, LONG, ANY}, {CL_DEVICE_EXECUTION_CAPABILITIES, LONG, CL_EXEC_KERNEL},
 	/* Absent. */
-	{CL_DEVICE_SVM_CAPABILITIES, LONG, 0}, {CL_DEVICE_DEVICE_ENQUEUE_CAPABILITIES, LONG, 0}, {CL_DEVICE_QUEUE_ON_DEVICE_PROPERTIES, LONG, 0},
+	{CL_DEVICE_SVM_CAPABILITIES, LONG, CL_DEVICE_SVM_COARSE_GRAIN_BUFFER}, {CL_DEVICE_DEVICE_ENQUEUE_CAPABILITIES, LONG, 0}, {CL_DEVICE_QUEUE_ON_DEVICE_PROPERTIES, LONG, 0},
 	{CL_DEVICE_QUEUE_ON_DEVICE_PREFERRED_SIZE, UINT, 0}, {CL_DEVICE_QUEUE_ON_DEVICE_MAX_SIZE, UINT, 0},
 	{CL_DEVICE_MAX_ON_DEVICE_QUEUES, UINT, 0}, {CL_DEVICE_MAX_ON_DEVICE_EVENTS, UINT, 0}, {CL_DEVICE_PIPE_SUPPORT, UINT, 0},
 	{CL_DEVICE_MAX_PIPE_ARGS, UINT, 0}, {CL_DEVICE_PIPE_MAX_ACTIVE_RESERVATIONS, UINT, 0}, {CL_DEVICE_PIPE_MAX_PACKET_SIZE, UINT, 0},
@@ -109,7 +109,8 @@ static void call(cl_platform_id p, cl_device_id d)
 	const cl_device_id twice[] = {d, d};
 	char memory[64];
 	const void *pointers[] = {memory};
-	void *freed[] = {memory}, *made;
+	const cl_bool fine = CL_TRUE;
+	void *made;
 	cl_ulong time;
 	cl_uint n;
 	cl_int code = 0;
@@ -127,17 +128,17 @@ static void call(cl_platform_id p, cl_device_id d)
 	CHECK(clGetMemObjectInfo(m, CL_MEM_USES_SVM_POINTER, sizeof svm, &svm, NULL), CL_SUCCESS);
 	expect("svm", svm, CL_FALSE);
 
-	made = clSVMAlloc(c, CL_MEM_READ_WRITE, 64, 0);
+	made = clSVMAlloc(c, CL_MEM_READ_WRITE | CL_MEM_SVM_FINE_GRAIN_BUFFER, 64, 0);
+	expect("clSVMAlloc", made != NULL, 0);
+	made = clSVMAlloc(c, CL_MEM_READ_WRITE | CL_MEM_SVM_ATOMICS, 64, 0);
 	expect("clSVMAlloc", made != NULL, 0);
 	clSVMFree(c, NULL);
-	CHECK(clEnqueueSVMFree(q, 1, freed, NULL, NULL, 0, NULL, NULL), CL_INVALID_OPERATION);
-	CHECK(clEnqueueSVMMemcpy(q, CL_TRUE, memory, memory + 32, 32, 0, NULL, NULL), CL_INVALID_OPERATION);
-	CHECK(clEnqueueSVMMemFill(q, memory, memory, 4, 32, 0, NULL, NULL), CL_INVALID_OPERATION);
-	CHECK(clEnqueueSVMMap(q, CL_TRUE, CL_MAP_READ, memory, 64, 0, NULL, NULL), CL_INVALID_OPERATION);
-	CHECK(clEnqueueSVMUnmap(q, memory, 0, NULL, NULL), CL_INVALID_OPERATION);
-	CHECK(clEnqueueSVMMigrateMem(q, 1, pointers, NULL, 0, 0, NULL, NULL), CL_INVALID_OPERATION);
-	CHECK(clSetKernelArgSVMPointer(k, 0, memory), CL_INVALID_OPERATION);
-	CHECK(clSetKernelExecInfo(k, CL_KERNEL_EXEC_INFO_SVM_PTRS, sizeof pointers, pointers), CL_INVALID_OPERATION);
+	CHECK(clEnqueueSVMMap(q, CL_TRUE, CL_MAP_READ, memory, 64, 0, NULL, NULL), CL_INVALID_VALUE);
+	CHECK(clEnqueueSVMUnmap(q, memory, 0, NULL, NULL), CL_INVALID_VALUE);
+	CHECK(clEnqueueSVMMigrateMem(q, 1, pointers, NULL, 0, 0, NULL, NULL), CL_INVALID_VALUE);
+	CHECK(clSetKernelArgSVMPointer(k, 0, memory), CL_INVALID_ARG_VALUE);
+	CHECK(clSetKernelExecInfo(k, CL_KERNEL_EXEC_INFO_SVM_PTRS, sizeof pointers, pointers), CL_INVALID_VALUE);
+	CHECK(clSetKernelExecInfo(k, CL_KERNEL_EXEC_INFO_SVM_FINE_GRAIN_SYSTEM, sizeof fine, &fine), CL_INVALID_OPERATION);
 	MADE(clCreatePipe(c, CL_MEM_READ_WRITE, 4, 16, NULL, &code), CL_INVALID_OPERATION);
 	CHECK(clGetPipeInfo(m, CL_PIPE_PACKET_SIZE, 4, &n, NULL), CL_INVALID_MEM_OBJECT);
 	MADE(clCreateCommandQueueWithProperties(c, d, device, &code), CL_INVALID_QUEUE_PROPERTIES);

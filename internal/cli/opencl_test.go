@@ -71,6 +71,7 @@ func buildOpenCL(ts *testscript.TestScript, _ bool, args []string) {
 		program("turns"),
 		program("groups"),
 		program("subgroups"),
+		program("svm"),
 		program("move"),
 		exec.Command("cc", slices.Concat(flags, []string{
 			"-fPIC", "-fvisibility=hidden", "-shared", "-o", filepath.Join(bin, "narrow.so"), filepath.Join(root, "icd/testdata/narrow.c"),
