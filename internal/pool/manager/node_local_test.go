@@ -55,6 +55,7 @@ func TestLocalGPUs(t *testing.T) {
 	}
 	w.delete(whole, true)
 	w.settle()
+	w.wantNoCapacity("a free GPU of the machine, with any toleration", &dxpuv1.LeaseSpec{Count: 1, Tolerations: everything}, "dxpu.dev/local (for leases that name the host)")
 	w.wantLease(w.create(at("m1", part(900, 900))), leaseBinding)
 }
 
