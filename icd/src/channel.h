@@ -136,6 +136,9 @@ int32_t channel_call(struct channel *c, const struct packet *p, const struct sta
  * fork it returns at once. */
 void channel_wait(struct channel *c, volatile int32_t *word);
 
+/* channel_settle is channel_wait for any condition that completions change. */
+void channel_settle(struct channel *c, int (*ready)(void *arg), void *arg);
+
 /* channel_load reads a word that channel_finish stores. When it is not positive,
  * channel_finish has ended. */
 int32_t channel_load(struct channel *c, volatile int32_t *word);

@@ -117,6 +117,68 @@ void box_gather(const struct box *b, const unsigned char *host, unsigned char *p
 			memcpy(packed, host + (b->origin[2] + z) * b->slice + (b->origin[1] + y) * b->row + b->origin[0], b->region[0]);
 }
 
+/* Parts in flight that will write memory of the program. Guarded by dxpu_lock. */
+static struct part *writers;
+
+static void enter(struct part *p)
+{
+	if (!p->read && !p->from)
+		return;
+	pthread_mutex_lock(&dxpu_lock);
+	p->next = writers;
+	p->at = &writers;
+	if (writers)
+		writers->at = &p->next;
+	writers = p;
+	pthread_mutex_unlock(&dxpu_lock);
+}
+
+static void leave(struct part *p)
+{
+	if (!p->at)
+		return;
+	pthread_mutex_lock(&dxpu_lock);
+	*p->at = p->next;
+	if (p->next)
+		p->next->at = p->at;
+	pthread_mutex_unlock(&dxpu_lock);
+}
+
+/* extent returns the first byte of a part in the program's memory, and sets the one behind it. */
+static uintptr_t extent(const struct part *p, uintptr_t *end)
+{
+	const struct box *b = &p->box;
+	uintptr_t low = (uintptr_t)p->host;
+
+	*end = low + p->size;
+	if (p->boxed) {
+		low += b->origin[2] * b->slice + b->origin[1] * b->row + b->origin[0];
+		*end = low + (b->region[2] - 1) * b->slice + (b->region[1] - 1) * b->row + b->region[0];
+	}
+	return low;
+}
+
+static int settled(void *arg)
+{
+	const struct part *p = arg;
+	uintptr_t end, low = extent(p, &end);
+	int none = 1;
+
+	pthread_mutex_lock(&dxpu_lock);
+	for (const struct part *w = writers; w && none; w = w->next) {
+		uintptr_t to, from = extent(w, &to);
+		none = from >= end || to <= low || channel_of(w->event->queue) != channel_of(p->event->queue);
+	}
+	pthread_mutex_unlock(&dxpu_lock);
+	return none;
+}
+
+void part_settle(const struct part *p)
+{
+	if (!settled((void *)(uintptr_t)p))
+		channel_settle(channel_of(p->event->queue), settled, (void *)(uintptr_t)p);
+}
+
 /* part_done is the completion of a part's packet. */
 static void part_done(void *arg, int32_t status, uint32_t length, const struct times *t)
 {
@@ -132,6 +194,7 @@ static void part_done(void *arg, int32_t status, uint32_t length, const struct t
 	}
 	if (p->from && status == 0)
 		memcpy(p->host, p->from, p->size);
+	leave(p);
 	if (p->staged)
 		channel_free(channel_of(p->event->queue), &p->staging);
 	if (p->later) {
@@ -156,6 +219,7 @@ cl_int post(struct part *part, const struct packet *p)
 	pthread_mutex_lock(&dxpu_lock);
 	e->parts++;
 	pthread_mutex_unlock(&dxpu_lock);
+	enter(part);
 	/* The event is complete when the last packet is. */
 	uint64_t cookie = channel_post(channel_of(e->queue), p, part->read ? &part->staging : NULL, part_done, part);
 	if (!cookie) {

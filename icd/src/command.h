@@ -41,6 +41,7 @@ struct part {
 	struct box box;
 	const void *from;       /* of a copy in the program's own memory */
 	struct callback *later; /* call at the end of the packet, which ends the command */
+	struct part *next, **at; /* in the list of parts in flight that write memory of the program */
 };
 
 /* command is an enqueue call: a packet, or a copy between host memory and a buffer in as
@@ -101,6 +102,10 @@ void callback_later(struct callback *b, cl_event e, cl_int status);
 struct part *part_new(struct command *c);
 cl_int post(struct part *part, const struct packet *p);
 void add_waits(struct packet *p, const struct command *c);
+
+/* part_settle waits until no command in flight will write the memory of the program that a
+ * part is to send: the program may have enqueued both without a wait. */
+void part_settle(const struct part *p);
 
 /* check_range checks that n bytes at an offset lie in a buffer of the queue's context. */
 cl_int check_range(cl_command_queue q, cl_mem m, size_t offset, size_t n);

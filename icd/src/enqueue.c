@@ -30,6 +30,8 @@ cl_int move(struct command *c)
 		part->size = c->size - done < most ? c->size - done : most;
 		part->read = !c->write;
 		part->host = (unsigned char *)c->host + done;
+		if (c->write)
+			part_settle(part);
 		if (channel_reserve(ch, part->size, &part->staging)) {
 			free(part);
 			return CL_DEVICE_NOT_AVAILABLE;

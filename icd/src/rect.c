@@ -84,6 +84,8 @@ struct part *part_boxed(struct command *c, const struct box *b, uint16_t write, 
 	part->host = c->host;
 	part->boxed = 1;
 	part->box = *b;
+	if (c->write)
+		part_settle(part);
 	if (part->size > channel_block(ch) * 2 || channel_reserve(ch, part->size, &part->staging)) {
 		*code = CL_OUT_OF_RESOURCES; /* a row that does not fit staging memory */
 		free(part);

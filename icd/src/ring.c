@@ -127,12 +127,17 @@ uint64_t channel_post(struct channel *c, const struct packet *p, const struct st
 
 static int reached(void *arg) { return __atomic_load_n((volatile int32_t *)arg, __ATOMIC_ACQUIRE) <= 0; }
 
-void channel_wait(struct channel *c, volatile int32_t *word)
+void channel_settle(struct channel *c, int (*ready)(void *arg), void *arg)
 {
 	if (channel_forked)
 		return; /* nothing completes here */
 	channel_flush(c);
-	channel_until(c, reached, (void *)(uintptr_t)word);
+	channel_until(c, ready, arg);
+}
+
+void channel_wait(struct channel *c, volatile int32_t *word)
+{
+	channel_settle(c, reached, (void *)(uintptr_t)word);
 	(void)channel_load(c, word); /* channel_finish touches it no more */
 }
 

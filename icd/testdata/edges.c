@@ -156,6 +156,53 @@ static void new(cl_program g, cl_mem a)
 	printf("local memory: %d\n", after >= before + 512);
 }
 
+/* relays: data pass from one buffer to another through memory of the program, which waits for
+ * none of the commands: a write takes what is there when it runs. */
+static void relays(cl_program g)
+{
+	enum { N = 1 << 20, ROW = 1024, ROWS = N / ROW };
+	static unsigned char by[N], out[N];
+	const size_t one = 1, zero[3] = {0}, region[3] = {ROW / 2, ROWS, 1}, beside[3] = {ROW / 2, 0, 0};
+	const char *names[] = {"in order", "by events", "boxes", "boxes beside each other"};
+	cl_mem from = clCreateBuffer(c, 0, N, NULL, &code), to = clCreateBuffer(c, 0, N, NULL, &code);
+	cl_kernel k = clCreateKernel(g, "count", &code);
+	const int turns = 3000000;
+	cl_event e;
+
+	check(clSetKernelArg(k, 0, sizeof from, &from), "argument");
+	check(clSetKernelArg(k, 1, sizeof turns, &turns), "argument");
+	for (int i = 0; i < 4; i++) {
+		const int seven = 7, none = 0;
+		size_t right = 0;
+		memset(by, 0, N);
+		check(clEnqueueFillBuffer(q, to, &none, sizeof none, 0, N, 0, NULL, NULL), "fill");
+		check(clEnqueueNDRangeKernel(q, k, 1, NULL, &one, NULL, 0, NULL, NULL), "kernel");
+		check(clEnqueueFillBuffer(q, from, &seven, sizeof seven, 0, N, 0, NULL, &e), "fill");
+		if (i == 0) {
+			check(clEnqueueReadBuffer(q, from, CL_FALSE, 0, N, by, 0, NULL, NULL), "read");
+			check(clEnqueueWriteBuffer(q, to, CL_FALSE, 0, N, by, 0, NULL, NULL), "write");
+		} else if (i == 1) {
+			cl_event last = e;
+			check(clEnqueueReadBuffer(loose, from, CL_FALSE, 0, N, by, 1, &last, &e), "read");
+			check(clEnqueueWriteBuffer(loose, to, CL_FALSE, 0, N, by, 1, &e, NULL), "write");
+			check(clFinish(loose), "finish");
+			clReleaseEvent(last);
+		} else {
+			const size_t *at = i == 2 ? zero : beside;
+			check(clEnqueueReadBufferRect(q, from, CL_FALSE, zero, zero, region, ROW, 0, ROW, 0, by, 0, NULL, NULL), "read");
+			check(clEnqueueWriteBufferRect(q, to, CL_FALSE, zero, at, region, ROW, 0, ROW, 0, by, 0, NULL, NULL), "write");
+		}
+		check(clEnqueueReadBuffer(q, to, CL_TRUE, 0, N, out, 0, NULL, NULL), "read");
+		for (size_t j = 0; j < N; j += 4)
+			right += out[j] == 7;
+		printf("relay %s: %zu numbers arrived\n", names[i], right);
+		clReleaseEvent(e);
+	}
+	clReleaseKernel(k);
+	clReleaseMemObject(from);
+	clReleaseMemObject(to);
+}
+
 int main(int argc, char **argv)
 {
 	static const char *source = "__kernel void f(__global int *a, int v) { a[get_global_id(0)] = v; }\n"
@@ -188,5 +235,6 @@ int main(int argc, char **argv)
 	kernels(g, a);
 	waits(g, a);
 	programs(g);
+	relays(g);
 	return 0;
 }
