@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -74,12 +75,15 @@ func signalManager(ts *testscript.TestScript, _ bool, args []string) {
 		if !is("--etcd-name") && !is("--listen") {
 			continue
 		}
-		if ended = cmd.ProcessState != nil; !ended {
-			ts.Check(cmd.Process.Signal(map[string]os.Signal{"STOP": syscall.SIGSTOP, "CONT": syscall.SIGCONT, "KILL": syscall.SIGKILL}[args[0]]))
-			// A stopped process would never end if the script fails.
-			ts.Defer(func() { _ = cmd.Process.Signal(syscall.SIGCONT) })
-			return
+		err := cmd.Process.Signal(map[string]os.Signal{"STOP": syscall.SIGSTOP, "CONT": syscall.SIGCONT, "KILL": syscall.SIGKILL}[args[0]])
+		if errors.Is(err, os.ErrProcessDone) {
+			ended = true
+			continue
 		}
+		ts.Check(err)
+		// A stopped process would never end if the script fails.
+		ts.Defer(func() { _ = cmd.Process.Signal(syscall.SIGCONT) })
+		return
 	}
 	if args[0] != "KILL" || !ended {
 		ts.Fatalf("no manager %s", args[1])
