@@ -96,6 +96,8 @@ type Agent struct {
 	connected atomic.Bool
 	known     atomic.Uint64 // revision of the last snapshot applied
 
+	keeping sync.Mutex // held while the identity changes, here and in the state directory
+
 	mu       sync.Mutex // guards the fields below
 	identity identity   // the result of enrolment; zero before it
 	refused  bool       // the manager does not accept the identity
@@ -153,12 +155,8 @@ func (a *Agent) KnowsLocalPeers() bool {
 
 // noteLocalPeers records that the manager knows local peers, and reports with that.
 func (a *Agent) noteLocalPeers() error {
-	a.mu.Lock()
-	a.identity.LocalPeers = true
-	id := a.identity
-	a.mu.Unlock()
-	a.Changed()
-	return a.saveIdentity(id)
+	defer a.Changed()
+	return a.keep(func(id *identity) { id.LocalPeers = true })
 }
 
 // current returns the identity and a client that shows it.

@@ -282,8 +282,10 @@ func (a *Agent) renew(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	id.Certificate, id.Key, id.CA = res.Msg.CertificatePem, key, res.Msg.CaPem
-	if err := a.keep(id); err != nil {
+	err = a.keep(func(id *identity) {
+		id.Certificate, id.Key, id.CA = res.Msg.CertificatePem, key, res.Msg.CaPem
+	})
+	if err != nil {
 		return err
 	}
 	select {
@@ -291,12 +293,19 @@ func (a *Agent) renew(ctx context.Context) error {
 	default:
 	}
 	signal(a.rewatch) // on a connection with the new certificate
+	id, _ = a.current()
 	a.log.Info("renewed the certificate", "node", id.NodeID, "expires", id.leaf().NotAfter)
 	return nil
 }
 
-// keep checks a new identity, writes it to disk and uses it.
-func (a *Agent) keep(id identity) error {
+// keep changes the identity, in the state directory and here. Changes come from the reports
+// and from renewals, which must not undo each other.
+func (a *Agent) keep(change func(*identity)) error {
+	a.keeping.Lock()
+	defer a.keeping.Unlock()
+	before, _ := a.current()
+	id := before
+	change(&id)
 	if id.Certificate != "" {
 		if _, err := tls.X509KeyPair([]byte(id.Certificate), []byte(id.Key)); err != nil {
 			return errors.New("agent: the manager sent a certificate that does not match the private key")
@@ -305,8 +314,10 @@ func (a *Agent) keep(id identity) error {
 	if err := a.saveIdentity(id); err != nil {
 		return &fatalError{err}
 	}
-	if err := a.use(id); err != nil {
-		return err
+	if before.LocalPeers = id.LocalPeers; id != before { // there is another credential
+		if err := a.use(id); err != nil {
+			return err
+		}
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -115,7 +115,7 @@ func (a *Agent) enrol(ctx context.Context) error {
 		Credential: res.Msg.Credential, HeartbeatMS: res.Msg.HeartbeatInterval.AsDuration().Milliseconds(),
 		Certificate: res.Msg.CertificatePem, Key: key, CA: res.Msg.CaPem, LocalPeers: res.Msg.KnowsLocalPeers,
 	}
-	if err := a.keep(id); err != nil {
+	if err := a.keep(func(old *identity) { *old = id }); err != nil {
 		return err
 	}
 	a.mu.Lock()
@@ -319,7 +319,7 @@ func (a *Agent) reportOnce(ctx context.Context, seq uint64) (desired uint64, int
 	}
 	if res.Msg.KnowsLocalPeers && !id.LocalPeers {
 		if err := a.noteLocalPeers(); err != nil {
-			return 0, 0, &fatalError{err}
+			return 0, 0, err
 		}
 	}
 	return res.Msg.DesiredRevision, res.Msg.HeartbeatInterval.AsDuration(), nil
