@@ -52,6 +52,9 @@ const (
 // uringParams is struct io_uring_params of the kernel, of which nothing is used.
 type uringParams [120]byte
 
+// errNoRing means that the kernel gives this process no io_uring.
+var errNoRing = errors.New("pin memory: io_uring_setup is refused")
+
 // pin keeps pages where they are until the ring is closed. Locked pages are always present,
 // but the kernel moves them: to the node of the processor that uses them, or to make room
 // for larger ones. A device would go on with pages that belong to others by then. Buffers of
@@ -60,8 +63,8 @@ func pin(mem []byte) (ring int, err error) {
 	var params uringParams
 	fd, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, 1, uintptr(unsafe.Pointer(&params)), 0)
 	if errno != 0 {
-		return 0, fmt.Errorf("pin memory by io_uring_setup: %w; without an IOMMU the kernel must not move the memory of the device: "+
-			"allow it (sysctl kernel.io_uring_disabled=0), or give the machine an IOMMU", errno)
+		return 0, fmt.Errorf("%w (%w); without an IOMMU the kernel must not move the memory of the device: "+
+			"allow it (sysctl kernel.io_uring_disabled=0), or give the machine an IOMMU", errNoRing, errno)
 	}
 	ring = int(fd)
 	var buffers []unix.Iovec
