@@ -3,15 +3,18 @@
 
 #include "calls.h"
 
-/* ask makes a query about sub-groups. The value has room for the size of a work-group. */
-static cl_int ask(cl_kernel k, cl_uint param, size_t input_size, const void *input, unsigned char value[24], uint32_t *length)
+/* VALUE is the size of the longest value of a query: that of a work-group. */
+enum { VALUE = 3 * sizeof(size_t) };
+
+/* ask makes a query about sub-groups. */
+static cl_int ask(cl_kernel k, cl_uint param, size_t input_size, const void *input, unsigned char value[VALUE], uint32_t *length)
 {
 	struct channel *ch = k->program->context->device->channel;
 	struct packet p;
 	struct staging s;
 	cl_int code;
 
-	if (channel_reserve(ch, 24, &s))
+	if (channel_reserve(ch, VALUE, &s))
 		return CL_DEVICE_NOT_AVAILABLE;
 	packet_start(&p, PACKET_SUB_GROUPS, 0);
 	packet_u32(&p, k->handle);
@@ -20,7 +23,7 @@ static cl_int ask(cl_kernel k, cl_uint param, size_t input_size, const void *inp
 	packet_u32(&p, 0);
 	packet_bytes(&p, input, input_size);
 	code = channel_call(ch, &p, &s, length);
-	if (!code && *length > 24)
+	if (!code && *length > VALUE)
 		code = CL_OUT_OF_RESOURCES; /* of a hostile device */
 	if (!code)
 		memcpy(value, s.mirror, *length);
@@ -31,7 +34,7 @@ static cl_int ask(cl_kernel k, cl_uint param, size_t input_size, const void *inp
 cl_int CL_API_CALL dxpu_GetKernelSubGroupInfo(cl_kernel k, cl_device_id d, cl_kernel_sub_group_info param, size_t input_size,
 						     const void *input, size_t room, void *out, size_t *size)
 {
-	unsigned char value[24] = {0};
+	unsigned char value[VALUE] = {0};
 	uint32_t length = 0;
 	size_t needed = sizeof(size_t);
 

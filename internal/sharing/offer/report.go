@@ -6,7 +6,6 @@ import (
 	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
-	"github.com/dxpu-project/dxpu/share"
 )
 
 // recently is how long after a launch a share counts as busy.
@@ -150,7 +149,7 @@ func (s *Share) part(mode dxpuv1.ShareMode) *dxpuv1.Part {
 		return nil
 	}
 	out := &dxpuv1.Part{
-		MemoryBytes: uint64(max(s.Memory, s.Kept, 0)), Compute: uint32(s.Compute / (share.Whole / 1000)), Share: mode,
+		MemoryBytes: uint64(max(s.Memory, s.Kept, 0)), Compute: uint32(s.Compute / thousandth), Share: mode,
 		Class: dxpuv1.PartClass_PART_CLASS_ONLINE,
 	}
 	if s.Offline {

@@ -3,6 +3,7 @@
 package performance
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -106,7 +107,7 @@ func (r *report) workload() (workload, error) {
 		}
 		w.points = append(w.points, point{time.Duration(p.RTT), low})
 	}
-	slices.SortStableFunc(w.points, func(a, b point) int { return int(a.rtt - b.rtt) })
+	slices.SortStableFunc(w.points, func(a, b point) int { return cmp.Compare(a.rtt, b.rtt) })
 	return w, nil
 }
 
