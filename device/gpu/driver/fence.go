@@ -96,6 +96,16 @@ func (s *Stream) waitInterrupt(ctx context.Context, f Fence) error {
 	return nil
 }
 
+// collectInterrupts waits for the interrupts of fences that no caller had to wait for, at
+// most a heartbeat.
+func (s *Stream) collectInterrupts(ctx context.Context) error {
+	s.waiter <- struct{}{}
+	defer func() { <-s.waiter }()
+	n, err := s.dev.bus.WaitInterrupt(ctx, s.queue, heartbeat)
+	s.dev.arrived.Add(n)
+	return err
+}
+
 func (s *Stream) poll(ctx context.Context, f Fence) error {
 	b := backoff{bus: s.dev.bus}
 	for i := 1; ; i++ {
