@@ -43,22 +43,27 @@ func TestLastChangeOfABatchIsStored(t *testing.T) {
 // goroutines are blocked and returns the number of messages received.
 func (w *world) watchDesired(t *testing.T, node string, known uint64) (received func() int) {
 	t.Helper()
+	return w.watchDesiredIn(t.Context(), t, node, known)
+}
+
+func (w *world) watchDesiredIn(ctx context.Context, t *testing.T, node string, known uint64) (received func() int) {
+	t.Helper()
 	if err := w.m.update(t.Context(), func(t *tx) error {
 		t.nodes.edit(node).CredentialHash = auth.Hash("credential")
 		return nil
 	}); err != nil {
 		t.Fatal(err)
 	}
-	return w.openWatch(t, node, known)
+	return w.openWatch(ctx, t, node, known)
 }
 
-func (w *world) openWatch(t *testing.T, node string, known uint64) (received func() int) {
+func (w *world) openWatch(ctx context.Context, t *testing.T, node string, known uint64) (received func() int) {
 	t.Helper()
 	body, err := (strictJSON{}).Marshal(&dxpuv1.WatchDesiredRequest{NodeId: node, KnownRevision: known, ClusterId: w.m.state.meta.ClusterID})
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(ctx)
 	t.Cleanup(cancel)
 	r := httptest.NewRequestWithContext(ctx, http.MethodPost, "/dxpu.v1.NodeService/WatchDesired",
 		strings.NewReader(string(append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(body))), body...))))
@@ -90,7 +95,7 @@ func TestDesiredStateIsSentWhenDurable(t *testing.T) {
 			t.Errorf("%d messages before the change is stored", n)
 		}
 		// A watch that is opened meanwhile waits too.
-		again := w.openWatch(t, "b1", w.m.state.nodes.get("b1").DesiredRevision-1)
+		again := w.openWatch(t.Context(), t, "b1", w.m.state.nodes.get("b1").DesiredRevision-1)
 		if n := again(); n != 0 {
 			t.Errorf("a new watch receives %d messages before the change is stored", n)
 		}
@@ -125,4 +130,43 @@ func TestHostSlotIsWaitedFor(t *testing.T) {
 	w.nodes["h1"].deaf = false
 	w.settle()
 	w.wantLease(id, leaseActive)
+}
+
+// A node of the previous version that learns of a revision while it has no watch cancels
+// all its watches to come. It learns of the revision once the watch is there, or when the
+// watch is late.
+func TestRevisionIsAnnouncedToWatches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, Config{}, hostNode("h1", 1), boxNode("b1", 1))
+		w.create(&dxpuv1.LeaseSpec{Count: 1})
+		newest := w.m.state.nodes.get("b1").DesiredRevision
+		reported := func() uint64 {
+			t.Helper()
+			o := w.nodes["b1"].observe()
+			o.AppliedRevision = newest - 1
+			r, _, err := w.m.report(t.Context(), o, func(*tx) error { return nil })
+			if err != nil {
+				t.Fatal(err)
+			}
+			return r
+		}
+		if r := reported(); r != newest-1 {
+			t.Errorf("a node without a watch learns of revision %d: it knows %d", r, newest-1)
+		}
+		w.clock.pass(watchGrace)
+		if r := reported(); r != newest {
+			t.Errorf("a node whose watch is late learns of revision %d, not of %d", r, newest)
+		}
+		ctx, end := context.WithCancel(t.Context())
+		received := w.watchDesiredIn(ctx, t, "b1", newest)
+		received()
+		if r := reported(); r != newest {
+			t.Errorf("a node with a watch learns of revision %d, not of %d", r, newest)
+		}
+		end()
+		received()
+		if r := reported(); r != newest-1 {
+			t.Errorf("a node whose watch has just ended learns of revision %d: it knows %d", r, newest-1)
+		}
+	})
 }

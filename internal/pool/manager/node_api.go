@@ -110,6 +110,10 @@ func exists(t *tx, node string) error {
 func (s *nodeService) WatchDesired(ctx context.Context, req *connect.Request[dxpuv1.WatchDesiredRequest], stream *connect.ServerStream[dxpuv1.DesiredState]) error {
 	known, sent := req.Msg.KnownRevision, false
 	over := s.m.termEnded()
+	if err := s.m.view(func(t *tx) error { return exists(t, req.Msg.NodeId) }); err != nil {
+		return err
+	}
+	defer s.m.watchBegins(req.Msg.NodeId)()
 	for {
 		var d *dxpuv1.DesiredState
 		var changed <-chan struct{}

@@ -31,6 +31,8 @@ type liveNode struct {
 	certificate string
 	published   uint64        // the newest durable revision of the desired state; 0: not known
 	changed     chan struct{} // closed and replaced when the desired state changes
+	watches     int           // open watches of the desired state
+	unwatched   time.Time     // since when there is none; zero: since before the first report
 }
 
 func (m *Manager) liveLocked(node string) *liveNode {
@@ -45,6 +47,42 @@ func (m *Manager) liveLocked(node string) *liveNode {
 func (l *liveNode) notifyDesired() {
 	close(l.changed)
 	l.changed = make(chan struct{})
+}
+
+// watchGrace is how long a node may take to open its watch: longer than the longest
+// pause between its attempts.
+const watchGrace = 5 * time.Second
+
+// announced returns the revision that the answer to a report names, if revision is the
+// newest. A node of the previous version that learns of a revision while it has no
+// watch cancels its next watch at once, and all that follow. So a node learns of it by
+// its watch, unless the watch does not come: then it may hang elsewhere.
+func (l *liveNode) announced(revision, applied uint64, now time.Time) uint64 {
+	if l.watches > 0 {
+		return revision
+	}
+	if l.unwatched.IsZero() {
+		l.unwatched = now
+	}
+	if now.Sub(l.unwatched) < watchGrace {
+		return applied
+	}
+	return revision
+}
+
+// watchBegins counts a watch of the node's desired state. The result ends it.
+func (m *Manager) watchBegins(node string) (end func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	l := m.liveLocked(node)
+	l.watches++
+	return func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if l.watches--; l.watches == 0 {
+			l.unwatched = m.cfg.Now()
+		}
+	}
 }
 
 // connected reports whether a node reports at present.

@@ -42,6 +42,9 @@ func (m *Manager) report(ctx context.Context, o *dxpuv1.ObservedState, allowed f
 		heartbeat = m.readLocked(m.cfg.Now()).heartbeat()
 	}
 	l := m.live[o.NodeId]
+	if err == nil {
+		revision = l.announced(revision, o.AppliedRevision, m.cfg.Now())
+	}
 	// A late report also waits for its answer, but is no sign of life.
 	waits := l != nil && l.observed == o && c != nil && !isClosed(c.done)
 	if waits {
