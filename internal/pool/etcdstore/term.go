@@ -66,6 +66,9 @@ func (s *Store) Valid() bool {
 	return t != nil && !t.isLost() && t.left() > t.margin
 }
 
+// errTermEnded is returned by Campaign if the lease ended before this manager was elected.
+var errTermEnded = errors.New("the lease ended during the election")
+
 // Campaign implements manager.Cluster.
 func (s *Store) Campaign(ctx context.Context) (<-chan struct{}, error) {
 	if err := s.ready(ctx); err != nil {
@@ -84,12 +87,15 @@ func (s *Store) Campaign(ctx context.Context) (<-chan struct{}, error) {
 	if err != nil {
 		return nil, errors.Join(err, t.end(ctx))
 	}
-	// Stop waiting when the lease ends: the manager has to start again with a new one.
+	// Stop waiting when the term ends: the manager has to start again with a new lease.
 	campaign, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(t.session.Ctx(), cancel)
 	err = t.election.Campaign(campaign, string(value))
 	stop()
 	cancel()
+	if ctx.Err() == nil && (t.isLost() || t.left() <= 0) {
+		err = errTermEnded // one that was frozen can win before it notices the end
+	}
 	if err != nil {
 		_ = t.end(context.WithoutCancel(ctx)) // after an error the lease ends by itself
 		return nil, fmt.Errorf("etcdstore: election: %w", err)
@@ -140,8 +146,9 @@ func (s *Store) removeCandidates(ctx context.Context) error {
 }
 
 // renew renews the lease until it is lost or ctx ends. The session renews it too, but
-// does not report when it sent the request.
+// does not report when it sent the request: it ends with the term, and so a campaign does.
 func (s *Store) renew(ctx context.Context, t *term) {
+	defer t.cancel()
 	defer t.lose()
 	every := time.NewTicker(s.opts.TTL / 5)
 	defer every.Stop()
