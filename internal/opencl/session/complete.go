@@ -177,7 +177,10 @@ func (s *Session) end(q *queue, c command, err error) reg.Event {
 	if q.times {
 		e.Queued, e.Submitted, e.Started, e.Ended = t[0], t[1], t[2], t[3]
 	}
+	number := s.pending[c.cookie].number
 	delete(s.pending, c.cookie)
+	s.released.end(number)
+	s.freeShared()
 	s.markEnd(c.cookie)
 	s.turns.changed = true
 	if c.event != 0 {
@@ -203,7 +206,8 @@ func (s *Session) enqueue(h reg.PacketHeader, c *cursor) error {
 	if out.gate = s.closeGate(err); err != nil {
 		return err
 	}
-	s.pending[h.Cookie] = enqueued{out.event, q}
+	s.enqueued++
+	s.pending[h.Cookie] = enqueued{out.event, q, s.enqueued}
 	s.markBegin(h.Cookie)
 	if q.ordered {
 		q.commands = append(q.commands, out)

@@ -122,7 +122,8 @@ func (s *Session) drop(b *buffer) {
 		return
 	}
 	if b.shared != nil {
-		s.freeShared(b)
+		s.released.add(b.shared, len(s.pending), s.enqueued)
+		s.freeShared()
 		return
 	}
 	s.used -= b.size

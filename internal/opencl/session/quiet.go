@@ -17,8 +17,9 @@ const maxQuiet = 15
 
 // enqueued is a command that is not complete. The event of a quiet one is 0.
 type enqueued struct {
-	event cl.Event
-	queue *queue
+	event  cl.Event
+	queue  *queue
+	number uint64 // counts the commands of the session from 1
 }
 
 // quiet reports whether the next kernel of a queue needs no event.
@@ -48,7 +49,7 @@ func (s *Session) cover(q *queue) error {
 	}
 	last := &q.commands[len(q.commands)-1]
 	last.event = e
-	s.pending[last.cookie] = enqueued{e, q}
+	s.pending[last.cookie] = enqueued{e, q, s.pending[last.cookie].number}
 	q.quiet = 0
 	return s.Library.Flush(q.queue)
 }

@@ -62,9 +62,11 @@ type Session struct {
 	busy     []*queue // also those that are released and have commands
 	asleep   bool     // the goroutine of Run does not look for the end of commands
 	queues   int
-	building int                     // tasks of build.go, also those that wait
-	used     uint64                  // bytes of buffers
-	shared   int                     // buffers in shared virtual memory
+	building int    // tasks of build.go, also those that wait
+	used     uint64 // bytes of buffers
+	shared   int    // buffers in shared virtual memory
+	released releases
+	enqueued uint64                  // the number of the last command
 	serial   uint64                  // of the last buffer
 	more     bool                    // another packet is there behind the one that is handled
 	pending  map[uint64]enqueued     // by cookie

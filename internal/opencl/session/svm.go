@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"slices"
@@ -86,11 +87,50 @@ func (s *Session) newOver(c *cursor) error {
 	return nil
 }
 
-// freeShared frees the memory of a buffer that nothing uses any more.
-func (s *Session) freeShared(b *buffer) {
-	s.Library.FreeSVM(s.context, b.shared.base)
-	s.used -= b.shared.cost
-	s.shared--
+// releases are buffers without a handle whose memory commands may still use, in order of
+// their release. The platform does not count the uses of shared virtual memory, as it does
+// those of a buffer.
+type releases []release
+
+type release struct {
+	place  *shared
+	before uint64 // the number of the last command from before it
+	left   int    // commands up to that one that have not ended, without those of releases before
+}
+
+// add notes a release. unfinished commands have not ended, and last is the number of the last one.
+func (r *releases) add(place *shared, unfinished int, last uint64) {
+	for _, e := range *r {
+		unfinished -= e.left
+	}
+	*r = append(*r, release{place, last, unfinished})
+}
+
+// end notes that the command of a number has ended.
+func (r releases) end(number uint64) {
+	i, _ := slices.BinarySearchFunc(r, number, func(e release, n uint64) int { return cmp.Compare(e.before, n) })
+	if i < len(r) {
+		r[i].left--
+	}
+}
+
+// take returns memory that no command uses any more, or nil.
+func (r *releases) take() *shared {
+	if len(*r) == 0 || (*r)[0].left > 0 {
+		return nil
+	}
+	place := (*r)[0].place
+	*r = (*r)[1:]
+	return place
+}
+
+// freeShared frees the memory of released buffers that no command uses any more.
+func (s *Session) freeShared() {
+	for place := s.released.take(); place != nil; place = s.released.take() {
+		s.Library.FreeSVM(s.context, place.base)
+		s.used -= place.cost
+		s.shared--
+	}
 }
 
 // sharedArg returns the buffer of an argument in shared virtual memory, and the address.

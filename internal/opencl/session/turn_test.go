@@ -49,7 +49,7 @@ func (s *asker) enqueue(cookie uint64, q *queue, key uint64, waits ...uint64) *g
 }
 
 func (s *asker) ungated(cookie uint64, q *queue) {
-	s.pending[cookie] = enqueued{1, q}
+	s.pending[cookie] = enqueued{event: 1, queue: q}
 	q.commands = append(q.commands, command{cookie: cookie})
 	s.turns.changed = true
 }
