@@ -37,7 +37,7 @@ func (s *Store) alone() bool { return s.server != nil && s.opts.InitialCluster =
 
 // embed starts a server in this process. Its client calls it directly; the server
 // listens for its peers only.
-func (s *Store) embed() error {
+func (s *Store) embed(ctx context.Context) error {
 	if s.opts.Dir == "" {
 		return errors.New("no data directory and no endpoints")
 	}
@@ -56,7 +56,7 @@ func (s *Store) embed() error {
 	if err != nil {
 		return errors.Join(err, s.unlock())
 	}
-	if err := s.checkJoin(cfg); err != nil {
+	if err := s.checkJoin(ctx, cfg); err != nil {
 		return errors.Join(err, s.unlock())
 	}
 	server, err := start(cfg)
@@ -237,14 +237,14 @@ func (s *Store) ready(ctx context.Context) error {
 	}
 	select {
 	case <-s.server.Server.StopNotify():
-		return s.whyStopped()
+		return s.whyStopped(ctx)
 	default:
 	}
 	select {
 	case <-s.server.Server.ReadyNotify():
 		return nil
 	case <-s.server.Server.StopNotify():
-		return s.whyStopped()
+		return s.whyStopped(ctx)
 	case err := <-s.server.Err():
 		return fmt.Errorf("etcdstore: the embedded server: %w", err)
 	case <-ctx.Done():

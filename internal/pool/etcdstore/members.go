@@ -174,35 +174,80 @@ func clusterText(members []*pb.Member, name, peerURL string) string {
 	return strings.Join(out, ",")
 }
 
-// whyStopped returns why the embedded server has stopped.
-func (s *Store) whyStopped() error {
-	select {
-	case err, ok := <-s.server.Err():
-		if ok && err != nil && strings.Contains(err.Error(), "permanently removed") {
-			return errReplaced{}
-		}
-	default:
+// whyStopped returns why the embedded server has stopped. It does not start again in this
+// process.
+func (s *Store) whyStopped(ctx context.Context) error {
+	removed, err := s.removed(ctx)
+	switch {
+	case err != nil:
+		return fmt.Errorf("etcdstore: the embedded server has stopped, and no other member says whether this one was replaced: %w", err)
+	case removed:
+		return errReplaced
 	}
-	return errors.New("etcdstore: the embedded server has stopped")
+	return errStopped
 }
 
-// errReplaced ends a manager whose member is not part of the cluster any more.
-type errReplaced struct{}
-
-func (errReplaced) Error() string {
-	return "etcdstore: another member has replaced this one: " + rejoin
+// removed reports whether this member is not part of the cluster any more. etcd tells that
+// to its log only. A member that was away or frozen has not received its own removal: the
+// others refuse it, and know. They also refuse one that still is a member, if it sends to
+// a member that was replaced.
+func (s *Store) removed(ctx context.Context) (bool, error) {
+	self := s.server.Server.MemberID()
+	if s.alone() {
+		return false, nil
+	}
+	if s.server.Server.IsIDRemoved(uint64(self)) {
+		return true, nil
+	}
+	cfg := s.server.Config()
+	web, err := peerClient(&cfg)
+	if err != nil {
+		return false, err
+	}
+	var unreachable error
+	member := false
+	for _, m := range s.server.Server.Cluster().Members() {
+		if m.ID == self {
+			continue
+		}
+		for _, at := range m.PeerURLs {
+			members, err := membersAt(ctx, web, at)
+			switch {
+			case err != nil:
+				unreachable = errors.Join(unreachable, fmt.Errorf("member %s: %w", m.Name, err))
+			case !slices.ContainsFunc(members, func(p peerMember) bool { return p.ID == uint64(self) }):
+				return true, nil // its ID never comes back
+			default:
+				member = true
+			}
+		}
+	}
+	if member {
+		return false, nil
+	}
+	return false, unreachable
 }
+
+// stopped ends a manager whose embedded server has stopped.
+type stopped string
+
+func (e stopped) Error() string { return string(e) }
 
 // Permanent tells the manager that trying again is of no use.
-func (errReplaced) Permanent() bool { return true }
+func (stopped) Permanent() bool { return true }
+
+const (
+	errReplaced = stopped("etcdstore: another member has replaced this one: " + rejoin)
+	errStopped  = stopped("etcdstore: the embedded server has stopped: start this manager again")
+)
 
 // rejoin is the remedy for a member that is not part of the cluster.
 const rejoin = `run "dxpu manager replace-member NAME" against the other managers, and start this one with an empty data directory and --etcd-join`
 
 const (
-	// joinTimeout bounds the question to another member, and maxMemberList its answer in
+	// memberTimeout bounds the question to another member, and maxMemberList its answer in
 	// bytes.
-	joinTimeout   = 5 * time.Second
+	memberTimeout = 5 * time.Second
 	maxMemberList = 1 << 20
 )
 
@@ -210,15 +255,14 @@ const (
 // etcd would take the empty directory for that member's own, and so lose the writes that
 // it had acknowledged: two members of three could then disagree with the third. A member may
 // be behind the others, so a majority of the cluster must say the same.
-func (s *Store) checkJoin(cfg *embed.Config) error {
+func (s *Store) checkJoin(ctx context.Context, cfg *embed.Config) error {
 	if !s.opts.Join || wal.Exist(filepath.Join(cfg.Dir, "member", "wal")) {
 		return nil
 	}
-	tls, err := cfg.PeerTLSInfo.ClientConfig()
+	web, err := peerClient(cfg)
 	if err != nil {
-		return fmt.Errorf("--etcd-ca, --etcd-cert, --etcd-key: %w", err)
+		return err
 	}
-	web := &http.Client{Timeout: joinTimeout, Transport: &http.Transport{TLSClientConfig: tls, DisableKeepAlives: true}}
 	var unreachable error
 	agree, all := 0, 0
 	for member := range strings.SplitSeq(s.opts.InitialCluster, ",") {
@@ -227,7 +271,7 @@ func (s *Store) checkJoin(cfg *embed.Config) error {
 		if name == cfg.Name {
 			continue
 		}
-		members, err := membersAt(web, at)
+		members, err := membersAt(ctx, web, at)
 		if err != nil {
 			unreachable = errors.Join(unreachable, fmt.Errorf("member %s: %w", name, err))
 			continue
@@ -254,13 +298,27 @@ func (s *Store) checkJoin(cfg *embed.Config) error {
 // peerMember is a member in the list that etcd shows to its peers. One that has never
 // started has no name.
 type peerMember struct {
+	ID       uint64   `json:"id"`
 	Name     string   `json:"name"`
 	PeerURLs []string `json:"peerURLs"`
 }
 
+// peerClient returns a client for questions to the other members.
+func peerClient(cfg *embed.Config) (*http.Client, error) {
+	tls, err := cfg.PeerTLSInfo.ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("--etcd-ca, --etcd-cert, --etcd-key: %w", err)
+	}
+	return &http.Client{Timeout: memberTimeout, Transport: &http.Transport{TLSClientConfig: tls, DisableKeepAlives: true}}, nil
+}
+
 // membersAt asks the member at a URL for the list of members.
-func membersAt(web *http.Client, at string) ([]peerMember, error) {
-	res, err := web.Get(at + "/members")
+func membersAt(ctx context.Context, web *http.Client, at string) ([]peerMember, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, at+"/members", nil)
+	if err != nil {
+		return nil, err
+	}
+	res, err := web.Do(r)
 	if err != nil {
 		return nil, err
 	}

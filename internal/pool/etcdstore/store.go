@@ -147,7 +147,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if len(o.Endpoints) > 0 {
 		err = s.dial()
 	} else {
-		err = s.embed()
+		err = s.embed(ctx)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("etcdstore: %w", err)
