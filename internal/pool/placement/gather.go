@@ -27,7 +27,7 @@ func (p *Pool) gather(reserve Reserve, req Request) (hold []Ref, ok bool) {
 	}
 	slices.SortFunc(models, compareContention)
 	for _, m := range models {
-		if m.usable-reserve.Held(m.usable) < req.Count {
+		if n := m.common().usable; n-reserve.Held(n) < req.Count {
 			continue
 		}
 		v := p.models[m.name].view(&req, p.decisions)

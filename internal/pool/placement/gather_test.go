@@ -12,9 +12,12 @@ func TestGatherGrowsUntilItFits(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		pool := NewPool()
 		for b := range rapid.IntRange(1, 4).Draw(t, "boxes") {
-			box := Box{ID: fmt.Sprint("b", b), Kind: PCIeSwitch}
+			box, taints := Box{ID: fmt.Sprint("b", b), Kind: PCIeSwitch}, Restriction("")
+			if rapid.IntRange(0, 3).Draw(t, "local") == 0 {
+				taints = NewRestriction(Taint{Key: "local", Effect: Local})
+			}
 			for s := range rapid.IntRange(1, 6).Draw(t, "gpus") {
-				box.GPUs = append(box.GPUs, GPU{Slot: uint32(s), Model: "A", Memory: 1, Usable: rapid.IntRange(0, 5).Draw(t, "usable") > 0})
+				box.GPUs = append(box.GPUs, GPU{Slot: uint32(s), Model: "A", Memory: 1, Usable: rapid.IntRange(0, 5).Draw(t, "usable") > 0, Restriction: taints})
 			}
 			pool.SetBox(box)
 		}

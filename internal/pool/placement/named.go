@@ -29,7 +29,9 @@ func (p *Pool) placeNamed(reserve Reserve, req *Request) Decision {
 			d.say("GPU %s is in use.", r)
 		case len(picks) < req.Count:
 			picks = append(picks, r)
-			byModel[g.Model]++
+			if !g.Restriction.local() {
+				byModel[g.Model]++
+			}
 			if req.site != nil {
 				req.site = req.site.settle(b.Location)
 			}
@@ -40,7 +42,7 @@ func (p *Pool) placeNamed(reserve Reserve, req *Request) Decision {
 	}
 	for _, name := range slices.Sorted(maps.Keys(byModel)) {
 		n, m := byModel[name], p.model(name).total()
-		if held := min(reserve.Held(m.usable), m.free); !req.UseSpares && n > m.free-held {
+		if held := m.held(reserve); !req.UseSpares && n > m.common().free-held {
 			d.say("Model %s: %d of %d usable GPUs are free, %d of them held back as spares.", name, m.free, m.usable, held)
 			return d
 		}
@@ -109,6 +111,12 @@ func (m *modelIndex) total() model {
 	for _, c := range m.views[0].counts {
 		out.usable += c.usable
 		out.free += c.free
+	}
+	for r, c := range m.restrictions {
+		if r.local() {
+			out.local.usable += c.usable
+			out.local.free += c.free
+		}
 	}
 	return out
 }

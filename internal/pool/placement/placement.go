@@ -231,11 +231,10 @@ func (in *inventory) decide(reserve Reserve, req *Request) Decision {
 	for _, m := range in.models {
 		held := 0
 		if !req.UseSpares {
-			held = min(reserve.Held(m.usable), m.free)
+			held = m.held(reserve)
 		}
 		d.sayFree(&m, req, held)
-		allowed := m.free - held
-		if allowed = min(allowed, m.available); allowed < req.Count {
+		if allowed := min(m.common().free-held, m.available); allowed < req.Count {
 			d.say("That leaves %d for this request, which needs %d.", allowed, req.Count)
 			continue
 		}
@@ -296,10 +295,24 @@ func noMatch(req *Request, tainted refused) string {
 // model counts the GPUs of one model.
 type model struct {
 	name         string
-	usable, free int  // in the whole pool, which is what spares are a share of
-	available    int  // free, and meet the constraints
-	matches      bool // some GPU meets the constraints, free or not
-	refused      refused
+	usable, free int // in the whole pool
+	// local is those of them that only the host on their machine may have. They can replace
+	// no GPU of another host, so they are no spares, and none is held back for them.
+	local     counts
+	available int  // free, and meet the constraints
+	matches   bool // some GPU meets the constraints, free or not
+	refused   refused
+}
+
+// common counts the GPUs that any host may have, which is what spares are a share of.
+func (m *model) common() counts {
+	return counts{m.usable - m.local.usable, m.free - m.local.free}
+}
+
+// held returns how many free GPUs are held back as spares.
+func (m *model) held(reserve Reserve) int {
+	of := m.common()
+	return min(reserve.Held(of.usable), of.free)
 }
 
 // modelsOf returns the models that have GPUs which meet the constraints, in the
@@ -308,7 +321,8 @@ func modelsOf(boxes []Box, req *Request) []model {
 	var out []model
 	for i := range boxes {
 		b := &boxes[i]
-		for _, g := range b.GPUs {
+		for j := range b.GPUs {
+			g := &b.GPUs[j]
 			if !g.Usable {
 				continue
 			}
@@ -323,6 +337,9 @@ func modelsOf(boxes []Box, req *Request) []model {
 			m.matches = m.matches || fits
 			if g.Free {
 				m.free++
+			}
+			if g.Restriction.local() {
+				m.local.count(g)
 			}
 			if g.Free && !req.tolerates(g.Restriction) {
 				m.refused = m.refused.add(g.Restriction, 1)

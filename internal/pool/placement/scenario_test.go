@@ -119,6 +119,8 @@ func (s *scenario) place(t *testing.T, d *datadriven.TestData) string {
 			req.NVLink = preferences[value]
 		case "samebox":
 			req.SameBox = preferences[value]
+		case "box":
+			req.Box = value
 		case "only":
 			req.Only = parseRefs(t, a.Vals)
 		case "exclude":

@@ -8,7 +8,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-var effects = map[string]Effect{"": AnyEffect, "NoSchedule": NoSchedule, "NoExecute": NoExecute}
+var effects = map[string]Effect{"": AnyEffect, "NoSchedule": NoSchedule, "NoExecute": NoExecute, "Local": Local}
 
 // parseTaint reads KEY:VALUE:EFFECT.
 func parseTaint(s string) Taint {
@@ -22,7 +22,7 @@ func parseTolerations(values []string) []Toleration {
 	var out []Toleration
 	for _, v := range values {
 		t := parseTaint(v)
-		o := Toleration{Key: t.Key, Value: t.Value, AnyValue: t.Value == "", Effect: t.Effect}
+		o := Toleration{Key: t.Key, Value: t.Value, AnyValue: t.Value == "" && t.Effect != Local, Effect: t.Effect}
 		if o.Key == "*" {
 			o.Key = ""
 		}
@@ -34,7 +34,7 @@ func parseTolerations(values []string) []Toleration {
 func drawTaint(t *rapid.T) Taint {
 	return Taint{
 		rapid.SampledFrom([]string{"k", "l"}).Draw(t, "key"), rapid.SampledFrom([]string{"", "v"}).Draw(t, "value"),
-		rapid.SampledFrom([]Effect{NoSchedule, NoExecute}).Draw(t, "effect"),
+		rapid.SampledFrom([]Effect{NoSchedule, NoExecute, Local}).Draw(t, "effect"),
 	}
 }
 

@@ -50,6 +50,14 @@ func (v *view) request(nvlink Preference) *Request {
 // counts are numbers of GPUs; the free ones are usable.
 type counts struct{ usable, free int }
 
+// count adds a usable GPU.
+func (c *counts) count(g *GPU) {
+	c.usable++
+	if g.Free {
+		c.free++
+	}
+}
+
 // viewBox is what a view has of one box.
 type viewBox struct {
 	traits
@@ -178,10 +186,7 @@ func (v *view) set(b *Box, in *viewBox) bool {
 			continue
 		}
 		in.members |= 1 << i
-		in.usable++
-		if g.Free {
-			in.free++
-		}
+		in.counts.count(g)
 	}
 	if in.usable == 0 {
 		return false
