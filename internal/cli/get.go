@@ -46,9 +46,9 @@ func printPool(w io.Writer, p *dxpuv1.Pool) {
 		return
 	}
 	fmt.Fprintln(w)
-	t := newTable(w, "MODEL", "USABLE", "FREE", "SPARES HELD", "WANTED", "REASON")
+	t := newTable(w, "MODEL", "USABLE", "FREE", "SPARES HELD", "WANTED", "LOCAL", "REASON")
 	for _, s := range p.Spares {
-		t.row(s.Model, s.Usable, s.Free, s.Held, s.Wanted, s.Explanation)
+		t.row(s.Model, s.Usable, s.Free, s.Held, s.Wanted, s.Local, s.Explanation)
 	}
 	t.flush()
 }

@@ -4415,7 +4415,8 @@ func (x *ManagerInfo) GetLeader() bool {
 	return false
 }
 
-// SpareStatus is the spares of one model.
+// SpareStatus is the spares of one model. They are of the GPUs that any host may have; those
+// of a machine that only its own host may have are counted apart.
 type SpareStatus struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Model  string                 `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
@@ -4424,8 +4425,11 @@ type SpareStatus struct {
 	// Held back from ordinary requests.
 	Held uint32 `protobuf:"varint,4,opt,name=held,proto3" json:"held,omitempty"`
 	// Number of spares that the policy requires.
-	Wanted        uint32 `protobuf:"varint,5,opt,name=wanted,proto3" json:"wanted,omitempty"`
-	Explanation   string `protobuf:"bytes,6,opt,name=explanation,proto3" json:"explanation,omitempty"`
+	Wanted      uint32 `protobuf:"varint,5,opt,name=wanted,proto3" json:"wanted,omitempty"`
+	Explanation string `protobuf:"bytes,6,opt,name=explanation,proto3" json:"explanation,omitempty"`
+	// Usable GPUs that only the host on their machine may have. They are no spares, and none
+	// of them is held back.
+	Local         uint32 `protobuf:"varint,7,opt,name=local,proto3" json:"local,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4500,6 +4504,13 @@ func (x *SpareStatus) GetExplanation() string {
 		return x.Explanation
 	}
 	return ""
+}
+
+func (x *SpareStatus) GetLocal() uint32 {
+	if x != nil {
+		return x.Local
+	}
+	return 0
 }
 
 // Quota limits the resources of a tenant.
@@ -5697,14 +5708,15 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
 	"\x03url\x18\x02 \x01(\tR\x03url\x12\x18\n" +
 	"\aversion\x18\x03 \x01(\tR\aversion\x12\x16\n" +
-	"\x06leader\x18\x04 \x01(\bR\x06leader\"\x9d\x01\n" +
+	"\x06leader\x18\x04 \x01(\bR\x06leader\"\xb3\x01\n" +
 	"\vSpareStatus\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x16\n" +
 	"\x06usable\x18\x02 \x01(\rR\x06usable\x12\x12\n" +
 	"\x04free\x18\x03 \x01(\rR\x04free\x12\x12\n" +
 	"\x04held\x18\x04 \x01(\rR\x04held\x12\x16\n" +
 	"\x06wanted\x18\x05 \x01(\rR\x06wanted\x12 \n" +
-	"\vexplanation\x18\x06 \x01(\tR\vexplanation\"\xe6\x02\n" +
+	"\vexplanation\x18\x06 \x01(\tR\vexplanation\x12\x14\n" +
+	"\x05local\x18\a \x01(\rR\x05local\"\xe6\x02\n" +
 	"\x05Quota\x12\x19\n" +
 	"\bmax_gpus\x18\x01 \x01(\rR\amaxGpus\x12\x1d\n" +
 	"\n" +

@@ -227,7 +227,7 @@ func available(ctx context.Context, c *call) (any, error) {
 	}
 	for _, s := range pool.Msg.Pool.Spares {
 		if s.Model == model {
-			n -= int(s.Held) // no lease gets them
+			n = min(n, int(s.Free)) - int(s.Held) // no lease gets the spares, and no other host local GPUs
 		}
 	}
 	return free{fabricID, max(0, min(n, maxAvailable))}, nil

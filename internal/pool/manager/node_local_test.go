@@ -5,8 +5,11 @@ import (
 	"testing"
 
 	"connectrpc.com/connect"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/testing/protocmp"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
 // localMachine is a machine that offers its own GPUs: a host, and a box with the GPUs.
@@ -89,5 +92,31 @@ func TestLocalGPUFails(t *testing.T) {
 	w.settle()
 	if l := w.lease(id); l.State == leaseActive || len(w.nodes["b1"].has) > 0 {
 		t.Errorf("lease %v, box b1 has %v", l, w.nodes["b1"].has)
+	}
+}
+
+// The GPUs of a machine are no spares for others, and none of them is held back for its host.
+func TestLocalGPUsAreNoSpares(t *testing.T) {
+	host, box := localMachine("m1", 2)
+	alone, own := localMachine("m2", 1)
+	own.model = "L4"
+	w := newWorld(t, Config{Reserve: placement.Reserve{Count: 1}}, hostNode("h1", 8), dividedBox("b1", 2), host, box, alone, own)
+	const why = "1 of each model, by the manager's settings."
+	want := []*dxpuv1.SpareStatus{{Model: "DX100", Usable: 2, Free: 2, Held: 1, Wanted: 1, Explanation: why, Local: 2}, {Model: "L4", Local: 1}}
+	p := w.m.totals()
+	if diff := cmp.Diff(want, p.Spares, protocmp.Transform()); diff != "" || p.SparesHeld != 1 || p.GpusFree != 5 {
+		t.Errorf("%d spares held, %d free (-want +got)\n%s", p.SparesHeld, p.GpusFree, diff)
+	}
+	w.create(&dxpuv1.LeaseSpec{Count: 1, HostId: "h1"})
+	w.wantNoCapacity("the spare", &dxpuv1.LeaseSpec{Count: 1, HostId: "h1"}, "1 of them held back as spares")
+	w.wantNoCapacity("a part of the spare", at("h1", part(100, 100)), "1 of them held back as spares")
+	w.create(at("m1", &dxpuv1.LeaseSpec{Count: 1}))
+	w.create(at("m1", part(100, 100)))
+	w.create(at("m2", &dxpuv1.LeaseSpec{Count: 1}))
+	w.settle()
+	p = w.m.totals()
+	want[0].Free = 1
+	if diff := cmp.Diff(want, p.Spares, protocmp.Transform()); diff != "" || p.GpusFree != 1 {
+		t.Errorf("%d free (-want +got)\n%s", p.GpusFree, diff)
 	}
 }

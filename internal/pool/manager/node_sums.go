@@ -31,9 +31,16 @@ type sickGPU struct {
 	how  string // "failed", "degraded" or "out_of_service", a value of the metrics' label health
 }
 
+// modelSum counts the usable GPUs of a model: those that any host may have, and the local
+// ones, which only the host on their machine may have.
 type modelSum struct {
 	model        string
 	usable, free uint32
+	local        uint32
+}
+
+func (m *modelSum) add(o modelSum) {
+	m.usable, m.free, m.local = m.usable+o.usable, m.free+o.free, m.local+o.local
 }
 
 func (t *tx) nodeEntry(n *nodeRecord) nodeEntry {
@@ -43,7 +50,7 @@ func (t *tx) nodeEntry(n *nodeRecord) nodeEntry {
 		return e
 	}
 	e.placementBox = t.placementBox(n)
-	occupants := t.occupantsOf(n.ID)
+	occupants, local := t.occupantsOf(n.ID), n.LocalPeer != ""
 	for i := range n.Slots {
 		s := &n.Slots[i]
 		if s.Device == nil || s.PartOf != nil {
@@ -59,7 +66,10 @@ func (t *tx) nodeEntry(n *nodeRecord) nodeEntry {
 			e.sick = append(e.sick, sickGPU{s.Slot, how})
 		}
 		usable := s.Health == dxpuv1.Health_HEALTH_OK && s.Fault.outOfService() == "" && n.Cordon == nil && s.Cordon == nil && !t.isDuplicate(n.ID, s)
-		if usable {
+		switch {
+		case usable && local:
+			e.models[at].local++
+		case usable:
 			e.models[at].usable++
 		}
 		parts := partsOn(occupants, s.Slot)
@@ -70,8 +80,9 @@ func (t *tx) nodeEntry(n *nodeRecord) nodeEntry {
 			e.bound++
 			e.shared++
 		case b == nil && len(parts) == 0 && usable:
-			e.free++
-			e.models[at].free++
+			if e.free++; !local {
+				e.models[at].free++
+			}
 		}
 	}
 	return e
@@ -120,28 +131,32 @@ func (t *tx) addTotals(p *dxpuv1.Pool) {
 		p.GpusUnavailable += e.gpus - e.bound - e.free
 		for _, m := range e.models {
 			sum := models[m.model]
-			sum.usable += m.usable
-			sum.free += m.free
+			sum.add(m)
 			models[m.model] = sum
 		}
 	}
 	for _, model := range slices.Sorted(maps.Keys(models)) {
-		m := models[model]
-		if m.usable == 0 {
-			continue
+		if m := models[model]; m.usable+m.local > 0 {
+			p.Spares = append(p.Spares, t.sparesOf(model, m))
+			p.SparesHeld += p.Spares[len(p.Spares)-1].Held
 		}
-		wanted := uint32(t.cfg.Reserve.Held(int(m.usable)))
-		held := min(wanted, m.free)
-		p.SparesHeld += held
-		p.Spares = append(p.Spares, &dxpuv1.SpareStatus{
-			Model: model, Usable: m.usable, Free: m.free, Held: held, Wanted: wanted, Explanation: t.cfg.Reserve.Explain(model, int(m.usable)),
-		})
 	}
 	for _, u := range t.usageByTenant {
 		p.LeasesPending += u.pending
 		p.LeasesActive += u.active
 		p.LeasesDegraded += u.degraded
 	}
+}
+
+// sparesOf returns the spares of a model. Local GPUs can replace no GPU of another host, so
+// they are no spares.
+func (t *tx) sparesOf(model string, m modelSum) *dxpuv1.SpareStatus {
+	s := &dxpuv1.SpareStatus{Model: model, Usable: m.usable, Free: m.free, Local: m.local}
+	if m.usable > 0 {
+		s.Wanted, s.Explanation = uint32(t.cfg.Reserve.Held(int(m.usable))), t.cfg.Reserve.Explain(model, int(m.usable))
+	}
+	s.Held = min(s.Wanted, m.free)
+	return s
 }
 
 // uses counts the devices of a host by how its guests use them.

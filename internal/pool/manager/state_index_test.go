@@ -34,7 +34,7 @@ func checkSums(t fatalTester, tx *tx) {
 	t.Helper()
 	got, want := &dxpuv1.Pool{}, &dxpuv1.Pool{ClusterId: tx.meta.ClusterID, Version: tx.cfg.Version, Revision: tx.meta.Revision}
 	tx.addTotals(got)
-	usable, free := map[string]int{}, map[string]int{}
+	usable, free, local := map[string]int{}, map[string]int{}, map[string]int{}
 	for id, n := range tx.nodes.rows {
 		nodes, connected := &want.Hosts, &want.HostsConnected
 		if n.Kind == dxpuv1.NodeKind_NODE_KIND_BOX {
@@ -49,13 +49,18 @@ func checkSums(t fatalTester, tx *tx) {
 		}
 		for _, g := range tx.boxMessage(n).Gpus {
 			want.Gpus++
-			if g.Health == dxpuv1.Health_HEALTH_OK && !g.Cordoned {
+			switch ok := g.Health == dxpuv1.Health_HEALTH_OK && !g.Cordoned; {
+			case ok && n.LocalPeer != "":
+				local[g.Device.Model]++
+			case ok:
 				usable[g.Device.Model]++
 			}
 			switch g.State {
 			case dxpuv1.GPUState_GPU_STATE_FREE:
 				want.GpusFree++
-				free[g.Device.Model]++
+				if n.LocalPeer == "" {
+					free[g.Device.Model]++
+				}
 			case dxpuv1.GPUState_GPU_STATE_BOUND:
 				want.GpusBound++
 			case dxpuv1.GPUState_GPU_STATE_SHARED:
@@ -66,8 +71,14 @@ func checkSums(t fatalTester, tx *tx) {
 			}
 		}
 	}
+	for model := range local {
+		usable[model] += 0 // it has a row, too
+	}
 	for model, n := range usable {
-		s := &dxpuv1.SpareStatus{Model: model, Usable: uint32(n), Free: uint32(free[model]), Wanted: uint32(tx.cfg.Reserve.Held(n)), Explanation: tx.cfg.Reserve.Explain(model, n)}
+		s := &dxpuv1.SpareStatus{Model: model, Usable: uint32(n), Free: uint32(free[model]), Local: uint32(local[model])}
+		if n > 0 {
+			s.Wanted, s.Explanation = uint32(tx.cfg.Reserve.Held(n)), tx.cfg.Reserve.Explain(model, n)
+		}
 		s.Held = min(s.Wanted, s.Free)
 		want.SparesHeld += s.Held
 		want.Spares = append(want.Spares, s)
