@@ -161,6 +161,8 @@ func (t *tx) obstacle(l *leaseRecord) string {
 			return t.hostAbsence(l)
 		case b.attachFailed():
 			return b.attachFailure() + "; it is tried again"
+		case b.NoSpare && t.localBox(l.HostID) != "":
+			return fmt.Sprintf("GPU %s: no other GPU of host %s can replace it yet, and a host with GPUs of its own gets no others", b.gpuID(), l.HostID)
 		case b.NoSpare:
 			return fmt.Sprintf("no GPU can replace %s yet", b.gpuID())
 		}

@@ -75,26 +75,6 @@ func TestLocalGPUsOfAnother(t *testing.T) {
 	w.wantLease(w.create(at("m1", part(100, 100))), leaseBinding)
 }
 
-// A failed GPU of a machine is replaced by another one there, and by no other.
-func TestLocalGPUFails(t *testing.T) {
-	host, box := localMachine("m1", 2)
-	w := newWorld(t, Config{}, dividedBox("b1", 2), host, box)
-	id := w.create(at("m1", part(600, 600)))
-	w.settle()
-	was := w.lease(id).Bindings[0].PartOfGpuId
-	_, gpu, _ := strings.Cut(was, "/")
-	box.dead[uint32(gpu[0]-'0')] = true
-	w.settle()
-	if l := w.wantLease(id, leaseActive); l.Bindings[len(l.Bindings)-1].BoxId != "m1-gpus" || l.Bindings[len(l.Bindings)-1].PartOfGpuId == was {
-		t.Errorf("bindings %v", l.Bindings)
-	}
-	box.dead[0], box.dead[1] = true, true
-	w.settle()
-	if l := w.lease(id); l.State == leaseActive || len(w.nodes["b1"].has) > 0 {
-		t.Errorf("lease %v, box b1 has %v", l, w.nodes["b1"].has)
-	}
-}
-
 // The GPUs of a machine are no spares for others, and none of them is held back for its host.
 func TestLocalGPUsAreNoSpares(t *testing.T) {
 	host, box := localMachine("m1", 2)

@@ -123,7 +123,7 @@ func (t *tx) preemptionCandidates(leases []*leaseRecord) []placement.Victim {
 		useful, waits := false, false
 		for _, o := range t.membersOf(gang) {
 			v.Size += int(o.size())
-			useful = useful || slices.ContainsFunc(leases, func(l *leaseRecord) bool { return o.helps(l.spec) })
+			useful = useful || slices.ContainsFunc(leases, func(l *leaseRecord) bool { return t.helps(o, l.spec) })
 			waits = waits || slices.ContainsFunc(t.bindingsByLease[o.ID], func(b string) bool { return t.bindings.get(b).AwaitsGPUOf != "" })
 		}
 		if !useful || waits {
@@ -136,8 +136,13 @@ func (t *tx) preemptionCandidates(leases []*leaseRecord) []placement.Victim {
 	return out
 }
 
-// helps reports whether the GPUs or the slots of a lease may serve a request.
-func (l *leaseRecord) helps(s *dxpuv1.LeaseSpec) bool {
+// helps reports whether the GPUs or the slots of a lease may serve a request. Those of a
+// machine with GPUs of its own serve requests for its host alone, and these are served by no
+// others: they would only take the places of better victims.
+func (t *tx) helps(l *leaseRecord, s *dxpuv1.LeaseSpec) bool {
+	if t.localBox(s.HostId) != "" || t.localBox(l.HostID) != "" {
+		return l.HostID == s.HostId
+	}
 	return s.Model == anyModel || l.Model == s.Model || l.HostID == s.HostId
 }
 
