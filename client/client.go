@@ -13,7 +13,8 @@
 // leader in the header Dxpu-Leader, and the client repeats the request there. A
 // request that could not be sent at all is repeated at another manager. Every
 // other failure is returned to the caller, because the request may have been
-// carried out: also that of a manager which freezes before it answers.
+// carried out: also that of a manager which freezes before it answers. A stream
+// from a manager that freezes ends with UNAVAILABLE.
 package client
 
 import (

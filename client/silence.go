@@ -8,46 +8,54 @@ import (
 	"net/http"
 	"net/url"
 	"sync"
+	"sync/atomic"
+
+	"connectrpc.com/connect"
 )
 
 // errSilent ends a request to a manager that hangs: frozen, or cut off. Its connection may
 // stay open for ever.
-var errSilent = errors.New("the manager does not answer any more, and may or may not carry the call out")
+var errSilent = errors.New("the manager does not answer any more")
 
-// send sends a request to one manager, until it answers or answers no probe either.
+// send sends a request to one manager. It ends the request, or the answer that has begun,
+// when nothing arrives and the manager answers no probe either.
 func (t *leaderTransport) send(r *http.Request, at *url.URL) (*http.Response, error) {
 	ctx, cancel := context.WithCancelCause(r.Context())
-	watching, answered := context.WithCancel(ctx)
-	var watch sync.WaitGroup
-	watch.Go(func() {
-		if t.hangs(watching, at) {
+	b := &body{ctx: ctx, cancel: cancel}
+	b.watch.Go(func() {
+		if t.hangs(ctx, at, &b.arrived) {
+			t.forget(at)
 			cancel(fmt.Errorf("%s: %w", at.Host, errSilent))
 		}
 	})
 	res, err := t.base.RoundTrip(t.addressed(ctx, r, at))
-	answered()
-	watch.Wait()
 	if cause := context.Cause(ctx); errors.Is(cause, errSilent) {
 		if err == nil { // it came too late
 			_ = res.Body.Close()
 		}
-		err = cause
+		err = fmt.Errorf("%w, and may or may not carry the call out", cause)
 	}
 	if err != nil {
-		cancel(nil)
+		b.end()
 		return nil, err
 	}
-	res.Body = &body{res.Body, cancel}
+	b.arrived.Store(true)
+	b.ReadCloser, res.Body = res.Body, b
 	return res, nil
 }
 
-// hangs probes a manager until ctx ends, and returns true when it answers no more. A manager
-// that answers probes is asked ever less often: thousands of nodes may watch it.
-func (t *leaderTransport) hangs(ctx context.Context, m *url.URL) bool {
+// hangs returns true when nothing arrives from a manager and it answers no probe, false when
+// ctx ends. A silent manager that answers probes is asked ever less often: thousands of nodes
+// may watch it.
+func (t *leaderTransport) hangs(ctx context.Context, m *url.URL, arrived *atomic.Bool) bool {
 	next := silence
 	for silent := 0; silent < silentProbes; {
 		if !pause(ctx, next) {
 			return false
+		}
+		if arrived.Swap(false) {
+			silent, next = 0, silence
+			continue
 		}
 		probing, cancel := context.WithTimeout(ctx, probeTimeout)
 		_, err := t.probe(probing, m)
@@ -65,14 +73,36 @@ func (t *leaderTransport) hangs(ctx context.Context, m *url.URL) bool {
 	return true
 }
 
-// body ends the context of a request when its answer has been read.
+// body is the body of an answer. It is watched until it is closed.
 type body struct {
 	io.ReadCloser
-	end context.CancelCauseFunc
+	arrived atomic.Bool // something, since hangs looked
+	ctx     context.Context
+	cancel  context.CancelCauseFunc
+	watch   sync.WaitGroup
 }
 
+// Read implements io.Reader.
+func (b *body) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if n > 0 {
+		b.arrived.Store(true)
+	}
+	if cause := context.Cause(b.ctx); err != nil && errors.Is(cause, errSilent) {
+		err = connect.NewError(connect.CodeUnavailable, cause) // a watch goes on at another manager
+	}
+	return n, err
+}
+
+// Close implements io.Closer.
 func (b *body) Close() error {
 	err := b.ReadCloser.Close()
-	b.end(nil)
+	b.end()
 	return err
+}
+
+// end ends the request, and waits for the end of the watch.
+func (b *body) end() {
+	b.cancel(nil)
+	b.watch.Wait()
 }
