@@ -88,8 +88,13 @@ func (b *body) Read(p []byte) (int, error) {
 	if n > 0 {
 		b.arrived.Store(true)
 	}
-	if cause := context.Cause(b.ctx); err != nil && errors.Is(cause, errSilent) {
-		err = connect.NewError(connect.CodeUnavailable, cause) // a watch goes on at another manager
+	cause := context.Cause(b.ctx)
+	switch { // after UNAVAILABLE, a watch goes on at another manager
+	case err == nil || errors.Is(err, io.EOF):
+	case errors.Is(cause, errSilent):
+		err = connect.NewError(connect.CodeUnavailable, cause)
+	case cause == nil: // the manager was killed, or the network failed
+		err = connect.NewError(connect.CodeUnavailable, err)
 	}
 	return n, err
 }
