@@ -171,6 +171,26 @@ func TestManagerFreezesWithAStream(t *testing.T) {
 	}
 }
 
+// cut is a body whose connection breaks in the middle.
+type cut struct{}
+
+func (cut) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
+
+func (cut) Close() error { return nil }
+
+// A manager is killed with a stream. A watch goes on elsewhere after the same code.
+func TestManagerDiesWithAStream(t *testing.T) {
+	b := &body{ReadCloser: cut{}}
+	b.ctx, b.cancel = context.WithCancelCause(t.Context())
+	if _, err := b.Read(nil); connect.CodeOf(err) != connect.CodeUnavailable || !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("%v", err)
+	}
+	b.cancel(nil)
+	if _, err := b.Read(nil); connect.CodeOf(err) == connect.CodeUnavailable {
+		t.Errorf("after the caller has ended it: %v", err)
+	}
+}
+
 // A stream may be silent as long as its manager answers probes, which are few. While it
 // brings something there are none.
 func TestHealthyStream(t *testing.T) {

@@ -135,12 +135,14 @@ static void enter(struct part *p)
 
 static void leave(struct part *p)
 {
-	if (!p->at)
+	if (!p->read && !p->from)
 		return;
 	pthread_mutex_lock(&dxpu_lock);
-	*p->at = p->next;
-	if (p->next)
-		p->next->at = p->at;
+	if (p->at) { /* enter has seen it */
+		*p->at = p->next;
+		if (p->next)
+			p->next->at = p->at;
+	}
 	pthread_mutex_unlock(&dxpu_lock);
 }
 
