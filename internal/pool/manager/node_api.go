@@ -110,10 +110,8 @@ func exists(t *tx, node string) error {
 func (s *nodeService) WatchDesired(ctx context.Context, req *connect.Request[dxpuv1.WatchDesiredRequest], stream *connect.ServerStream[dxpuv1.DesiredState]) error {
 	known, sent := req.Msg.KnownRevision, false
 	over := s.m.termEnded()
-	if err := s.m.view(func(t *tx) error { return exists(t, req.Msg.NodeId) }); err != nil {
-		return err
-	}
-	defer s.m.watchBegins(req.Msg.NodeId)()
+	var watched *liveNode // nil: the watch is not counted yet
+	defer func() { s.m.watchEnds(watched) }()
 	for {
 		var d *dxpuv1.DesiredState
 		var changed <-chan struct{}
@@ -122,7 +120,12 @@ func (s *nodeService) WatchDesired(ctx context.Context, req *connect.Request[dxp
 				return err
 			}
 			n := t.nodes.get(req.Msg.NodeId)
-			changed = s.m.liveLocked(n.ID).changed
+			l := s.m.liveLocked(n.ID)
+			changed = l.changed
+			if watched == nil {
+				watched = l
+				l.watches++
+			}
 			if req.Msg.ClusterId != t.meta.ClusterID && !sent {
 				known = 0 // known is a revision of another pool
 			}

@@ -70,18 +70,15 @@ func (l *liveNode) announced(revision, applied uint64, now time.Time) uint64 {
 	return revision
 }
 
-// watchBegins counts a watch of the node's desired state. The result ends it.
-func (m *Manager) watchBegins(node string) (end func()) {
+// watchEnds counts the end of a watch of a node's desired state; nil: it was not counted.
+func (m *Manager) watchEnds(l *liveNode) {
+	if l == nil {
+		return
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	l := m.liveLocked(node)
-	l.watches++
-	return func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		if l.watches--; l.watches == 0 {
-			l.unwatched = m.cfg.Now()
-		}
+	if l.watches--; l.watches == 0 {
+		l.unwatched = m.cfg.Now()
 	}
 }
 

@@ -107,7 +107,7 @@ func TestUnchangedReportDoesNotWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, s := gated(t, hostNode("h1", 1))
 		before := w.m.state.nodes.get("h1").DesiredRevision
-		defer w.m.watchBegins("h1")()
+		w.m.live["h1"].watches++
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			_ = w.m.update(context.Background(), func(t *tx) error {
