@@ -62,7 +62,7 @@ func (s *Session) free(handle uint32, c *cursor) error {
 	switch {
 	case c.bad || handle == 0 || taken:
 		return cl.InvalidValue
-	case len(s.objects) >= reg.MaxObjects:
+	case len(s.objects)+len(s.released.list) >= reg.MaxObjects:
 		return cl.OutOfResources
 	}
 	return nil

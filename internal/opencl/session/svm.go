@@ -87,10 +87,12 @@ func (s *Session) newOver(c *cursor) error {
 	return nil
 }
 
-// releases are buffers without a handle whose memory commands may still use, in order of
-// their release. The platform does not count the uses of shared virtual memory, as it does
-// those of a buffer.
-type releases []release
+// releases are buffers without a handle whose memory commands may still use. The platform
+// does not count the uses of shared virtual memory, as it does those of a buffer.
+type releases struct {
+	list []release // in order of time
+	left int       // the sum of theirs
+}
 
 type release struct {
 	place  *shared
@@ -100,27 +102,26 @@ type release struct {
 
 // add notes a release. unfinished commands have not ended, and last is the number of the last one.
 func (r *releases) add(place *shared, unfinished int, last uint64) {
-	for _, e := range *r {
-		unfinished -= e.left
-	}
-	*r = append(*r, release{place, last, unfinished})
+	r.list = append(r.list, release{place, last, unfinished - r.left})
+	r.left = unfinished
 }
 
 // end notes that the command of a number has ended.
-func (r releases) end(number uint64) {
-	i, _ := slices.BinarySearchFunc(r, number, func(e release, n uint64) int { return cmp.Compare(e.before, n) })
-	if i < len(r) {
-		r[i].left--
+func (r *releases) end(number uint64) {
+	i, _ := slices.BinarySearchFunc(r.list, number, func(e release, n uint64) int { return cmp.Compare(e.before, n) })
+	if i < len(r.list) {
+		r.list[i].left--
+		r.left--
 	}
 }
 
 // take returns memory that no command uses any more, or nil.
 func (r *releases) take() *shared {
-	if len(*r) == 0 || (*r)[0].left > 0 {
+	if len(r.list) == 0 || r.list[0].left > 0 {
 		return nil
 	}
-	place := (*r)[0].place
-	*r = (*r)[1:]
+	place := r.list[0].place
+	r.list = r.list[1:]
 	return place
 }
 
