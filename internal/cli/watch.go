@@ -6,12 +6,16 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"github.com/cenkalti/backoff/v5"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
 // rewatchPause is the time before a watch that the manager ended is opened again.
 const rewatchPause = 100 * time.Millisecond
+
+// rewatchTime is how long a watch waits for a manager that does not answer.
+const rewatchTime = time.Minute
 
 // errWatched ends eventWatch.follow.
 var errWatched = errors.New("watched")
@@ -84,8 +88,22 @@ func (w *eventWatch) follow(ctx context.Context, each func(*dxpuv1.Event) error)
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		if err := w.open(ctx); err != nil {
+		if err := w.reopen(ctx); err != nil {
 			return err
 		}
 	}
+}
+
+// reopen opens the watch again. A manager that starts again does not answer for a while.
+func (w *eventWatch) reopen(ctx context.Context) error {
+	_, err := backoff.Retry(ctx, func() (struct{}, error) {
+		err := w.open(ctx)
+		if err != nil && connect.CodeOf(err) != connect.CodeUnavailable {
+			err = backoff.Permanent(err)
+		}
+		return struct{}{}, err
+	}, backoff.WithMaxElapsedTime(rewatchTime), backoff.WithBackOff(&backoff.ExponentialBackOff{
+		InitialInterval: rewatchPause, MaxInterval: time.Second, Multiplier: 2, RandomizationFactor: 0.5,
+	}))
+	return err
 }
