@@ -126,9 +126,6 @@ func NewParts(spec Spec, n int) (*Physical, error) {
 // MemoryStep is the granularity of the memory of a part, in bytes.
 const MemoryStep = chunkSize
 
-// Spec returns the specification of the whole GPU.
-func (p *Physical) Spec() Spec { return p.spec }
-
 // Config returns the configuration space of the physical function.
 func (p *Physical) Config() *cfgspace.Space { return p.cfg }
 

@@ -76,9 +76,6 @@ func (s *Stream) Feed(n *Network, from Side, total int) error {
 	return nil
 }
 
-// Sent returns the number of TLPs that Feed has sent.
-func (s *Stream) Sent() int { return s.sent }
-
 // Seen returns the number of TLPs that Check has accepted.
 func (s *Stream) Seen() int { return s.seen }
 

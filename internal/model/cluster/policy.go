@@ -15,17 +15,21 @@ type scorer interface {
 // policies are the policies of servers that own their GPUs, by name. Score functions
 // and their scales follow the FGD authors' simulator, so that results compare
 // (Weng et al., "Beware of Fragmentation", USENIX ATC 2023).
-var policies = map[string]struct {
-	about string
-	make  func(nodes []Node, typical []typicalPod) scorer
-}{
-	"random":         {"any server that fits", func([]Node, []typicalPod) scorer { return randomFit{} }},
-	"first-fit":      {"the first server of the list that fits", func(n []Node, _ []typicalPod) scorer { return newFirstFit(n) }},
-	"best-fit":       {"the server with the least processors and GPU left", func([]Node, []typicalPod) scorer { return bestFit{} }},
-	"dot-product":    {"the server whose free resources are least aligned with the request (Tetris)", func([]Node, []typicalPod) scorer { return dotProduct{} }},
-	"gpu-packing":    {"GPUs in use first, then used servers", func([]Node, []typicalPod) scorer { return gpuPacking{} }},
-	"gpu-clustering": {"servers that run pods with as many GPUs", func([]Node, []typicalPod) scorer { return gpuClustering{} }},
-	"fgd":            {"the server where the GPU becomes least fragmented (fragmentation gradient descent)", func(n []Node, t []typicalPod) scorer { return newFGD(n, t) }},
+var policies = map[string]func(nodes []Node, typical []typicalPod) scorer{
+	// any server that fits
+	"random": func([]Node, []typicalPod) scorer { return randomFit{} },
+	// the first server of the list that fits
+	"first-fit": func(n []Node, _ []typicalPod) scorer { return newFirstFit(n) },
+	// the server with the least processors and GPU left
+	"best-fit": func([]Node, []typicalPod) scorer { return bestFit{} },
+	// the server whose free resources are least aligned with the request (Tetris)
+	"dot-product": func([]Node, []typicalPod) scorer { return dotProduct{} },
+	// GPUs in use first, then used servers
+	"gpu-packing": func([]Node, []typicalPod) scorer { return gpuPacking{} },
+	// servers that run pods with as many GPUs
+	"gpu-clustering": func([]Node, []typicalPod) scorer { return gpuClustering{} },
+	// the server where the GPU becomes least fragmented (fragmentation gradient descent)
+	"fgd": func(n []Node, t []typicalPod) scorer { return newFGD(n, t) },
 }
 
 // Scales of the resources in the authors' scores.
@@ -137,5 +141,5 @@ func policyOf(name string, nodes []Node, typical []typicalPod) (scorer, error) {
 	if !ok {
 		return nil, fmt.Errorf("cluster: no policy %q", name)
 	}
-	return p.make(nodes, typical), nil
+	return p(nodes, typical), nil
 }

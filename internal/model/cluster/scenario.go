@@ -327,9 +327,6 @@ func (s *Scenario) checkWork(e *Experiment) error {
 // Policies returns the names of the policies.
 func Policies() []string { return slices.Sorted(maps.Keys(policies)) }
 
-// About says in a few words what a policy does, or "".
-func About(policy string) string { return policies[policy].about }
-
 func (s *Scenario) nodes(data fs.FS) ([]Node, error) {
 	if s.Nodes != "" {
 		f, err := openList(data, "nodes", s.Nodes)

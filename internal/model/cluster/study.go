@@ -67,7 +67,7 @@ func (c contestant) placer(nodes []Node, pods []Pod, seed uint64, goOn progress)
 		return newPoolFor(pods, keptHosts(nodes, c.pool.HostsKept), nodes, *c.pool, goOn)
 	}
 	nodes = orderOf(c.name, nodes, rngOf(seed, 3))
-	return newScheduler(nodes, policies[c.name].make(nodes, typicalPods(pods)), rngOf(seed, 2))
+	return newScheduler(nodes, policies[c.name](nodes, typicalPods(pods)), rngOf(seed, 2))
 }
 
 // Run runs the experiment on all processors. done is called after each run, by one
