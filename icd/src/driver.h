@@ -298,9 +298,10 @@ int program_executable(cl_program g);
 /* program_text returns a log, a binary or names, which the caller frees. */
 cl_int program_text(cl_program g, cl_uint what, void **text, size_t *n);
 
-/* include_files returns a source with the text of the files that it includes from the directories
- * of the options, or NULL if it includes none of them. The caller frees it. */
-char *include_files(const char *source, const char *options);
+/* include_files returns a source with the text of the files that it includes from the working
+ * directory and the directories of the options, or NULL if it includes none of them. Embedded headers
+ * stay the compiler's. The caller frees it. */
+char *include_files(const char *source, const char *options, const struct inputs *embedded);
 
 /* count_names counts names with semicolons between them. */
 size_t count_names(const char *names);

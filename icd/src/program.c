@@ -210,7 +210,7 @@ static cl_int compile(cl_program g, uint16_t op, const char *options, const stru
 	g->options = copy;
 	g->status = CL_BUILD_IN_PROGRESS;
 	g->type = type;
-	char *files = g->source ? include_files(g->source, copy) : NULL;
+	char *files = g->source ? include_files(g->source, copy, in) : NULL;
 	const char *source = files ? files : g->source;
 	cache_forget(g);
 	if (files)
