@@ -131,10 +131,12 @@ cl_program CL_API_CALL dxpu_CreateProgramWithBinary(cl_context c, cl_uint n, con
 {
 	if (!object_is(c, KIND_CONTEXT))
 		return no_program(CL_INVALID_CONTEXT, error);
-	if (n != 1 || !list || !lengths || !binaries || !binaries[0] || lengths[0] == 0)
+	if (n == 0 || !list)
 		return no_program(CL_INVALID_VALUE, error);
-	if (list[0] != c->device)
+	if (n != 1 || list[0] != c->device) /* the context has one device, and a list has none twice */
 		return no_program(CL_INVALID_DEVICE, error);
+	if (!lengths || !binaries || !binaries[0] || lengths[0] == 0)
+		return no_program(CL_INVALID_VALUE, error);
 	cl_int code;
 	cl_program g = new_program(c, PROGRAM_BINARY, binaries[0], lengths[0], &code);
 	if (status)

@@ -12,6 +12,25 @@ static void check(cl_int code, const char *what)
 	}
 }
 
+/* Codes of binaries for devices that are not those of the context. */
+static void binaries(cl_context c, cl_device_id d, cl_program g)
+{
+	size_t size;
+	cl_int code, status[2];
+
+	check(clGetProgramInfo(g, CL_PROGRAM_BINARY_SIZES, sizeof size, &size, NULL), "size of the binary");
+	unsigned char *bytes = malloc(size);
+	check(clGetProgramInfo(g, CL_PROGRAM_BINARIES, sizeof bytes, &bytes, NULL), "binary");
+	const cl_device_id none = NULL, twice[2] = {d, d};
+	const size_t sizes[2] = {size, size};
+	const unsigned char *both[2] = {bytes, bytes};
+	clCreateProgramWithBinary(c, 1, &none, sizes, both, status, &code);
+	printf("binaries: no device %d, ", code);
+	clCreateProgramWithBinary(c, 2, twice, sizes, both, status, &code);
+	printf("one twice %d\n", code);
+	free(bytes);
+}
+
 int main(void)
 {
 	static const char *source = "__attribute__((reqd_work_group_size(4, 2, 1))) __kernel void f(__global int *a) { a[0] = 1; }\n"
@@ -38,6 +57,7 @@ int main(void)
 	printf("properties of the queue: %zu bytes\n", size);
 	cl_program g = clCreateProgramWithSource(c, 1, &source, NULL, &code);
 	check(clBuildProgram(g, 1, &d, "", NULL, NULL), "build");
+	binaries(c, d, g);
 	cl_kernel f = clCreateKernel(g, "f", &code), h = clCreateKernel(g, "g", &code);
 	cl_mem hidden = clCreateBuffer(c, CL_MEM_COPY_HOST_PTR | CL_MEM_HOST_NO_ACCESS, sizeof host, host, &code);
 	printf("buffer that the host does not reach: %d, ", code);
