@@ -99,9 +99,12 @@ cl_int CL_API_CALL dxpu_SetEventCallback(cl_event e, cl_int type, void(CL_CALLBA
 	int done = e->parts == 0;
 	int32_t code = e->error;
 	e->object.references++;
-	if (!done) {
-		b->next = e->callbacks;
-		e->callbacks = b;
+	if (!done) { /* in the order of the states, and of the calls */
+		struct callback **at = &e->callbacks;
+		while (*at && (*at)->type >= type)
+			at = &(*at)->next;
+		b->next = *at;
+		*at = b;
 	}
 	pthread_mutex_unlock(&dxpu_lock);
 	if (done)

@@ -180,6 +180,33 @@ static void CL_CALLBACK gone(cl_mem m, void *data)
 	tell(*(char *)data);
 }
 
+static void CL_CALLBACK note_state(cl_event e, cl_int status, void *data)
+{
+	(void)e;
+	(void)data;
+	tell((char)('0' + status));
+}
+
+/* Callbacks of an event come in the order of its states. */
+static void states(void)
+{
+	cl_int code;
+	cl_event e, user = clCreateUserEvent(c, &code);
+
+	check(code, "user event");
+	check(clEnqueueNDRangeKernel(other, add, 1, NULL, &one, NULL, 1, &user, &e), "kernel that waits");
+	check(clSetEventCallback(e, CL_SUBMITTED, note_state, NULL), "callback");
+	check(clSetEventCallback(e, CL_COMPLETE, note_state, NULL), "callback");
+	check(clSetEventCallback(e, CL_RUNNING, note_state, NULL), "callback");
+	check(clSetUserEventStatus(user, CL_COMPLETE), "status of the event");
+	check(clFinish(other), "finish");
+	printf("states: %c", told());
+	printf("%c", told());
+	printf("%c\n", told());
+	clReleaseEvent(e);
+	clReleaseEvent(user);
+}
+
 /* Buffers that end while commands use them. */
 static void maps(void)
 {
@@ -244,6 +271,7 @@ int main(int argc, char **argv)
 	out_of_order(m);
 	large_read();
 	callbacks(m);
+	states();
 	maps();
 	clReleaseMemObject(m);
 	clReleaseKernel(step);
