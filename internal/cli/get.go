@@ -371,6 +371,9 @@ func describeGPU(w io.Writer, g *dxpuv1.GPU) {
 		fmt.Fprintf(w, "cordon  %s\n", g.CordonReason)
 	}
 	describeTaints(w, g.Taints)
+	if g.LocalHost != "" {
+		fmt.Fprintf(w, "local   only leases that name host %s get it: both are on one machine\n", g.LocalHost)
+	}
 	if g.Movable {
 		fmt.Fprintln(w, "moves   live, to a GPU of the same model")
 	} else if g.Immovable != "" {

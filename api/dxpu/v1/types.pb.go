@@ -2817,7 +2817,10 @@ type GPU struct {
 	// The state of the device can move to another GPU, as the box reports.
 	Movable bool `protobuf:"varint,31,opt,name=movable,proto3" json:"movable,omitempty"`
 	// Why it cannot.
-	Immovable     string `protobuf:"bytes,32,opt,name=immovable,proto3" json:"immovable,omitempty"`
+	Immovable string `protobuf:"bytes,32,opt,name=immovable,proto3" json:"immovable,omitempty"`
+	// The host that alone may have the GPU or parts of it, because both are on one machine: a
+	// lease must name it. Empty: any host.
+	LocalHost     string `protobuf:"bytes,33,opt,name=local_host,json=localHost,proto3" json:"local_host,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3072,6 +3075,13 @@ func (x *GPU) GetMovable() bool {
 func (x *GPU) GetImmovable() string {
 	if x != nil {
 		return x.Immovable
+	}
+	return ""
+}
+
+func (x *GPU) GetLocalHost() string {
+	if x != nil {
+		return x.LocalHost
 	}
 	return ""
 }
@@ -5520,7 +5530,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"emptySlots\x12)\n" +
 	"\x10resource_version\x18\x05 \x01(\x04R\x0fresourceVersion\x12\x1d\n" +
 	"\n" +
-	"proxy_gpus\x18\x06 \x01(\rR\tproxyGpus\"\xf8\b\n" +
+	"proxy_gpus\x18\x06 \x01(\rR\tproxyGpus\"\x97\t\n" +
 	"\x03GPU\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x15\n" +
 	"\x06box_id\x18\x02 \x01(\tR\x05boxId\x12\x12\n" +
@@ -5556,7 +5566,9 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\n" +
 	"free_parts\x18\x1e \x01(\rR\tfreeParts\x12\x18\n" +
 	"\amovable\x18\x1f \x01(\bR\amovable\x12\x1c\n" +
-	"\timmovable\x18  \x01(\tR\timmovable\"\xd5\x01\n" +
+	"\timmovable\x18  \x01(\tR\timmovable\x12\x1d\n" +
+	"\n" +
+	"local_host\x18! \x01(\tR\tlocalHost\"\xd5\x01\n" +
 	"\aGPUPart\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04slot\x18\x02 \x01(\rR\x04slot\x12!\n" +

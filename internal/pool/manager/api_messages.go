@@ -96,7 +96,7 @@ func (t *tx) gpuMessage(n *nodeRecord, s *slotRecord) *dxpuv1.GPU {
 	g := &dxpuv1.GPU{
 		Id: ref.String(), BoxId: n.ID, Slot: s.Slot, Device: deviceMessage(s.Device), BoxKind: n.BoxKind,
 		Health: s.Health, HealthDetail: s.HealthDetail, State: dxpuv1.GPUState_GPU_STATE_FREE,
-		ResourceVersion: n.ResourceVersion,
+		ResourceVersion: n.ResourceVersion, LocalHost: n.LocalPeer,
 	}
 	if why := s.Fault.outOfService(); why != "" {
 		if g.Health == dxpuv1.Health_HEALTH_OK {

@@ -44,6 +44,11 @@ func TestLocalGPUs(t *testing.T) {
 			t.Errorf("lease %s is at %s and %s, want %s", id, l.Bindings[0].BoxId, l.HostId, want)
 		}
 	}
+	for gpu, want := range map[string]string{"b1/0": "", "m1-gpus/0": "m1", "m1-gpus/1": "m1"} {
+		if g := w.gpu(gpu); g.LocalHost != want {
+			t.Errorf("GPU %s is for host %q alone, want %q", gpu, g.LocalHost, want)
+		}
+	}
 	w.wantNoCapacity("a full machine beside a free box", at("m1", part(600, 100)), "lack the memory")
 	everything := []*dxpuv1.Toleration{{AnyValue: true}}
 	w.wantNoCapacity("no other host", &dxpuv1.LeaseSpec{Count: 1, Tolerations: everything}, "0 of 3 usable GPUs are free")
