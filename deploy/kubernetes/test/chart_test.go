@@ -140,6 +140,13 @@ func TestChartValues(t *testing.T) {
 			[]string{`"--socket-dir=/srv/s"`, `"path":"/srv/s"`, `"--opencl-driver=/opt/d/libdxpu-opencl.so"`, `"path":"/opt/d"`},
 			"",
 		},
+		"GPUs of the machines": {
+			map[string]any{"plugin": map[string]any{"shareDir": "/run/dxpu/share", "hookDir": "/usr/lib/dxpu"}},
+			"DaemonSet/dxpu-dra-plugin",
+			[]string{`"--share-dir=/run/dxpu/share"`, `"--hook-dir=/usr/lib/dxpu"`, `"path":"/run/dxpu/share"`, `"mountPath":"/usr/lib/dxpu"`, `"--socket-dir=/run/dxpu"`},
+			"",
+		},
+		"shares without the library": {map[string]any{"plugin": map[string]any{"shareDir": "/run/dxpu/share"}}, "", nil, "plugin.shareDir and plugin.hookDir: want both"},
 		"controller": {
 			map[string]any{"image": "registry/x:1", "tokenSecret": "t", "controller": map[string]any{"replicas": 1, "args": []any{"--tenant=default"}}},
 			"Deployment/dxpu-dra-controller",
@@ -187,7 +194,7 @@ func TestManifests(t *testing.T) {
 	}
 	for _, access := range []string{"sockets", "vfio"} {
 		objects, err := render(t, chartutil.CoalesceTables(map[string]any{
-			"plugin": map[string]any{"access": access, "openclDriver": "/opt/d/libdxpu-opencl.so"},
+			"plugin": map[string]any{"access": access, "openclDriver": "/opt/d/libdxpu-opencl.so", "shareDir": "/run/dxpu/share", "hookDir": "/usr/lib/dxpu"},
 		}, chartValues))
 		if err != nil {
 			t.Fatal(err)

@@ -17,12 +17,20 @@ import (
 // TestHealth: the status of an attached device says when its GPU is not healthy any more, and when
 // it is again. A GPU that has always been healthy costs no write.
 func TestHealth(t *testing.T) {
+	for name, b := range map[string]*dxpuv1.Binding{
+		"a GPU": {GpuId: "b1/0", HostId: "h1"}, "a part": {GpuId: "b1/9", PartOfGpuId: "b1/0", HostId: "h1"},
+	} {
+		t.Run(name, func(t *testing.T) { healthOf(t, b) })
+	}
+}
+
+func healthOf(t *testing.T, b *dxpuv1.Binding) {
 	claim := attachedClaim(t, inventory.Attached)
 	claim.Namespace, claim.Name, claim.Status.Allocation = "lab", "train", &resourceapi.AllocationResult{}
 	kube := fake.NewClientset(claim)
 	c := controllerWith(oneAnswer{})
 	c.cfg.Kube = kube
-	status := []claims.Status{{Device: "b1-0", Phase: claims.Attached, Reason: "Attached", Lease: "l-1", Binding: &dxpuv1.Binding{GpuId: "b1/0", HostId: "h1"}}}
+	status := []claims.Status{{Device: "b1-0", Phase: claims.Attached, Reason: "Attached", Lease: "l-1", Binding: b}}
 	writes := 0
 	for _, step := range []struct {
 		health       dxpuv1.Health

@@ -102,7 +102,7 @@ func TestAdminAccess(t *testing.T) {
 	claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{r}}}
 	d := viewDevice(claim, &r, &inventory.Inventory{})
 	plan := claims.Decide(&claims.Claim{UID: "u", Devices: []claims.Device{d}}, nil, claims.Policy{})
-	if len(plan.Create) > 0 || !setStatus(claim, plan.Status[0]) {
+	if len(plan.Create) > 0 || !setStatus(claim, plan.Status[0], nil) {
 		t.Fatalf("plan %+v", plan)
 	}
 	if s := claim.Status.Devices[0]; !isTrue(s, inventory.Attached) || s.Data != nil {

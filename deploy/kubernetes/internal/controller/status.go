@@ -2,6 +2,7 @@ package controller
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,6 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/claims"
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/devicedata"
@@ -36,9 +39,10 @@ func (c *Controller) report(ctx context.Context, old *resourceapi.ResourceClaim,
 		if !worthReporting(claim, s) {
 			continue
 		}
-		attached = setStatus(claim, s) || attached
+		g := c.watch.Snapshot().GPU(gpuOf(s.Binding))
+		attached = setStatus(claim, s, g) || attached
 		if s.Phase == claims.Attached && s.Binding != nil {
-			setHealth(claim, s, c.watch.Snapshot().GPU(s.Binding.GpuId))
+			setHealth(claim, s, g)
 		}
 	}
 	if equality.Semantic.DeepEqual(old.Status.Devices, claim.Status.Devices) {
@@ -69,9 +73,12 @@ func worthReporting(claim *resourceapi.ResourceClaim, s claims.Status) bool {
 	return s.Phase == claims.Attached || s.Phase == claims.Failed || s.Reason == "Queued" || deviceStatus(claim, s.Device, s.Share) != nil
 }
 
-// setStatus changes the status of a device. It reports whether it is attached now and was
-// not before.
-func setStatus(claim *resourceapi.ResourceClaim, s claims.Status) bool {
+// gpuOf returns the GPU of a binding, which may have a part of it.
+func gpuOf(b *dxpuv1.Binding) string { return cmp.Or(b.GetPartOfGpuId(), b.GetGpuId()) }
+
+// setStatus changes the status of a device, whose GPU is nil if the pool does not have it at the
+// moment. It reports whether it is attached now and was not before.
+func setStatus(claim *resourceapi.ResourceClaim, s claims.Status, g *dxpuv1.GPU) bool {
 	d := deviceStatus(claim, s.Device, s.Share)
 	if d == nil {
 		n := resourceapi.AllocatedDeviceStatus{Driver: inventory.Driver, Pool: poolOf(claim, s.Device), Device: s.Device}
@@ -102,8 +109,12 @@ func setStatus(claim *resourceapi.ResourceClaim, s claims.Status) bool {
 	default:
 		set(inventory.Attached, s.Phase == claims.Attached)
 	}
-	if b := s.Binding; s.Phase == claims.Attached && b != nil {
-		setData(d, devicedata.Data{Lease: s.Lease, GPU: b.GpuId, Host: b.HostId, Slot: b.HostSlot})
+	if b := s.Binding; s.Phase == claims.Attached && b != nil && (g != nil || d.Data == nil) {
+		v := devicedata.Data{Lease: s.Lease, GPU: gpuOf(b), Host: b.HostId, Slot: b.HostSlot}
+		if g != nil && g.LocalHost != "" {
+			v.Local, v.Serial = true, g.Device.GetSerial()
+		}
+		setData(d, v)
 	}
 	return s.Phase == claims.Attached && !was
 }

@@ -8,4 +8,7 @@ type Data struct {
 	GPU   string `json:"gpu"`
 	Host  string `json:"host"`
 	Slot  uint32 `json:"slot"`
+	// Local is whether the GPU is one of the host's own machine. Serial is that of such a GPU.
+	Local  bool   `json:"local,omitempty"`
+	Serial string `json:"serial,omitempty"`
 }

@@ -76,12 +76,16 @@ func request(name, selector, capacity string, tolerations ...resourceapi.DeviceT
 // allocate allocates a claim on a node whose host is given, and returns the devices, nil if
 // the scheduler finds none.
 func (s *scheduler) allocate(ctx context.Context, host string, spec resourceapi.DeviceClaim) ([]resourceapi.DeviceRequestAllocationResult, error) {
+	return s.allocateOn(ctx, "n", host, spec)
+}
+
+func (s *scheduler) allocateOn(ctx context.Context, name, host string, spec resourceapi.DeviceClaim) ([]resourceapi.DeviceRequestAllocationResult, error) {
 	a, err := structured.NewAllocator(ctx, structured.Features{AdminAccess: true, ConsumableCapacity: true, DeviceBindingAndStatus: true, DeviceTaints: true},
 		s.state, classes{}, s.slices, cel.NewCache(10, cel.Features{EnableConsumableCapacity: true}))
 	if err != nil {
 		return nil, err
 	}
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	if host != "" {
 		node.Labels = map[string]string{HostLabel: host}
 	}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -85,6 +86,8 @@ type Inventory struct {
 	shared  map[string]shared // device -> how it is divided
 	left    leftOut
 	usedUp  []string // boxes whose GPUs this cluster's claims have, all of each, sorted
+	// local has the boxes whose GPUs are for one node, and this node, "" for none.
+	local map[string]string
 }
 
 // GPU returns the ID of the GPU that a device stands for.
@@ -95,12 +98,13 @@ func (i *Inventory) GPU(device string) (string, bool) {
 
 // Equal reports whether two inventories have the same devices for the same nodes.
 func (i *Inventory) Equal(o *Inventory) bool {
-	return equality.Semantic.DeepEqual(i.Devices, o.Devices) && maps.Equal(i.gpus, o.gpus) && i.left.equal(o.left) && slices.Equal(i.usedUp, o.usedUp)
+	return equality.Semantic.DeepEqual(i.Devices, o.Devices) && maps.Equal(i.gpus, o.gpus) && i.left.equal(o.left) &&
+		slices.Equal(i.usedUp, o.usedUp) && maps.Equal(i.local, o.local)
 }
 
 // New returns the devices for a state, ordered by name.
 func New(s State) *Inventory {
-	inv := &Inventory{gpus: map[string]string{}, shared: map[string]shared{}}
+	inv := &Inventory{gpus: map[string]string{}, shared: map[string]shared{}, local: localBoxes(s)}
 	spare, room := map[string]bool{}, map[string]bool{}
 	for _, m := range s.Spares {
 		spare[m.Model] = m.Free <= m.Held && m.Held > 0
@@ -118,7 +122,7 @@ func New(s State) *Inventory {
 		case g.State == dxpuv1.GPUState_GPU_STATE_SHARED:
 			others = true
 		}
-		d.Taints = append(taints(g, others, spare[g.Device.Model], s.Lost[d.Name]), operatorTaints(s.BoxTaints[g.BoxId], g.Taints)...)
+		d.Taints = append(taints(g, others, spare[g.Device.Model] && g.LocalHost == "", s.Lost[d.Name]), operatorTaints(s.BoxTaints[g.BoxId], g.Taints)...)
 		d.Taints = d.Taints[:min(len(d.Taints), resourceapi.DeviceTaintsMaxLength)]
 		inv.gpus[d.Name] = g.Id
 		inv.Devices = append(inv.Devices, d)
@@ -141,9 +145,10 @@ const devicesPerSlice = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 const poolPrefix = "dxpu/"
 
 // Resources returns the devices in the form that package resourceslice publishes. Each box
-// is a resource pool of its own, for all nodes. A pool of all boxes would have many slices,
-// and the scheduler allocates none of its devices until it has seen all of them in the same
-// generation. A change of the node selector makes a new generation.
+// is a resource pool of its own, for all nodes, or for one if its GPUs are those of the node's
+// own machine. A pool of all boxes would have many slices, and the scheduler allocates none of
+// its devices until it has seen all of them in the same generation. A change of the node
+// selector makes a new generation.
 //
 // A box that is used up is for no node. The scheduler evaluates the selectors of a request for
 // every device that can be divided, on every node, before it looks at what is left of it: with
@@ -158,6 +163,9 @@ func (i *Inventory) Resources() *resourceslice.DriverResources {
 	}
 	for box, devices := range byBox {
 		p := resourceslice.Pool{NodeSelector: selector}
+		if node, is := i.local[box]; is {
+			p.NodeSelector = named(corev1.NodeSelectorOpIn, cmp.Or(node, noNode))
+		}
 		if _, found := slices.BinarySearch(i.usedUp, box); found {
 			p.NodeSelector = none
 		}
@@ -195,6 +203,7 @@ func (s *State) device(g *dxpuv1.GPU) resourceapi.Device {
 	text("model", g.Device.Model)
 	text("generation", generation(g.Device, labels[LabelGeneration]))
 	text("box", g.BoxId)
+	text("localHost", g.LocalHost)
 	number("slot", int64(g.Slot))
 	text("boxKind", boxKinds[g.BoxKind])
 	text("serial", g.Device.Serial)

@@ -51,8 +51,9 @@ func TestTaints(t *testing.T) {
 		"in use, of a model with spares only": {func(g *dxpuv1.GPU) {
 			g.Device.Model, g.LeaseId, g.State = "T4", "l-1", dxpuv1.GPUState_GPU_STATE_BOUND
 		}, ""},
-		"box out of service": {func(g *dxpuv1.GPU) { g.State = dxpuv1.GPUState_GPU_STATE_UNAVAILABLE }, "dxpu.dev/cordoned=:NoSchedule"},
-		"lost":               {func(g *dxpuv1.GPU) { g.Id, g.LeaseId, g.State = "b9/9", "l-1", dxpuv1.GPUState_GPU_STATE_BOUND }, "dxpu.dev/lost=:NoExecute"},
+		"of the machine's own, which is no spare": {func(g *dxpuv1.GPU) { g.Device.Model, g.LocalHost = "T4", "m1" }, ""},
+		"box out of service":                      {func(g *dxpuv1.GPU) { g.State = dxpuv1.GPUState_GPU_STATE_UNAVAILABLE }, "dxpu.dev/cordoned=:NoSchedule"},
+		"lost":                                    {func(g *dxpuv1.GPU) { g.Id, g.LeaseId, g.State = "b9/9", "l-1", dxpuv1.GPUState_GPU_STATE_BOUND }, "dxpu.dev/lost=:NoExecute"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inv := New(State{

@@ -9,7 +9,8 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// leftOut is what keeps devices from nodes: those whose host takes no GPU now, or that have none.
+// leftOut is what keeps devices from nodes: those that have no host, and those whose host takes
+// no GPU now, or none but the GPUs of its own machine.
 type leftOut struct {
 	hosts []string // sorted
 	// nodes are those that get no GPU, sorted, if they are few: nil otherwise.
@@ -23,7 +24,7 @@ const maxNamed = 16
 
 func leaveOut(s State) (out leftOut) {
 	for id, h := range s.Hosts {
-		if closed(h, s.Queued[id]) {
+		if h.Node.GetLocalPeer() != "" || closed(h, s.Queued[id]) {
 			out.hosts = append(out.hosts, id)
 		}
 	}
@@ -37,6 +38,28 @@ func leaveOut(s State) (out leftOut) {
 	slices.Sort(out.nodes)
 	if out.named = s.Nodes != nil && len(out.nodes) <= maxNamed; !out.named {
 		out.nodes = nil
+	}
+	return out
+}
+
+// localBoxes returns the boxes whose GPUs only the host on their machine may have, and for each
+// the node of this host: "" if the host takes no GPU now, has no node, or does not name the box.
+// Of several nodes of one host it is the first: claims there fail, and say why.
+func localBoxes(s State) map[string]string {
+	out, nodes := map[string]string{}, map[string]string{}
+	for node, host := range s.Nodes {
+		if first, ok := nodes[host]; !ok || node < first {
+			nodes[host] = node
+		}
+	}
+	for _, g := range s.GPUs {
+		if _, seen := out[g.BoxId]; seen || g.LocalHost == "" {
+			continue
+		}
+		out[g.BoxId] = ""
+		if h := s.Hosts[g.LocalHost]; h != nil && h.Node.GetLocalPeer() == g.BoxId && !closed(h, s.Queued[g.LocalHost]) {
+			out[g.BoxId] = nodes[g.LocalHost]
+		}
 	}
 	return out
 }

@@ -37,8 +37,9 @@ type Attributes map[string]resourceapi.DeviceAttribute
 type Plugin struct {
 	drahealth.UnimplementedDRAResourceHealthServer // embedded for the interface
 
-	Access Access
-	CDI    cdi.Dir
+	// Access is to the GPUs of boxes, Shares to those of the node's own machine. Either may be nil.
+	Access, Shares Access
+	CDI            cdi.Dir
 	// Claim reads a claim from the API server.
 	Claim func(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error)
 	// Host returns the host of the pool whose slots belong to this node, by ID.
@@ -91,7 +92,11 @@ func (p *Plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 		if err != nil {
 			return nil, err
 		}
-		edits, attributes, err := p.Access.Open(ctx, len(out), data, func(path string) error { return p.free(path, string(claim.UID)) })
+		access, err := p.accessTo(data[0])
+		if err != nil {
+			return nil, err
+		}
+		edits, attributes, err := access.Open(ctx, len(out), data, func(path string) error { return p.free(path, string(claim.UID)) })
 		if err != nil {
 			return nil, err
 		}
@@ -106,12 +111,29 @@ func (p *Plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 			if i == 0 {
 				d.CDIDeviceIDs = []string{cdi.ID(name)}
 			}
+			if data[i].Local {
+				d.CDIDeviceIDs = append(d.CDIDeviceIDs, NVIDIAKind+"="+data[i].Serial)
+			}
 			out = append(out, d)
 		}
 	}
 	err = p.CDI.Write(cdi.Owner{Namespace: claim.Namespace, Name: claim.Name, UID: string(claim.UID)}, specs)
 	p.prepared.send()
 	return out, err
+}
+
+// accessTo returns the access to a device. Those of a request are of one kind, because a host
+// that has GPUs of its own gets no others.
+func (p *Plugin) accessTo(d devicedata.Data) (Access, error) {
+	switch {
+	case d.Local && p.Shares == nil:
+		return nil, fmt.Errorf("GPU %s is one of the node's own machine, and the plugin runs without --share-dir", d.GPU)
+	case d.Local:
+		return p.Shares, nil
+	case p.Access == nil:
+		return nil, fmt.Errorf("GPU %s is one of a box, and the plugin has the shares of this machine only: want --socket-dir or --vfio", d.GPU)
+	}
+	return p.Access, nil
 }
 
 // attachedTo returns the data of the devices of a request. It refuses one that is attached to
