@@ -65,4 +65,27 @@ func TestGangs(t *testing.T) {
 	}
 	e.deletePod("successor")
 	e.waitNoLease()
+	e.gangOnFullNode(t)
+}
+
+// gangOnFullNode: a gang whose pods want five of the four slots of a node. The last claim is given
+// back with the reason, and the gang gets its GPUs when its pod may go to another node.
+func (e *env) gangOnFullNode(t *testing.T) {
+	t.Helper()
+	const job = `"gang":"packed","gangSize":5`
+	e.createPod(podSpec{name: "packed", gpus: 2, node: nodeName(0), parameters: job})
+	e.waitEvent("packed", "GPUQueued", "of its 5 leases")
+	e.createPod(podSpec{name: "last", gpus: 3, node: nodeName(0), parameters: job})
+	e.waitEvent("last", "GPUHostUnavailable", "has room for 4 of the 5 GPUs that the gang wants there")
+	e.deletePod("last")
+	e.createPod(podSpec{name: "too-many", gpus: 5, node: nodeName(1)})
+	e.waitEvent("too-many", "GPUHostUnavailable", "has room for 4 of the claim's 5 GPUs")
+	e.deletePod("too-many")
+	e.createPod(podSpec{name: "elsewhere", gpus: 3, node: nodeName(1), parameters: job})
+	e.waitRunning("packed")
+	e.waitRunning("elsewhere")
+	e.checkInvariants()
+	e.deletePod("packed")
+	e.deletePod("elsewhere")
+	e.waitNoLease()
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/claims"
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/inventory"
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/pool"
 )
 
 var getOptions = metav1.GetOptions{}
@@ -206,9 +207,25 @@ func (c *Controller) view(ctx context.Context, claim *resourceapi.ResourceClaim)
 	}
 	if v.Node != "" {
 		v.Host, v.HostErr = c.hostOf(v.Node)
-		v.HostShut = c.watch.HostShut(v.Host)
+		v.HostShut = c.watch.HostShut(v.Host, c.need(v))
 	}
 	return v, nil
+}
+
+// need returns what a claim wants of its host.
+func (c *Controller) need(v *claims.Claim) pool.Need {
+	n := pool.Need{Claim: v.UID}
+	for i := range v.Devices {
+		d := &v.Devices[i]
+		if d.Admin {
+			continue // it takes no GPU
+		}
+		n.Slots++
+		if gang := d.Parameters.Gang; gang != "" && !d.GangRuns {
+			n.Gang = claims.GangName(c.cfg.Policy.Cluster, v.Namespace, gang)
+		}
+	}
+	return n
 }
 
 // viewDevice returns the part of an allocated device that concerns the pool.

@@ -102,7 +102,7 @@ func named(is corev1.NodeSelectorOperator, nodes ...string) *corev1.NodeSelector
 
 // closed reports whether a host takes no further GPU: the scheduler keeps away from its node.
 // A pod that runs there keeps its GPUs.
-func closed(h *dxpuv1.Host, queued int) bool { return Shut(h, 0) != "" || freeSlots(h) <= queued }
+func closed(h *dxpuv1.Host, queued int) bool { return Shut(h, 0) != "" || FreeSlots(h) <= queued }
 
 // Shut returns why a host takes no GPU now, nor soon, "" if it takes one. leaving is the number
 // of its slots whose GPUs are being released, less those that are known to be taken since.
@@ -118,13 +118,14 @@ func Shut(h *dxpuv1.Host, leaving int) string {
 		return "was lost too often recently"
 	case len(n.GetTaints()) > 0:
 		return "has a taint of the pool"
-	case freeSlots(h)+leaving <= 0:
+	case FreeSlots(h)+leaving <= 0:
 		return "has no free slot"
 	}
 	return ""
 }
 
-func freeSlots(h *dxpuv1.Host) (n int) {
+// FreeSlots returns the number of slots of a host that no binding has.
+func FreeSlots(h *dxpuv1.Host) (n int) {
 	for _, s := range h.Slots {
 		if s.BindingId == "" {
 			n++

@@ -16,7 +16,6 @@ import (
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
 
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/claims"
-	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/inventory"
 )
 
 // Snapshot is the pool at one time. It is not changed any more.
@@ -39,18 +38,6 @@ func (s *Snapshot) GPU(id string) *dxpuv1.GPU {
 		return nil
 	}
 	return s.byID[id]
-}
-
-// hostShut returns why a host takes no GPU now, nor soon, "" if it takes one or is not known.
-// taken is the number of its slots that leases have taken since.
-func (s *Snapshot) hostShut(id string, taken int) string {
-	if s == nil || s.Hosts[id] == nil {
-		return ""
-	}
-	if why := inventory.Shut(s.Hosts[id], s.leaving[id]-taken); why != "" {
-		return "host " + id + " " + why
-	}
-	return ""
 }
 
 // index fills what is looked up.
@@ -143,17 +130,17 @@ func (w *Watcher) Snapshot() *Snapshot {
 }
 
 // SetSnapshot records a snapshot, which is not changed any more. It returns the claims that have a
-// GPU whose health is another one now, and those that wait for a host which takes no GPU.
+// GPU whose health is another one now, and those that wait for a host which does not take all of them.
 func (w *Watcher) SetSnapshot(s *Snapshot) (changed []string) {
 	s.index()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	old := w.snapshot
 	w.snapshot = s
-	_, taken := w.waitingLocked()
+	pending, taken := w.waitingLocked()
 	for _, l := range w.leases {
 		host := l.GetSpec().GetHostId()
-		if l.State == dxpuv1.LeaseState_LEASE_STATE_PENDING && s.hostShut(host, taken[host]) != "" {
+		if l.State == dxpuv1.LeaseState_LEASE_STATE_PENDING && (s.hostShut(host, taken[host]) != "" || s.room(host, taken[host]) < pending[host]) {
 			changed = append(changed, l.Spec.Labels[claims.LabelClaim])
 			continue
 		}
@@ -190,45 +177,6 @@ func (w *Watcher) Ours() (leases map[string]bool, claimUIDs []string) {
 		claimUIDs = append(claimUIDs, c)
 	}
 	return leases, claimUIDs
-}
-
-// Queued returns the number of the cluster's leases that wait in the queue of the pool or have
-// slots of which the snapshot does not know yet, by host.
-func (w *Watcher) Queued() map[string]int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	pending, taken := w.waitingLocked()
-	for host, n := range taken {
-		pending[host] += n
-	}
-	return pending
-}
-
-// HostShut returns why a host takes no GPU now, nor soon, "" if it takes one or is not known. The
-// leases of the cluster count before the snapshot has them: it is seconds old in a large pool.
-func (w *Watcher) HostShut(id string) string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	_, taken := w.waitingLocked()
-	return w.snapshot.hostShut(id, taken[id])
-}
-
-// waitingLocked returns the numbers of leases by host that are in the queue, and that have slots of
-// which the snapshot does not know yet.
-func (w *Watcher) waitingLocked() (pending, taken map[string]int) {
-	pending, taken = map[string]int{}, map[string]int{}
-	for _, l := range w.leases {
-		host := l.GetSpec().GetHostId()
-		switch l.State {
-		case dxpuv1.LeaseState_LEASE_STATE_PENDING:
-			pending[host]++
-		case dxpuv1.LeaseState_LEASE_STATE_BINDING, dxpuv1.LeaseState_LEASE_STATE_ACTIVE:
-			if w.snapshot != nil && !w.snapshot.inSlots[l.Id] {
-				taken[host]++
-			}
-		}
-	}
-	return pending, taken
 }
 
 // GangRuns reports whether a lease of a gang has GPUs, or gets them now.

@@ -40,7 +40,7 @@ func TestHostShut(t *testing.T) {
 			}
 			s := &Snapshot{Hosts: map[string]*dxpuv1.Host{"h1": test.host}, GPUs: test.gpus}
 			changed := w.SetSnapshot(s)
-			if got := w.HostShut("h1"); got != test.want {
+			if got := w.HostShut("h1", Need{Claim: "next", Slots: 1}); got != test.want {
 				t.Errorf("%q, want %q", got, test.want)
 			}
 			if again := slices.Equal(changed, []string{"waits"}); again != (test.want != "") || !again && len(changed) > 0 {
@@ -48,7 +48,7 @@ func TestHostShut(t *testing.T) {
 			}
 		})
 	}
-	if got := New(nil, "c", nil, nil).HostShut("h1"); got != "" {
+	if got := New(nil, "c", nil, nil).HostShut("h1", Need{Slots: 1}); got != "" {
 		t.Errorf("an unknown host: %q", got)
 	}
 }
@@ -63,12 +63,12 @@ func TestTaken(t *testing.T) {
 	w.SetSnapshot(&Snapshot{Hosts: map[string]*dxpuv1.Host{"h1": {Node: &dxpuv1.NodeInfo{Connected: true}, Slots: slots}}})
 	lease("old", dxpuv1.LeaseState_LEASE_STATE_ACTIVE)
 	lease("new", dxpuv1.LeaseState_LEASE_STATE_BINDING)
-	if why := w.HostShut("h1"); why != "" || w.Queued()["h1"] != 1 {
+	if why := w.HostShut("h1", Need{Claim: "next", Slots: 1}); why != "" || w.Queued()["h1"] != 1 {
 		t.Errorf("one of two free slots is taken: %q, %v", why, w.Queued())
 	}
 	lease("newer", dxpuv1.LeaseState_LEASE_STATE_ACTIVE)
 	lease("waits", dxpuv1.LeaseState_LEASE_STATE_PENDING)
-	if why := w.HostShut("h1"); why != "host h1 has no free slot" || w.Queued()["h1"] != 3 {
+	if why := w.HostShut("h1", Need{Claim: "next", Slots: 1}); why != "host h1 has no free slot" || w.Queued()["h1"] != 3 {
 		t.Errorf("both free slots are taken: %q, %v", why, w.Queued())
 	}
 }

@@ -1,0 +1,123 @@
+package pool
+
+import (
+	"cmp"
+	"fmt"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/claims"
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/inventory"
+)
+
+// hostShut returns why a host takes no GPU now, nor soon, "" if it takes one or is not known.
+// taken is the number of its slots that leases have taken since.
+func (s *Snapshot) hostShut(id string, taken int) string {
+	if s == nil || s.Hosts[id] == nil {
+		return ""
+	}
+	if why := inventory.Shut(s.Hosts[id], s.leaving[id]-taken); why != "" {
+		return "host " + id + " " + why
+	}
+	return ""
+}
+
+// room returns the number of slots of a host that are free, or soon will be.
+func (s *Snapshot) room(id string, taken int) int {
+	if s == nil || s.Hosts[id] == nil {
+		return 0
+	}
+	return inventory.FreeSlots(s.Hosts[id]) + s.leaving[id] - taken
+}
+
+// Queued returns the number of the cluster's leases that wait in the queue of the pool or have
+// slots of which the snapshot does not know yet, by host.
+func (w *Watcher) Queued() map[string]int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	pending, taken := w.waitingLocked()
+	for host, n := range taken {
+		pending[host] += n
+	}
+	return pending
+}
+
+// Need is what a claim wants of a host.
+type Need struct {
+	Claim string // UID
+	Slots int    // for all of its devices
+	Gang  string // whose leases get their slots together; "" for none
+}
+
+// HostShut returns why a host does not take all devices of a claim now, nor soon, "" if it takes
+// them or is not known. The leases of the cluster count before the snapshot has them: it is seconds
+// old in a large pool.
+func (w *Watcher) HostShut(id string, n Need) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_, taken := w.waitingLocked()
+	if why := w.snapshot.hostShut(id, taken[id]); why != "" || w.snapshot == nil || w.snapshot.Hosts[id] == nil {
+		return why
+	}
+	want, earlier := w.waitsLocked(id, n)
+	room := w.snapshot.room(id, taken[id])
+	switch {
+	case want <= 0 || want <= room-earlier:
+		return ""
+	case earlier > 0:
+		return fmt.Sprintf("host %s has room for %d of the %d GPUs that the gang wants there", id, room, want+earlier)
+	}
+	return fmt.Sprintf("host %s has room for %d of the claim's %d GPUs", id, room, want)
+}
+
+// waitsLocked returns the number of slots of a host that a claim has not got yet, and the number of
+// those for which leases of its gang wait that other claims have made before.
+func (w *Watcher) waitsLocked(host string, n Need) (want, earlier int) {
+	want = n.Slots
+	var first *dxpuv1.Lease
+	for id := range w.byClaim[n.Claim] {
+		switch l := w.leases[id]; {
+		case l.GetSpec().GetHostId() != host:
+		case has(l):
+			want--
+		case l.State == dxpuv1.LeaseState_LEASE_STATE_PENDING && (first == nil || before(l, first)):
+			first = l
+		}
+	}
+	if n.Gang == "" {
+		return want, 0
+	}
+	for _, l := range w.leases {
+		if l.State == dxpuv1.LeaseState_LEASE_STATE_PENDING && l.GetSpec().GetHostId() == host && l.Spec.GetGang().GetName() == n.Gang &&
+			l.Spec.Labels[claims.LabelClaim] != n.Claim && (first == nil || before(l, first)) {
+			earlier++
+		}
+	}
+	return want, earlier
+}
+
+// has reports whether a lease has a GPU, or gets it now.
+func has(l *dxpuv1.Lease) bool {
+	return l.State == dxpuv1.LeaseState_LEASE_STATE_BINDING || l.State == dxpuv1.LeaseState_LEASE_STATE_ACTIVE
+}
+
+// before reports whether a lease is older than another one.
+func before(l, o *dxpuv1.Lease) bool {
+	return cmp.Or(l.GetCreateTime().AsTime().Compare(o.GetCreateTime().AsTime()), cmp.Compare(l.Id, o.Id)) < 0
+}
+
+// waitingLocked returns the numbers of leases by host that are in the queue, and that have slots of
+// which the snapshot does not know yet.
+func (w *Watcher) waitingLocked() (pending, taken map[string]int) {
+	pending, taken = map[string]int{}, map[string]int{}
+	for _, l := range w.leases {
+		host := l.GetSpec().GetHostId()
+		switch {
+		case l.State == dxpuv1.LeaseState_LEASE_STATE_PENDING:
+			pending[host]++
+		case has(l) && w.snapshot != nil && !w.snapshot.inSlots[l.Id]:
+			taken[host]++
+		}
+	}
+	return pending, taken
+}
