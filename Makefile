@@ -7,8 +7,16 @@ BIN      := bin
 
 .DEFAULT_GOAL := help
 
+# Where Go is missing or too old, the targets that need it put one into the user's cache first.
+CACHE  := $(or $(DXPU_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dxpu)
+GO_BIN := $(shell scripts/install-go.sh --check 2>/dev/null || echo $(CACHE)/go/usr/lib/go-1.26/bin)
+ifneq (,$(GO_BIN))
+export PATH := $(GO_BIN):$(PATH)
+build clients test lint prose generate fuzz bench torture mutations tidy-diff: | go
+endif
+
 include hook/Makefile icd/Makefile deploy/kubernetes/Makefile
-.PHONY: help build install release package-test arm64-test clients vm browser tools test demo lint prose generate fuzz bench soak soak-short torture mutations ci tidy-diff generate-diff clean
+.PHONY: help go build install release package-test arm64-test clients vm browser tools test demo lint prose generate fuzz bench soak soak-short torture mutations ci tidy-diff generate-diff clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +48,9 @@ clients: ## Build the client commands for macOS and Windows
 	GOOS=darwin GOARCH=arm64 $(GO) build -o /dev/null ./cmd/dxpu
 	GOOS=windows $(GO) build -o /dev/null ./cmd/dxpu
 
+go: ## Put Go 1.26 into the user's cache, once, where the machine has no Go 1.21 or newer
+	@scripts/install-go.sh >/dev/null
+
 vm: ## Put QEMU, a guest, and back ends of virtio devices into the user's cache, once
 	@scripts/install-vm.sh
 	@scripts/install-vhost-user.sh >/dev/null || [ $$? -eq 3 ]
@@ -61,6 +72,7 @@ TEST = mkdir -p $(BIN) && rm -f $(BIN)/rerun && $(GO) tool gotestsum --format pk
 MACHINES = ./link ./share/scenario ./internal/model/network ./internal/pool/placement
 
 test: vm browser tools ## Run every test in random order, with the race detector where there are goroutines
+	@command -v gcc >/dev/null || { echo "make test: no C compiler, which the race detector needs; remedy: apt-get install gcc libc6-dev" >&2; exit 1; }
 	$(TEST) --packages="$$($(GO) list $(PKGS) | grep -vxF "$$($(GO) list $(MACHINES))")" -- -race -shuffle=on -timeout 45m; \
 		rc=$$?; [ ! -s $(BIN)/rerun ] || { echo "these tests ran twice:"; cat $(BIN)/rerun; }; exit $$rc
 	$(GO) test -shuffle=on -timeout 45m $(MACHINES)

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Usage: install-tools.sh
 #
-# Installs the programs of other projects that the tests compare with, where they are missing: tshark and
+# Installs what the tests need beside Go, where it is missing: a C compiler, for the race detector and the driver libraries,
+# and the programs of other projects that they compare with: tshark and
 # capinfos (captures), lspci (configuration spaces), systemd-analyze (units), ip (namespaces), prometheus (rules), skopeo (images), and
 # OpenCL: PoCL, its ICD loader, headers, clinfo, clpeak, PyOpenCL, the tests of CLBlast, hashcat. Uses apt, which needs root. A test without its
 # program is skipped with a message.
@@ -16,10 +17,10 @@ cannot() {
 
 # command:package of Debian
 missing() {
-	for pair in tshark:tshark capinfos:wireshark-common lspci:pciutils systemd-analyze:systemd ip:iproute2 clinfo:clinfo clpeak:clpeak hashcat:hashcat clblast_test_xaxpy:clblast-tests promtool:prometheus runc:runc podman:podman skopeo:skopeo; do
+	for pair in gcc:gcc tshark:tshark capinfos:wireshark-common lspci:pciutils systemd-analyze:systemd ip:iproute2 clinfo:clinfo clpeak:clpeak hashcat:hashcat clblast_test_xaxpy:clblast-tests promtool:prometheus runc:runc podman:podman skopeo:skopeo; do
 		command -v "${pair%%:*}" >/dev/null || printf '%s ' "${pair#*:}"
 	done
-	for pair in /etc/OpenCL/vendors/pocl.icd:pocl-opencl-icd /usr/include/CL/cl_icd.h:opencl-headers /usr/lib/python3/dist-packages/pyopencl:python3-pyopencl; do
+	for pair in /usr/include/stdio.h:libc6-dev /etc/OpenCL/vendors/pocl.icd:pocl-opencl-icd /usr/include/CL/cl_icd.h:opencl-headers /usr/lib/python3/dist-packages/pyopencl:python3-pyopencl; do
 		[ -e "${pair%%:*}" ] || printf '%s ' "${pair#*:}"
 	done
 }
