@@ -1,6 +1,7 @@
 package opencl_test
 
 import (
+	"encoding/binary"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -106,4 +107,61 @@ func TestReleaseAtAnyTime(t *testing.T) {
 		ended++
 	}
 	t.Logf("packets by status: %v", statuses)
+}
+
+// A sampler lives until the last kernel that uses it has ended, although its handle is gone and
+// others have been made.
+func TestSamplerOfAKernelThatWaits(t *testing.T) {
+	const (
+		hSlow, hSampled, samplers = 200, 201, 300
+		count                     = 32
+		toEdge, clamp, nearest    = 0x1131, 0x1132, 0x1140
+	)
+	r := newTenant(t, opencl.Spec{Memory: 64 << 20})
+	r.do(0, reg.PacketQueue, 0, 0, fields(u32(hQueue), uint32(0)))
+	r.do(0, reg.PacketImage, 0, 0, imageFields(hA, 0, 0x10b5, 0x10da, 0x10f1, 4, 4, 0))
+	r.do(0, reg.PacketBuffer, 0, 0, fields(u32(hB), uint32(0), uint64(1), uint64(4*count)))
+	color := make([]byte, 16)
+	color[0] = 7
+	r.do(0, reg.PacketFillImage, hQueue, 0, fields(u32(hA), uint32(0), uint64(0), uint64(0), uint64(0), uint64(4), uint64(4), uint64(1), color, noWaits))
+	r.build(`__kernel void slow(__global volatile int *a) { for (int i = 0; i < 300000000; i++) a[0] = i; }
+		__kernel void sampled(__read_only image2d_t i, sampler_t s, __global int *b, int at) { b[at] = read_imageui(i, s, (int2)(-1, 0)).x; }`)
+	for k, name := range map[int]string{hSlow: "slow", hSampled: "sampled"} {
+		r.do(0, reg.PacketKernel, 0, 0, fields(u32(k), u32(hProgram), u32(len(name)), uint32(0), name))
+	}
+	launch := func(kernel int, args ...[]byte) []byte {
+		return fields(u32(kernel), uint32(1), u32(len(args)), uint32(0), make([]byte, 24), uint64(1), make([]byte, 40), slices.Concat(args...), noWaits)
+	}
+	sampled := func(sampler, at int) []byte {
+		return launch(hSampled, fields(u32(reg.ArgImage), uint32(4), u32(hA), uint32(0)), fields(u32(reg.ArgSampler), uint32(4), u32(sampler), uint32(0)),
+			bufferArg(hB), fields(u32(reg.ArgValue), uint32(4), u32(at), uint32(0)))
+	}
+	sampler := func(handle int, mode uint32) {
+		r.post(reg.PacketSampler, 0, 0, fields(u32(handle), uint32(0), mode, uint32(nearest)))
+	}
+	sampler(samplers, toEdge)
+	r.post(reg.PacketNDRange, hQueue, 0, sampled(samplers, 0)) // PoCL compiles it once
+	r.post(reg.PacketNDRange, hQueue, 0, launch(hSlow, bufferArg(hB)))
+	posted := 3
+	for i := range count {
+		sampler(samplers+i+1, toEdge)
+		r.post(reg.PacketNDRange, hQueue, 0, sampled(samplers+i+1, i))
+		r.post(reg.PacketRelease, 0, 0, fields(u32(samplers+i+1), uint32(0)))
+		posted += 3
+	}
+	for i := range count { // in the memory of the former, if that is free
+		sampler(samplers+i+1, clamp)
+		posted++
+	}
+	for ; posted > 0; posted-- {
+		if e, _, ok := r.next(); !ok || e.Status != 0 {
+			t.Fatalf("event %+v, the channel goes on: %v", e, ok)
+		}
+	}
+	data, _ := r.do(0, reg.PacketRead, hQueue, 0, fields(u32(hB), uint32(0), uint64(0), uint64(4*count), uint64(0), noWaits))
+	for i := range count {
+		if got := binary.LittleEndian.Uint32(data[4*i:]); got != 7 {
+			t.Errorf("kernel %d read %d with its sampler, want the pixel at the edge, 7", i, got)
+		}
+	}
 }

@@ -180,7 +180,7 @@ func (s *Session) end(q *queue, c command, err error) reg.Event {
 	number := s.pending[c.cookie].number
 	delete(s.pending, c.cookie)
 	s.released.end(number)
-	s.freeShared()
+	s.freeReleased()
 	s.markEnd(c.cookie)
 	s.turns.changed = true
 	if c.event != 0 {

@@ -88,9 +88,7 @@ func (s *Session) release(c *cursor) error {
 		}
 		s.drop(o.buffer)
 	case *sampler:
-		if err := s.Library.Release(o.sampler); err != nil {
-			return err
-		}
+		s.releaseLater(o.sampler)
 	case *program:
 		if o.busy {
 			return cl.InvalidOperation
@@ -122,8 +120,7 @@ func (s *Session) drop(b *buffer) {
 		return
 	}
 	if b.shared != nil {
-		s.released.add(b.shared, len(s.pending), s.enqueued)
-		s.freeShared()
+		s.releaseLater(b.shared)
 		return
 	}
 	s.used -= b.size

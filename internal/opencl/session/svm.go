@@ -1,7 +1,6 @@
 package session
 
 import (
-	"cmp"
 	"encoding/binary"
 	"errors"
 	"slices"
@@ -85,53 +84,6 @@ func (s *Session) newOver(c *cursor) error {
 	s.serial++
 	s.objects[handle] = &buffer{birth: s.birth(), mem: m, flags: flags, origin: origin, serial: s.serial, size: size, parent: in, over: true, users: 1}
 	return nil
-}
-
-// releases are buffers without a handle whose memory commands may still use. The platform
-// does not count the uses of shared virtual memory, as it does those of a buffer.
-type releases struct {
-	list []release // in order of time
-	left int       // the sum of theirs
-}
-
-type release struct {
-	place  *shared
-	before uint64 // the number of the last command from before it
-	left   int    // commands up to that one that have not ended, without those of releases before
-}
-
-// add notes a release. unfinished commands have not ended, and last is the number of the last one.
-func (r *releases) add(place *shared, unfinished int, last uint64) {
-	r.list = append(r.list, release{place, last, unfinished - r.left})
-	r.left = unfinished
-}
-
-// end notes that the command of a number has ended.
-func (r *releases) end(number uint64) {
-	i, _ := slices.BinarySearchFunc(r.list, number, func(e release, n uint64) int { return cmp.Compare(e.before, n) })
-	if i < len(r.list) {
-		r.list[i].left--
-		r.left--
-	}
-}
-
-// take returns memory that no command uses any more, or nil.
-func (r *releases) take() *shared {
-	if len(r.list) == 0 || r.list[0].left > 0 {
-		return nil
-	}
-	place := r.list[0].place
-	r.list = r.list[1:]
-	return place
-}
-
-// freeShared frees the memory of released buffers that no command uses any more.
-func (s *Session) freeShared() {
-	for place := s.released.take(); place != nil; place = s.released.take() {
-		s.Library.FreeSVM(s.context, place.base)
-		s.used -= place.cost
-		s.shared--
-	}
 }
 
 // sharedArg returns the buffer of an argument in shared virtual memory, and the address.

@@ -9,10 +9,13 @@ func TestReleases(t *testing.T) {
 	a, b, c := &shared{}, &shared{}, &shared{}
 	expect := func(want ...*shared) {
 		t.Helper()
-		for _, w := range append(want, nil) {
+		for _, w := range want {
 			if got := r.take(); got != w {
 				t.Errorf("took %p, want %p", got, w)
 			}
+		}
+		if got := r.take(); got != nil {
+			t.Errorf("took %p, want none", got)
 		}
 	}
 	r.add(a, 0, 7) // no command is there
