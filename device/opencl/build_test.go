@@ -54,6 +54,19 @@ func TestKernelsOfLinkedPrograms(t *testing.T) {
 	}
 }
 
+// A linked program may have a kernel whose name is longer than that of a file, on which PoCL
+// aborts when it makes the binary of the program.
+func TestLinkedKernelOfALongName(t *testing.T) {
+	r := newTenant(t, opencl.Spec{})
+	name := strings.Repeat("f", 2048)
+	source := "__kernel void " + name + "(__global int *a) { a[0] = 1; }"
+	r.vram(textAt, []byte(source))
+	r.do(0, reg.PacketProgram, 0, 0, fields(u32(hA), u32(reg.ProgramSource), uint64(textAt), uint64(len(source))))
+	r.do(0, reg.PacketCompile, 0, 0, fields(u32(hA), uint32(0), uint64(textAt), uint64(0)))
+	r.do(0, reg.PacketLink, 0, 0, fields(u32(hProgram), uint32(1), uint64(textAt), uint64(0), u32(hA), uint32(0)))
+	r.kernel(name)
+}
+
 // A platform that aborts, as PoCL does when it cannot compile, is the loss of the GPU's
 // context, and the log says what the platform said.
 func TestPlatformThatAborts(t *testing.T) {

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
@@ -208,14 +209,22 @@ func (s *Session) describer(linked cl.Program) cl.Program {
 	return again
 }
 
+// maxFileName is the longest name of a file, less a suffix.
+const maxFileName = 250
+
 // describes reports whether the platform describes the arguments of a program's kernels, or
-// there are none.
+// there are none. It reports so too of a kernel whose name is no file name: PoCL ends the process
+// when it makes the binary of one.
 func (s *Session) describes(p cl.Program) bool {
 	names, err := s.Library.KernelNames(p)
 	if err != nil {
 		return true // a library
 	}
-	for name := range strings.SplitSeq(strings.TrimRight(string(names), "\x00"), ";") {
+	list := strings.Split(strings.TrimRight(string(names), "\x00"), ";")
+	if slices.ContainsFunc(list, func(name string) bool { return len(name) > maxFileName }) {
+		return true
+	}
+	for _, name := range list {
 		k, err := s.Library.NewKernel(p, name)
 		if err != nil {
 			continue
