@@ -63,7 +63,7 @@ type State struct {
 	Queued map[string]int
 	// Ours has the IDs of the leases that belong to this cluster.
 	Ours map[string]bool
-	// Uses are what the claims of this cluster have of the devices that can be divided.
+	// Uses are what the claims of this cluster have of the devices.
 	Uses Uses
 	// Lost has the names of the devices whose claim has lost its lease.
 	Lost map[string]bool
@@ -88,6 +88,9 @@ type Inventory struct {
 	usedUp  []string // boxes whose GPUs this cluster's claims have, all of each, sorted
 	// local has the boxes whose GPUs are for one node, and this node, "" for none.
 	local map[string]string
+	// kept has the boxes without a free device whose slices leave out other nodes than left.
+	kept  map[string]leftOut
+	boxes map[string]bool // those with devices
 }
 
 // GPU returns the ID of the GPU that a device stands for.
@@ -99,13 +102,13 @@ func (i *Inventory) GPU(device string) (string, bool) {
 // Equal reports whether two inventories have the same devices for the same nodes.
 func (i *Inventory) Equal(o *Inventory) bool {
 	return equality.Semantic.DeepEqual(i.Devices, o.Devices) && maps.Equal(i.gpus, o.gpus) && i.left.equal(o.left) &&
-		slices.Equal(i.usedUp, o.usedUp) && maps.Equal(i.local, o.local)
+		slices.Equal(i.usedUp, o.usedUp) && maps.Equal(i.local, o.local) && maps.EqualFunc(i.kept, o.kept, leftOut.equal)
 }
 
 // New returns the devices for a state, ordered by name.
 func New(s State) *Inventory {
 	inv := &Inventory{gpus: map[string]string{}, shared: map[string]shared{}, local: localBoxes(s)}
-	spare, room := map[string]bool{}, map[string]bool{}
+	spare, room, free := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, m := range s.Spares {
 		spare[m.Model] = m.Free <= m.Held && m.Held > 0
 	}
@@ -114,7 +117,9 @@ func New(s State) *Inventory {
 			continue
 		}
 		d := s.device(g)
-		room[g.BoxId] = room[g.BoxId] || s.WholeGPUs || !usedUp(g, s.Ours, s.Uses[d.Name])
+		used := !s.WholeGPUs && usedUp(g, s.Ours, s.Uses[d.Name])
+		room[g.BoxId] = room[g.BoxId] || !used
+		free[g.BoxId] = free[g.BoxId] || !used && !s.Uses[d.Name].whole
 		others := g.LeaseId != "" && !s.Ours[g.LeaseId]
 		switch {
 		case !s.WholeGPUs && divisible(g):
@@ -128,6 +133,8 @@ func New(s State) *Inventory {
 		inv.Devices = append(inv.Devices, d)
 	}
 	inv.left = leaveOut(s)
+	inv.keep(s.Before, free)
+	inv.boxes = room
 	for box, has := range room {
 		if !has {
 			inv.usedUp = append(inv.usedUp, box)
@@ -152,7 +159,8 @@ const poolPrefix = "dxpu/"
 //
 // A box that is used up is for no node. The scheduler evaluates the selectors of a request for
 // every device that can be divided, on every node, before it looks at what is left of it: with
-// a thousand such devices most of its time goes there.
+// a thousand such devices most of its time goes there. A box whose devices are all allocated, and
+// cannot be divided, keeps the selector that it had.
 func (i *Inventory) Resources() *resourceslice.DriverResources {
 	selector, none := i.left.selector(), noNodes()
 	out := &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{}}
@@ -163,6 +171,9 @@ func (i *Inventory) Resources() *resourceslice.DriverResources {
 	}
 	for box, devices := range byBox {
 		p := resourceslice.Pool{NodeSelector: selector}
+		if left, is := i.kept[box]; is {
+			p.NodeSelector = left.selector()
+		}
 		if node, is := i.local[box]; is {
 			p.NodeSelector = named(corev1.NodeSelectorOpIn, cmp.Or(node, noNode))
 		}

@@ -58,7 +58,7 @@ func TestLocalNodes(t *testing.T) {
 			}
 		}, []string{"w1"}, []string{"w2"}, []string{"w3"}},
 		"claims have all of it": {func(s *State) {
-			s.Uses = Uses{"m1-gpus-0": use{80 << 30, 100}}
+			s.Uses = Uses{"m1-gpus-0": use{memory: 80 << 30, compute: 100}}
 		}, []string{"w1"}, nil, []string{"w3"}},
 	} {
 		t.Run(name, func(t *testing.T) {

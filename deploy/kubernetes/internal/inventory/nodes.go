@@ -134,6 +134,30 @@ func FreeSlots(h *dxpuv1.Host) (n int) {
 	return n
 }
 
+// keep lets the boxes without a free device leave out the nodes that they left out before. The
+// selector is in all slices, so each host that becomes full would be a write for each box; of these
+// boxes the scheduler can allocate nothing, on any node, and in a pool that is nearly full they are
+// nearly all.
+func (i *Inventory) keep(before *Inventory, free map[string]bool) {
+	i.kept = map[string]leftOut{}
+	if before == nil {
+		return
+	}
+	for box, has := range free {
+		if was, published := before.leftOf(box); !has && published && !was.equal(i.left) {
+			i.kept[box] = was
+		}
+	}
+}
+
+// leftOf returns what the slices of a box leave out, if it has some.
+func (i *Inventory) leftOf(box string) (leftOut, bool) {
+	if left, is := i.kept[box]; is {
+		return left, true
+	}
+	return i.left, i.boxes[box]
+}
+
 // SameClosed reports whether two inventories leave out the same nodes.
 func (i *Inventory) SameClosed(o *Inventory) bool { return i.left.equal(o.left) }
 

@@ -39,19 +39,22 @@ func divisible(g *dxpuv1.GPU) bool {
 	return len(g.Device.ShareModes) > 0 && g.Device.MemoryBytes >= 2*memoryStep
 }
 
-// Uses are what claims have of devices that can be divided, by device.
+// Uses are what claims have of devices, by device.
 type Uses map[string]use
 
-type use struct{ memory, compute int64 }
+type use struct {
+	memory, compute int64
+	whole           bool // of a device that cannot be divided
+}
 
 // Add adds an allocation of a device.
 func (u Uses) Add(r *resourceapi.DeviceRequestAllocationResult) {
-	memory, ok := r.ConsumedCapacity[CapacityMemory]
-	if !ok || r.Driver != Driver || r.AdminAccess != nil && *r.AdminAccess {
+	if r.Driver != Driver || r.AdminAccess != nil && *r.AdminAccess {
 		return
 	}
+	memory, divided := r.ConsumedCapacity[CapacityMemory]
 	compute, has := r.ConsumedCapacity[CapacityCompute], u[r.Device]
-	u[r.Device] = use{has.memory + memory.Value(), has.compute + compute.Value()}
+	u[r.Device] = use{has.memory + memory.Value(), has.compute + compute.Value(), has.whole || !divided}
 }
 
 // usedUp reports whether the claims of this cluster leave nothing of a GPU that can be divided.
