@@ -4,6 +4,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -12,7 +13,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/inventory"
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/kubetest"
@@ -132,7 +135,56 @@ func (e *env) bindAll(namespace, class string, n int) time.Duration {
 	})
 	took := time.Since(began)
 	e.logEvents(namespace)
+	e.logSteps(namespace)
 	return took
+}
+
+// logSteps logs how long the steps of the pods of a namespace took, by the times of the API, which
+// are whole seconds: the scheduler allocates, the controller attaches, the scheduler binds.
+func (e *env) logSteps(namespace string) {
+	e.t.Helper()
+	pods, err := e.Kube.CoreV1().Pods(namespace).List(e.t.Context(), metav1.ListOptions{ResourceVersion: "0"})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	list, err := e.Kube.ResourceV1().ResourceClaims(namespace).List(e.t.Context(), metav1.ListOptions{ResourceVersion: "0"})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	byPod := map[types.UID]*resourceapi.ResourceClaim{}
+	for i := range list.Items {
+		for _, user := range list.Items[i].Status.ReservedFor {
+			byPod[user.UID] = &list.Items[i]
+		}
+	}
+	steps := map[string][]time.Duration{}
+	step := func(name string, from, to time.Time) time.Time {
+		steps[name] = append(steps[name], to.Sub(from))
+		return to
+	}
+	for i := range pods.Items {
+		p := &pods.Items[i]
+		c := byPod[p.UID]
+		if c == nil || c.Status.Allocation == nil || c.Status.Allocation.AllocationTimestamp == nil {
+			continue
+		}
+		at := step("allocated", p.CreationTimestamp.Time, c.Status.Allocation.AllocationTimestamp.Time)
+		for _, d := range c.Status.Devices {
+			if is := meta.FindStatusCondition(d.Conditions, inventory.Attached); is != nil {
+				at = step("attached", at, is.LastTransitionTime.Time)
+			}
+		}
+		for _, is := range p.Status.Conditions {
+			if is.Type == corev1.PodScheduled {
+				step("bound", at, is.LastTransitionTime.Time)
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(steps)) {
+		of := steps[name]
+		slices.Sort(of)
+		e.t.Logf("%s: %s after the step before: median %v, 90th percentile %v, longest %v", namespace, name, of[len(of)/2], of[len(of)*9/10], of[len(of)-1])
+	}
 }
 
 // logEvents logs how often each reason was given to the pods of a namespace.
