@@ -162,6 +162,9 @@ func (e *env) hostFull() {
 	e.wait("the slices to leave the node out", func(ctx context.Context) (bool, error) {
 		all, err := e.slices(ctx)
 		for _, s := range all {
+			if s.Spec.NodeSelector == nil {
+				return false, err
+			}
 			nodes := s.Spec.NodeSelector.NodeSelectorTerms[0].MatchFields
 			if !slices.ContainsFunc(nodes, func(r corev1.NodeSelectorRequirement) bool {
 				return r.Values[0] == nodeName(0) || r.Operator == corev1.NodeSelectorOpIn // a box that is used up is for no node

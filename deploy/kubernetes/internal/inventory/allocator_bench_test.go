@@ -26,6 +26,7 @@ func BenchmarkAllocator(b *testing.B) {
 	}{
 		"without conditions and attributes": {plain: true},
 		"whole":                             {without: 3},
+		"whole, all nodes have a host":      {},
 		"whole, many nodes without a host":  {without: maxNamed + 1},
 		"divisible":                         {divisible: true, without: 3},
 		"divisible, published late":         {divisible: true, without: 3, unpublished: 10},

@@ -33,13 +33,17 @@ func newScheduler(inv *Inventory) *scheduler {
 	}}
 	for name, p := range inv.Resources().Pools {
 		for i, part := range p.Slices {
-			s.slices = append(s.slices, &resourceapi.ResourceSlice{
+			slice := &resourceapi.ResourceSlice{
 				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", name, i)},
 				Spec: resourceapi.ResourceSliceSpec{
 					Driver: Driver, Pool: resourceapi.ResourcePool{Name: name, Generation: 1, ResourceSliceCount: int64(len(p.Slices))},
 					NodeSelector: p.NodeSelector, Devices: part.Devices,
 				},
-			})
+			}
+			if p.AllNodes {
+				slice.Spec.AllNodes = &p.AllNodes
+			}
+			s.slices = append(s.slices, slice)
 		}
 	}
 	return s

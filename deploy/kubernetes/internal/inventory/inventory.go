@@ -162,7 +162,6 @@ const poolPrefix = "dxpu/"
 // a thousand such devices most of its time goes there. A box whose devices are all allocated, and
 // cannot be divided, keeps the selector that it had.
 func (i *Inventory) Resources() *resourceslice.DriverResources {
-	selector, none := i.left.selector(), noNodes()
 	out := &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{}}
 	byBox := map[string][]resourceapi.Device{}
 	for _, d := range i.Devices {
@@ -170,25 +169,32 @@ func (i *Inventory) Resources() *resourceslice.DriverResources {
 		byBox[box] = append(byBox[box], d)
 	}
 	for box, devices := range byBox {
-		p := resourceslice.Pool{NodeSelector: selector}
-		if left, is := i.kept[box]; is {
-			p.NodeSelector = left.selector()
-		}
-		if node, is := i.local[box]; is {
-			p.NodeSelector = named(corev1.NodeSelectorOpIn, cmp.Or(node, noNode))
-		}
-		if _, found := slices.BinarySearch(i.usedUp, box); found {
-			p.NodeSelector = none
-		}
+		p := i.forNodes(box)
 		for part := range slices.Chunk(devices, devicesPerSlice) {
 			p.Slices = append(p.Slices, resourceslice.Slice{Devices: part})
 		}
 		out.Pools[poolPrefix+label(box, box)] = p
 	}
 	if len(out.Pools) == 0 { // the driver runs, and has no devices
-		out.Pools[poolPrefix+"none"] = resourceslice.Pool{NodeSelector: selector, Slices: []resourceslice.Slice{{}}}
+		p := i.left.pool()
+		p.Slices = []resourceslice.Slice{{}}
+		out.Pools[poolPrefix+"none"] = p
 	}
 	return out
+}
+
+// forNodes returns the resource pool of a box, without its slices.
+func (i *Inventory) forNodes(box string) resourceslice.Pool {
+	if _, found := slices.BinarySearch(i.usedUp, box); found {
+		return resourceslice.Pool{NodeSelector: noNodes()}
+	}
+	if node, is := i.local[box]; is {
+		return resourceslice.Pool{NodeSelector: named(corev1.NodeSelectorOpIn, cmp.Or(node, noNode))}
+	}
+	if left, is := i.kept[box]; is {
+		return left.pool()
+	}
+	return i.left.pool()
 }
 
 func (s *State) device(g *dxpuv1.GPU) resourceapi.Device {

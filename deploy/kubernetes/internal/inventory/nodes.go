@@ -5,6 +5,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
@@ -71,7 +72,16 @@ func (l leftOut) equal(o leftOut) bool {
 	return l.named == o.named && slices.Equal(l.hosts, o.hosts)
 }
 
-// selector returns the selector of the nodes that get GPUs.
+// pool returns a resource pool for the nodes that get GPUs. One for all nodes costs the scheduler
+// nothing; it parses the selector of another for each claim and node.
+func (l leftOut) pool() resourceslice.Pool {
+	if l.named && len(l.nodes) == 0 {
+		return resourceslice.Pool{AllNodes: true}
+	}
+	return resourceslice.Pool{NodeSelector: l.selector()}
+}
+
+// selector returns the selector of the nodes that get GPUs, if some get none.
 func (l leftOut) selector() *corev1.NodeSelector {
 	if !l.named {
 		nodes := []corev1.NodeSelectorRequirement{{Key: HostLabel, Operator: corev1.NodeSelectorOpExists}}
@@ -79,9 +89,6 @@ func (l leftOut) selector() *corev1.NodeSelector {
 			nodes = append(nodes, corev1.NodeSelectorRequirement{Key: HostLabel, Operator: corev1.NodeSelectorOpNotIn, Values: l.hosts})
 		}
 		return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: nodes}}}
-	}
-	if len(l.nodes) == 0 {
-		return named(corev1.NodeSelectorOpNotIn, noNode)
 	}
 	return named(corev1.NodeSelectorOpNotIn, l.nodes...)
 }
