@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -18,36 +19,66 @@ import (
 
 // served is the agent of this project with the fake GPU.
 type served struct {
-	t   testing.TB
-	api *agent.Client
+	t     testing.TB
+	api   *agent.Client
+	agent *agent.Agent
+	stop  func()
+}
+
+// fakeGPUs are GPUs as the fake driver has them.
+func fakeGPUs(n int) (out []broker.GPU) {
+	for i := range n {
+		g := broker.GPU{Name: fmt.Sprintf("fake%d", i), Device: share.Device{SMs: 80, ThreadsPerSM: 2048, Memory: 1 << 30}}
+		for at := range g.UUID {
+			g.UUID[at] = 0xa0 + byte(i)
+		}
+		out = append(out, g)
+	}
+	return out
 }
 
 func serveShares(t testing.TB, policy string) *served {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "share") // t.TempDir is too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	a, err := agent.New(agent.Config{
+	return serveWith(t, agent.Config{
 		Broker: broker.Config{Policy: policy, GPUs: []broker.GPU{{Name: "fake", Device: share.Device{SMs: 80, ThreadsPerSM: 2048, Memory: 1 << 30}}}},
-		Dir:    dir, Group: -1, Log: slog.New(slog.DiscardHandler),
 	})
+}
+
+// serveWith serves until the test ends, or stop is called. A configuration with a folder has
+// the state of a former agent.
+func serveWith(t testing.TB, config agent.Config) *served {
+	t.Helper()
+	config.Group, config.Log = -1, slog.New(slog.DiscardHandler)
+	if config.Dir == "" {
+		config.Dir = shareDir(t)
+	}
+	a, err := agent.New(config)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- a.Run(ctx) }()
-	t.Cleanup(func() {
+	stop := sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
 			t.Errorf("the agent ended: %v", err)
 		}
 	})
-	s := &served{t: t, api: agent.NewClient(dir)}
+	t.Cleanup(stop)
+	s := &served{t: t, api: agent.NewClient(config.Dir), agent: a, stop: stop}
 	s.until("the agent serves", func() bool { _, err := s.api.GPUs(t.Context()); return err == nil })
 	return s
+}
+
+// shareDir returns a folder for the sockets of shares.
+func shareDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "share") // t.TempDir is too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
 }
 
 func (s *served) until(what string, ok func() bool) {

@@ -29,6 +29,7 @@ const struct share_page *dxpu_share_page;
 atomic_uint dxpu_share_hold;
 atomic_ullong dxpu_share_launches;
 unsigned dxpu_share_connection;
+bool dxpu_share_told_contexts;
 /* Held for microseconds: a thread that launches spins before it sleeps. */
 pthread_mutex_t dxpu_share_mu = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP;
 bool dxpu_share_looks;
@@ -185,7 +186,7 @@ uint32_t dxpu_share_ask_locked(struct share_message *m)
 
 /* ---- receiving ---- */
 
-static void welcome_locked(int page_fd)
+static void welcome_locked(const struct share_message *m, int page_fd)
 {
 	if (connection != GREETING || page_fd < 0 || !dxpu_share_map_page(page_fd)) {
 		fprintf(stderr, "dxpu: DXPU_SHARE=%s: the agent's page is not one of version %d\n", dxpu_config.share, SHARE_VERSION);
@@ -193,6 +194,7 @@ static void welcome_locked(int page_fd)
 		return;
 	}
 	connection = UP;
+	dxpu_share_told_contexts = m->arg[1] == SHARE_TELLS;
 	dxpu_share_connection++;
 	pause_ms = 0;
 	dxpu_share_restate_locked();
@@ -217,7 +219,7 @@ static void handle_locked(const struct share_message *m, int page_fd)
 {
 	switch (m->type) {
 	case SHARE_WELCOME:
-		welcome_locked(page_fd);
+		welcome_locked(m, page_fd);
 		break;
 	case SHARE_GRANTED:
 		if (dxpu_share_page_current())
@@ -260,7 +262,7 @@ static void receive_all_locked(void)
 
 static bool connect_locked(void)
 {
-	struct share_message hello = {.type = SHARE_HELLO, .id = SHARE_VERSION, .arg = {(uint64_t)getpid()}};
+	struct share_message hello = {.type = SHARE_HELLO, .id = SHARE_VERSION, .arg = {(uint64_t)getpid(), SHARE_TELLS}};
 
 	fd = dxpu_share_dial();
 	if (fd < 0)
@@ -409,8 +411,10 @@ static CUresult first_connection_locked(void)
 			break;
 		if ((n = dxpu_share_receive(fd, &m, &page_fd)) == 0)
 			continue;
-		if (n > 0 && m.type == SHARE_WELCOME && page_fd >= 0 && dxpu_share_map_page(page_fd))
+		if (n > 0 && m.type == SHARE_WELCOME && page_fd >= 0 && dxpu_share_map_page(page_fd)) {
 			connection = UP;
+			dxpu_share_told_contexts = m.arg[1] == SHARE_TELLS;
+		}
 		if (page_fd >= 0)
 			close(page_fd);
 		if (connection != UP)

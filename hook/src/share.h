@@ -25,12 +25,12 @@
 
 /* ---- the format of hook/SHARE.md, little endian ---- */
 
-enum { SHARE_VERSION = 1, SHARE_GPUS = 16, SHARE_PAGE = 4096, SHARE_REQUESTS = 128, SHARE_PACKET = 16, SHARE_STARTED = 1, SHARE_MAGIC = 0x48535844 };
+enum { SHARE_VERSION = 1, SHARE_GPUS = 16, SHARE_PAGE = 4096, SHARE_REQUESTS = 128, SHARE_PACKET = 16, SHARE_STARTED = 1, SHARE_TELLS = 1, SHARE_MAGIC = 0x48535844 };
 
 #define SHARE_MOST ((uint64_t)1 << 50) /* bytes, of a message */
 
 enum share_type {
-	SHARE_HELLO = 1, SHARE_ALLOCATE, SHARE_FREE, SHARE_LAUNCH, SHARE_DONE, SHARE_IDLE, SHARE_FAILED, SHARE_EXIT, SHARE_HOLDS, SHARE_USAGE,
+	SHARE_HELLO = 1, SHARE_ALLOCATE, SHARE_FREE, SHARE_LAUNCH, SHARE_DONE, SHARE_IDLE, SHARE_FAILED, SHARE_EXIT, SHARE_HOLDS, SHARE_USAGE, SHARE_CONTEXT,
 	SHARE_WELCOME = 65, SHARE_GRANTED, SHARE_REFUSED, SHARE_PERMIT, SHARE_END, SHARE_REJECT,
 };
 
@@ -46,7 +46,7 @@ struct share_gpu {
 	uint8_t uuid[16];
 	uint32_t domain, address;
 	_Atomic uint32_t gate, window;
-	_Atomic uint64_t limit, used; /* bytes */
+	_Atomic uint64_t limit, used; /* bytes; no limit: no process may use the GPU */
 	_Atomic uint32_t compute;     /* parts per million */
 	_Atomic uint32_t credit;      /* launches in flight that need no permit */
 	uint8_t reserved[72];
@@ -100,6 +100,9 @@ extern pthread_mutex_t dxpu_share_mu;
 CUresult dxpu_share_activate(void);
 void dxpu_share_exit(void);
 void dxpu_share_in_child(void);
+
+/* Whether the agent of the connection knows CONTEXT. */
+extern bool dxpu_share_told_contexts; /* guarded by dxpu_share_mu */
 
 /* Counts the connections; an answer is worth nothing on a later one. */
 extern unsigned dxpu_share_connection;
@@ -168,6 +171,9 @@ void dxpu_share_give(int gpu, uint64_t bytes);
 /* Counts bytes that the agent has granted, or that the process may take alone. */
 void dxpu_share_charge_locked(int gpu, uint64_t bytes);
 
+/* Tells the agent that the process makes a context on a GPU: its first one there is told. */
+void dxpu_share_opens(int gpu);
+
 /* Tells a new connection what the process holds; sends what could not be sent. */
 void dxpu_share_restate_locked(void);
 void dxpu_share_flush_locked(void);
@@ -233,6 +239,12 @@ struct share_work {
 CUresult dxpu_share_begin_slow(struct share_launch *l, CUstream s, int thread, const struct share_work *w);
 void dxpu_share_follow(struct share_launch *l, CUresult result);
 
+/* Whether no process of the share may use a GPU: it has left the share, or failed. */
+static inline bool dxpu_share_is_shut(int gpu)
+{
+	return atomic_load_explicit(&dxpu_share_page->gpu[gpu].limit, memory_order_relaxed) == 0;
+}
+
 /* Whether launches need no permit on any GPU: one load for each. */
 static inline bool dxpu_share_is_open(void)
 {
@@ -241,7 +253,7 @@ static inline bool dxpu_share_is_open(void)
 	if (atomic_load_explicit(&dxpu_share_hold, memory_order_relaxed))
 		return false;
 	for (uint32_t i = 0; i < p->gpus; i++) {
-		if (atomic_load_explicit(&p->gpu[i].gate, memory_order_relaxed) != SHARE_OPEN)
+		if (atomic_load_explicit(&p->gpu[i].gate, memory_order_relaxed) != SHARE_OPEN && !dxpu_share_is_shut((int)i))
 			return false;
 	}
 	return true;
@@ -273,7 +285,7 @@ enum { NOT_IN_SHARE = -1, NO_CONTEXT = -2, UNCOUNTED = -3 };
 /* Compares the devices with the page. */
 void dxpu_share_devices(void);
 
-/* Index in the page of a device, or NOT_IN_SHARE. */
+/* Index in the page of a device, or NOT_IN_SHARE: also if it is shut. */
 int dxpu_share_gpu(CUdevice d);
 
 /* The device with an index in the page. */

@@ -70,7 +70,12 @@ void dxpu_share_devices(void)
 	}
 }
 
-int dxpu_share_gpu(CUdevice d) { return d >= 0 && d < DEVICES ? gpus[d] : NOT_IN_SHARE; }
+int dxpu_share_gpu(CUdevice d)
+{
+	int gpu = d >= 0 && d < DEVICES ? gpus[d] : NOT_IN_SHARE;
+
+	return gpu >= 0 && dxpu_share_is_shut(gpu) ? NOT_IN_SHARE : gpu;
+}
 
 CUdevice dxpu_share_device(int gpu)
 {
@@ -294,13 +299,29 @@ static CUresult release(CUdevice d, CUresult (*driver)(CUdevice))
 RELEASE(cuDevicePrimaryCtxRelease)
 RELEASE(cuDevicePrimaryCtxRelease_v2)
 
+/*
+ * Without a context, nothing runs on a device: one that is not in the share gets none. The
+ * agent hears of the others, so that it knows whose end a GPU needs that leaves the share.
+ */
+static bool forbidden(CUdevice d)
+{
+	int gpu;
+
+	if (!dxpu_share_is_on() || d < 0 || d >= ndevices)
+		return false;
+	gpu = dxpu_share_gpu(d);
+	if (gpu >= 0)
+		dxpu_share_opens(gpu);
+	return gpu < 0;
+}
+
 SHARE(cuDevicePrimaryCtxRetain, CUcontext *c, CUdevice d)
 {
 	CUresult r;
 
 	if (!dxpu_share_is_on() || d < 0 || d >= ndevices)
 		return BEHIND(cuDevicePrimaryCtxRetain)(c, d);
-	if (dxpu_share_gpu(d) < 0)
+	if (forbidden(d))
 		return CUDA_ERROR_NOT_PERMITTED;
 	pthread_mutex_lock(&lock);
 	r = BEHIND(cuDevicePrimaryCtxRetain)(c, d);
@@ -309,9 +330,6 @@ SHARE(cuDevicePrimaryCtxRetain, CUcontext *c, CUdevice d)
 	pthread_mutex_unlock(&lock);
 	return r;
 }
-
-/* Without a context, nothing runs on a device: one that is not in the share gets none. */
-static bool forbidden(CUdevice d) { return dxpu_share_is_on() && d >= 0 && d < ndevices && dxpu_share_gpu(d) < 0; }
 
 #define CREATE(symbol, params, args) \
 	CUresult share_##symbol params; \

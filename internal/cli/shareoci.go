@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/dxpu-project/dxpu/internal/sharing/agent"
 )
@@ -24,6 +25,7 @@ const (
 	ociLimit   = "dxpu.dev/limit"
 	ociClass   = "dxpu.dev/class"
 	ociGPUs    = "dxpu.dev/gpu"
+	ociCount   = "dxpu.dev/gpus"
 
 	// maxConfig bounds the configuration of a container.
 	maxConfig = 16 << 20
@@ -36,8 +38,8 @@ func newShareOCICommand() *cobra.Command {
 		Long: `Give a container a share of a GPU of this machine as it is created. The command reads the
 configuration of an OCI runtime (config.json) from standard input, and writes it to standard
 output. A container with the annotation dxpu.dev/gpu-memory gets a share, its socket and
-dxpu's driver library. dxpu.dev/compute, /limit, /class and /gpu are as the flags of "dxpu
-share create". Other containers stay as they are.
+dxpu's driver library. dxpu.dev/compute, /limit, /class, /gpu and /gpus are as the flags of
+"dxpu share create". Other containers stay as they are.
 
 podman runs it as a hook of the stage "precreate", and the example as a file in
 /usr/share/containers/oci/hooks.d. With runc or crun, filter config.json by hand.
@@ -99,6 +101,11 @@ func writeIf(w io.Writer, text []byte, write bool) error {
 	return err
 }
 
+// ociFlags are the flags of "dxpu share create" that annotations stand for.
+var ociFlags = map[string]string{
+	ociMemory: "gpu-memory", ociCompute: "compute", ociLimit: "limit", ociClass: "class", ociGPUs: "gpu", ociCount: "gpus",
+}
+
 // ociPart returns the configuration of a container, and the share that its annotations ask
 // for, nil for none.
 func ociPart(text []byte) (map[string]any, *agent.Part, error) {
@@ -113,19 +120,14 @@ func ociPart(text []byte) (map[string]any, *agent.Part, error) {
 	if word(ociMemory) == "" {
 		return config, nil, nil
 	}
-	o := sharePart{class: word(ociClass)}
-	if gpus := word(ociGPUs); gpus != "" {
-		o.gpus = strings.Split(gpus, ",")
-	}
-	var err error
-	if o.memory, err = parseSize(word(ociMemory)); err != nil {
-		return nil, nil, fmt.Errorf("annotation %s: %w", ociMemory, err)
-	}
-	for key, to := range map[string]*uint32{ociCompute: &o.compute, ociLimit: &o.limit} {
+	var o sharePart
+	f := pflag.NewFlagSet("", pflag.ContinueOnError)
+	o.register(f)
+	for key, flag := range ociFlags {
 		if word(key) == "" {
 			continue
 		}
-		if *to, err = parseCompute(word(key)); err != nil {
+		if err := f.Set(flag, word(key)); err != nil {
 			return nil, nil, fmt.Errorf("annotation %s: %w", key, err)
 		}
 	}

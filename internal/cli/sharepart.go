@@ -25,10 +25,11 @@ import (
 // sharePart are the flags that describe a share of a GPU of this machine.
 type sharePart struct {
 	dir            string
-	memory         uint64
-	compute, limit uint32 // thousandths
+	memory         []uint64 // of each GPU, or one for all; the same for the two below
+	compute, limit []uint32 // thousandths
 	class          string
 	gpus           []string
+	count          int
 	name           string
 }
 
@@ -49,38 +50,38 @@ func (o *sharePart) register(f *pflag.FlagSet) {
 	agentDirVar(f, &o.dir)
 	o.registerSize(f)
 	f.StringVar(&o.class, "class", "online", "class of the work: online (bounded latency) or offline")
-	f.StringSliceVar(&o.gpus, "gpu", nil, "`names` of the GPUs, separated by commas (default: the one with the most room)")
+	f.StringSliceVar(&o.gpus, "gpu", nil, "`names` of the GPUs, separated by commas (default: those with the most room)")
+	f.IntVar(&o.count, "gpus", 0, "`number` of GPUs (default 1, or those that --gpu names)")
 	f.StringVar(&o.name, "name", "", "name of the share (default: the agent chooses it)")
 }
 
 func (o *sharePart) registerSize(f *pflag.FlagSet) {
-	memoryVar(f, &o.memory, "gpu-memory", "memory on each GPU, such as 8GiB")
-	computeVar(f, &o.compute, "compute", "share of each GPU's compute, such as 30% (default: what others leave)")
-	computeVar(f, &o.limit, "limit", "highest share of the compute (default: --compute)")
+	f.Var(listFlag("sizes", &o.memory, memoryVar), "gpu-memory", "memory on each GPU, such as 8GiB, or 8GiB,16GiB for two GPUs")
+	f.Var(listFlag("shares", &o.compute, computeVar), "compute", "share of each GPU's compute, such as 30%, or 30%,60% for two GPUs (default: what others leave)")
+	f.Var(listFlag("shares", &o.limit, computeVar), "limit", "highest share of the compute, as --compute (default: --compute)")
 }
 
 // part returns what the agent is asked for.
 func (o *sharePart) part() (agent.Part, error) {
-	p := agent.Part{Memory: int64(o.memory), GPUs: o.gpus, ID: o.name, Offline: o.class == "offline"}
+	p := agent.Part{GPUs: o.gpus, Count: o.count, ID: o.name, Offline: o.class == "offline"}
 	if o.class != "" && o.class != "online" && o.class != "offline" {
 		return p, usagef("--class %q: want online or offline", o.class)
 	}
-	const ppm = 1000 // in a thousandth
-	if o.compute > 0 {
-		p.Compute = new(int64(o.compute) * ppm)
+	sizes, err := o.sizes()
+	if err != nil {
+		return p, err
 	}
-	if o.limit > 0 {
-		p.Limit = new(int64(o.limit) * ppm)
-	}
-	if o.limit > 0 && o.limit < o.compute {
-		return p, usagef("--limit %s is below --compute %s", percentWord(o.limit), percentWord(o.compute))
+	if len(sizes) == 1 { // which agents before those with several sizes know, too
+		p.Memory, p.Compute, p.Limit = sizes[0].Memory, sizes[0].Compute, sizes[0].Limit
+	} else {
+		p.Sizes = sizes
 	}
 	return p, nil
 }
 
 // whole is part for a new share, which needs memory.
 func (o *sharePart) whole() (agent.Part, error) {
-	if o.memory == 0 {
+	if len(o.memory) == 0 {
 		return agent.Part{}, usage(withHint(errors.New("--gpu-memory is missing"), "write it like --gpu-memory 8GiB"))
 	}
 	return o.part()
@@ -99,7 +100,7 @@ func newShareRunCommand() *cobra.Command {
 	var hookDir, lease string
 	cmd := &cobra.Command{
 		Use: "run [flags] -- PROGRAM [ARGUMENT...]", Short: "Run a program with a part of a GPU of this machine", Args: cobra.MinimumNArgs(1),
-		Long: `Run a program with a part of a GPU of this machine. The command asks the agent ("dxpu
+		Long: `Run a program with a part of one or several GPUs of this machine. The command asks the agent ("dxpu
 share serve") for a share, and replaces itself by the program, with dxpu's driver library
 in place of NVIDIA's. So signals and the exit code are the program's own.
 
@@ -107,11 +108,16 @@ The share ends when the program and all its children in the share have ended, wh
 way. Its memory and compute hold for all these processes together.
 
 With --lease the program runs in the share of a lease, on a machine whose GPUs a pool has
-("dxpu share serve --manager"). The command waits for a lease that has no GPU yet. The share
-stays until the lease ends. Its first user has it alone, beside root.`,
+("dxpu share serve --manager"). The command waits for a lease that does not have its GPUs
+yet. The share stays until the lease ends. Its first user has it alone, beside root.
+
+With --gpus, or several names in --gpu, the program has a part of each of these GPUs. One
+size holds for each; a list has one for each GPU, in the order of --gpu.`,
 		Example: `  dxpu share run --gpu-memory 8GiB --compute 30% --class offline -- python train.py
   dxpu share run --lease l-7 -- python train.py
-  dxpu share run --gpu-memory 4GiB --gpu 0000:3b:00.0 -- ./server`,
+  dxpu share run --gpu-memory 4GiB --gpu 0000:3b:00.0 -- ./server
+  dxpu share run --gpus 2 --gpu-memory 16GiB --compute 50% -- torchrun train.py
+  dxpu share run --gpu 0000:3b:00.0,0000:5e:00.0 --gpu-memory 8GiB,16GiB --compute 30%,60% -- ./server`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p, err := o.whole()
 			if lease != "" {
@@ -164,7 +170,7 @@ stays until the lease ends. Its first user has it alone, beside root.`,
 
 // checkLease refuses flags that the lease answers.
 func (o *sharePart) checkLease(f *pflag.FlagSet) error {
-	for _, name := range []string{"gpu-memory", "compute", "limit", "class", "gpu", "name"} {
+	for _, name := range []string{"gpu-memory", "compute", "limit", "class", "gpu", "gpus", "name"} {
 		if f.Changed(name) {
 			return usage(withHint(fmt.Errorf("--%s and --lease exclude each other: the lease has its size", name), "dxpu lease resize --help"))
 		}
@@ -258,7 +264,8 @@ func printShares(w io.Writer, l localShares) {
 		if s.Evicted != "" {
 			state += ", was evicted: " + s.Evicted
 		}
-		t.row(s.ID, s.Class, strings.Join(s.GPUs, ","), size(uint64(s.Memory)), size(uint64(s.Used)), ppmWord(s.Compute), ppmWord(s.Limit),
+		memory, compute, limit := sizeWords(s)
+		t.row(s.ID, s.Class, strings.Join(s.GPUs, ","), memory, size(uint64(s.Used)), compute, limit,
 			len(s.Processes), s.Launches, duration(s.GPUTime.Duration()), state, cmp.Or(s.Lease, "-"), s.Socket)
 	}
 	t.flush()
@@ -295,15 +302,18 @@ A share whose programs use more than its new memory gets no more, and keeps the 
 until they free it.
 
 With the policy mps a program keeps its compute until it ends. An offline program of "dxpu
-share run" is asked to end, for its next start with the new compute.`,
+share run" is asked to end, for its next start with the new compute.
+
+A share of several GPUs is resized on all of them, or on those that --gpu names.`,
 		Example: `  dxpu share resize web --gpu-memory 12GiB
+  dxpu share resize train --gpu 0000:3b:00.0 --gpu-memory 4GiB
   dxpu share resize web --compute 20% --limit 50%`,
 	}, func(cmd *cobra.Command, args []string) (localShares, error) {
 		p, err := o.part()
 		if err != nil {
 			return nil, err
 		}
-		if p.Memory == 0 && p.Compute == nil && p.Limit == nil {
+		if len(o.memory)+len(o.compute)+len(o.limit) == 0 {
 			return nil, usagef("nothing to change: give --gpu-memory, --compute or --limit")
 		}
 		s, err := agent.NewClient(o.dir).Resize(cmd.Context(), args[0], p)
@@ -311,6 +321,7 @@ share run" is asked to end, for its next start with the new compute.`,
 	}, printShares)
 	agentDirVar(cmd.Flags(), &o.dir)
 	o.registerSize(cmd.Flags())
+	cmd.Flags().StringSliceVar(&o.gpus, "gpu", nil, "`names` of the GPUs on which it changes, separated by commas (default: all of the share)")
 	return cmd
 }
 

@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -226,7 +227,7 @@ func (a *Agent) beats(ctx context.Context) error {
 		a.beatLocked(a.enter())
 		if a.now() >= a.settleAt {
 			a.settleAt = machine.Never
-			a.broker.Settle()
+			a.broker.Settle(a.now())
 			a.abandonLocked()
 			a.flushLocked()
 		}
@@ -274,7 +275,7 @@ func (a *Agent) flushLocked() {
 		a.out.Reset()
 		a.broker.Transmit(a.now(), &a.out)
 		o := &a.out
-		if len(o.Pages)+len(o.Sends)+len(o.Closes)+len(o.Kills)+len(o.Removed) == 0 {
+		if o.Empty() {
 			break
 		}
 		a.carryOutLocked(o)
@@ -313,6 +314,9 @@ func (a *Agent) carryOutLocked(o *broker.Output) {
 	for _, id := range o.Removed {
 		a.removeLocked(id)
 	}
+	for _, d := range o.Dropped {
+		a.droppedLocked(d)
+	}
 }
 
 // killLocked ends a process, or at least its connection.
@@ -340,6 +344,17 @@ func (a *Agent) removeLocked(id string) {
 	s.close()
 	a.discardLocked(id)
 	a.config.Log.Info("share has ended", "share", id)
+	signal(a.save)
+}
+
+// droppedLocked forgets the part of a GPU that a share has no more.
+func (a *Agent) droppedLocked(d broker.Dropped) {
+	s, gpu := a.shares[d.ID], a.config.Broker.GPUs[d.GPU].Name
+	if s == nil || s.record.part(gpu) == nil {
+		return
+	}
+	s.record.Parts = slices.DeleteFunc(slices.Clone(s.record.Parts), func(p RecordPart) bool { return p.GPU == gpu })
+	a.config.Log.Info("share has a GPU no more", "share", d.ID, "gpu", gpu)
 	signal(a.save)
 }
 

@@ -59,8 +59,10 @@ func (c *client) receive() (wire.Message, error) {
 }
 
 // greet sends HELLO and returns the type of the answer, or an error as text.
-func (c *client) greet() string {
-	if err := c.send(wire.Message{Type: wire.Hello, ID: wire.Version, Arg: [wire.Args]uint64{uint64(os.Getpid())}}); err != nil {
+func (c *client) greet() string { return c.greetWith(0) }
+
+func (c *client) greetWith(tells uint64) string {
+	if err := c.send(wire.Message{Type: wire.Hello, ID: wire.Version, Arg: [wire.Args]uint64{uint64(os.Getpid()), tells}}); err != nil {
 		return err.Error()
 	}
 	m, err := c.receive()

@@ -5,13 +5,23 @@ import "time"
 // ControlName is the name of the control socket in the folder of an agent.
 const ControlName = "control.sock"
 
-// Part describes a share that a user asks for. Memory and compute hold for each GPU.
+// Size is the size of a share on one GPU.
+type Size struct {
+	Memory  int64  `json:"memory_bytes,omitempty"`
+	Compute *int64 `json:"compute_ppm,omitempty"` // that it is to get
+	Limit   *int64 `json:"limit_ppm,omitempty"`   // highest; 0: none
+}
+
+// Part describes a share that a user asks for. Memory and compute hold for each GPU, unless
+// Sizes has them for each.
 type Part struct {
 	Memory  int64    `json:"memory_bytes,omitempty"`
 	Compute *int64   `json:"compute_ppm,omitempty"` // that it is to get
 	Limit   *int64   `json:"limit_ppm,omitempty"`   // highest; 0: none
 	Offline bool     `json:"offline,omitempty"`
-	GPUs    []string `json:"gpus,omitempty"`      // names; none: the GPU with the most room
+	GPUs    []string `json:"gpus,omitempty"`      // names; none: those with the most room. Of a resize: all
+	Count   int      `json:"gpu_count,omitempty"` // number of GPUs without names; 0 means 1
+	Sizes   []Size   `json:"sizes,omitempty"`     // one for each GPU
 	ID      string   `json:"id,omitempty"`        // none: the agent chooses it
 	Owned   bool     `json:"owned,omitempty"`     // the share ends with the process that asks, and those in the share
 	Owner   int      `json:"owner_pid,omitempty"` // with Owned: another process than the one that asks
@@ -23,10 +33,11 @@ type Share struct {
 	Class     string    `json:"class"`
 	GPUs      []string  `json:"gpus"`
 	UUIDs     []string  `json:"uuids,omitempty"`
-	Memory    int64     `json:"memory_bytes"` // on each GPU
+	Memory    int64     `json:"memory_bytes"` // on each GPU; of the first one, if Parts differ
 	Used      int64     `json:"used_bytes"`   // on all GPUs
-	Compute   int64     `json:"compute_ppm"`
-	Limit     int64     `json:"limit_ppm"` // 0: none
+	Compute   int64     `json:"compute_ppm"`  // as Memory
+	Limit     int64     `json:"limit_ppm"`    // as Memory; 0: none
+	Parts     []GPUPart `json:"parts"`        // in the order of GPUs
 	Launches  uint64    `json:"launches"`
 	GPUTime   Seconds   `json:"gpu_seconds"`
 	State     string    `json:"state"` // ready, held, ending
@@ -38,8 +49,19 @@ type Share struct {
 	MPS       bool      `json:"mps,omitempty"`   // its program joins MPS before it starts
 	Stale     bool      `json:"stale,omitempty"` // its program keeps the former compute until its next start
 	Processes []Process `json:"processes"`
-	Lease     string    `json:"lease,omitempty"`   // of the pool, that has the share
-	Binding   string    `json:"binding,omitempty"` // of the lease
+	Lease     string    `json:"lease,omitempty"` // of the pool, that has the share
+}
+
+// GPUPart is what a share has of one GPU.
+type GPUPart struct {
+	GPU     string `json:"gpu"`
+	Memory  int64  `json:"memory_bytes"`
+	Used    int64  `json:"used_bytes"`
+	Compute int64  `json:"compute_ppm"`
+	Limit   int64  `json:"limit_ppm"`         // 0: none
+	Leaving bool   `json:"leaving,omitempty"` // the share has it no more when the programs that use it have ended
+	Users   int    `json:"users"`             // processes that have used it
+	Binding string `json:"binding,omitempty"` // of the lease
 }
 
 // Entered answers a program that wants to run in a lease.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/dxpu-project/dxpu/internal/sharing/broker"
 	"github.com/dxpu-project/dxpu/internal/sharing/offer"
@@ -76,24 +77,39 @@ func (a *Agent) Offered() offer.Seen {
 		seen.Conditions[a.config.Broker.GPUs[i].Name] = offer.Condition{Failed: why}
 	}
 	for _, st := range a.broker.Status() {
-		s := a.shares[st.Spec.ID]
+		s := a.shares[st.ID]
 		if s == nil {
 			continue
 		}
-		if s.record.Lease == nil {
-			for _, g := range s.record.GPUs {
-				c := seen.Conditions[g]
-				c.Others = append(c.Others, s.record.ID)
-				seen.Conditions[g] = c
-			}
-			continue
+		for i := range st.Parts {
+			a.offerPart(&seen, s, &st.Parts[i], len(st.Processes))
 		}
-		seen.Shares = append(seen.Shares, offer.Share{
-			Lease: *s.record.Lease, GPU: s.record.GPUs[0], Memory: st.Spec.Memory, Kept: st.Kept, Compute: st.Spec.Compute,
-			Offline: s.record.Offline, Processes: len(st.Processes), Launches: st.Launches,
-		})
 	}
 	return seen
+}
+
+// offerPart adds what a share has of one GPU. Programs that have not used the GPU count where
+// none has: they may begin to.
+func (a *Agent) offerPart(seen *offer.Seen, s *served, q *broker.PartStatus, processes int) {
+	gpu := a.config.Broker.GPUs[q.GPU].Name
+	p := s.record.part(gpu)
+	switch {
+	case p == nil:
+	case p.Lease == nil:
+		c := seen.Conditions[gpu]
+		c.Others = append(c.Others, s.record.ID)
+		seen.Conditions[gpu] = c
+	default:
+		lease := *p.Lease
+		lease.Leaving = lease.Leaving || q.Leaving
+		if q.Users > 0 {
+			processes = q.Users
+		}
+		seen.Shares = append(seen.Shares, offer.Share{
+			Lease: lease, GPU: gpu, Memory: q.Memory, Kept: q.Kept, Compute: q.Compute,
+			Offline: s.record.Offline, Processes: processes, Launches: q.Launches,
+		})
+	}
 }
 
 // errEarly says that programs of a share may still come back to an agent that has begun.
@@ -118,62 +134,91 @@ func (a *Agent) doLocked(x *offer.Action) error {
 	if x.Kind == offer.Open {
 		return a.openLeaseLocked(x)
 	}
-	s := a.sharedByLocked(x.Binding)
+	s, p := a.boundLocked(x.Binding)
 	if s == nil {
 		return fmt.Errorf("binding %s has no share", x.ID)
 	}
 	switch x.Kind {
 	case offer.Attach:
-		s.setLease(func(l *offer.Lease) { l.Attached = true })
+		s.setLease(p, func(l *offer.Lease) { l.Attached = true })
 	case offer.Resize:
-		next := s.record
-		next.Memory, next.Compute, next.Limit = x.Memory, x.Compute, x.Compute
-		spec, err := next.spec(a.config.Broker.GPUs)
+		p.Memory, p.Compute, p.Limit = x.Memory, x.Compute, x.Compute
+		q, err := p.of(a.config.Broker.GPUs)
 		if err == nil {
-			err = a.broker.Resize(a.now(), spec)
+			err = a.broker.Resize(a.now(), s.record.ID, q)
 		}
 		if err != nil {
 			return err
 		}
-		s.record = next
+		s.record = s.record.withPart(p)
 	case offer.End:
-		if s.restored && a.now() < settleAfter {
-			a.broker.Evict(a.now(), s.record.ID, "its lease has ended", x.Grace)
-			return errEarly
-		}
-		s.setLease(func(l *offer.Lease) { l.Leaving = true })
-		return a.broker.End(a.now(), s.record.ID, x.Grace)
+		return a.endPartLocked(s, p, x.Grace)
 	}
 	return nil
 }
 
-// setLease changes what a share knows of its lease. Readers may have the former value.
-func (s *served) setLease(change func(*offer.Lease)) {
-	next := *s.record.Lease
-	change(&next)
-	s.record.Lease = &next
+// endPartLocked takes the part of a binding from its share. A share does not end before
+// programs of a former agent had the time to come back: they are asked to end, too.
+func (a *Agent) endPartLocked(s *served, p RecordPart, grace time.Duration) error {
+	q, err := p.of(a.config.Broker.GPUs)
+	if err != nil {
+		return err
+	}
+	last := !slices.ContainsFunc(s.record.Parts, func(o RecordPart) bool { return o.GPU != p.GPU && !o.Lease.Leaving })
+	if last && s.restored && a.now() < settleAfter {
+		a.broker.Evict(a.now(), s.record.ID, "its lease has ended", grace)
+		return errEarly
+	}
+	s.setLease(p, func(l *offer.Lease) { l.Leaving = true })
+	return a.broker.Drop(a.now(), s.record.ID, q.GPU, grace)
 }
 
-func (a *Agent) sharedByLocked(b offer.Binding) *served {
+// setLease changes what a part knows of its lease.
+func (s *served) setLease(p RecordPart, change func(*offer.Lease)) {
+	next := *p.Lease
+	change(&next)
+	p.Lease = &next
+	s.record = s.record.withPart(p)
+}
+
+// boundLocked returns the share of a binding, and its part; nil if there is none.
+func (a *Agent) boundLocked(b offer.Binding) (*served, RecordPart) {
 	for _, s := range a.shares {
-		if s.record.Lease != nil && s.record.Lease.Binding == b {
+		for i := range s.record.Parts {
+			if p := s.record.Parts[i]; p.Lease != nil && p.Lease.Binding == b {
+				return s, p
+			}
+		}
+	}
+	return nil, RecordPart{}
+}
+
+// livingLocked returns the share of a lease that is not about to end, nil if there is none.
+func (a *Agent) livingLocked(pool, lease string) *served {
+	for _, s := range a.shares {
+		if l := s.record.lease(); l == nil || l.Pool != pool || l.Lease != lease {
+			continue
+		}
+		if slices.ContainsFunc(s.record.Parts, func(p RecordPart) bool { return !p.Lease.Leaving }) {
 			return s
 		}
 	}
 	return nil
 }
 
-// openLeaseLocked makes the share of a binding. It has the name of the lease, if that is
-// free, and belongs to the agent's user until a program comes.
+// openLeaseLocked makes the part of a binding. It is in the share of its lease: a program
+// has all GPUs of the lease. That share has the name of the lease, if it is free, and belongs
+// to the agent's user until a program comes.
 func (a *Agent) openLeaseLocked(x *offer.Action) error {
-	if s := a.sharedByLocked(x.Binding); s != nil {
+	if s, _ := a.boundLocked(x.Binding); s != nil {
 		return fmt.Errorf("binding %s has the share %s already", x.ID, s.record.ID)
 	}
 	lease := x.Lease
-	r := Record{
-		ID: lease.Lease, Lease: &lease, Offline: x.Offline, Memory: x.Memory, Compute: x.Compute, Limit: x.Compute,
-		GPUs: []string{x.GPU}, UID: a.uid, GID: os.Getgid(),
+	p := RecordPart{GPU: x.GPU, Memory: x.Memory, Compute: x.Compute, Limit: x.Compute, Lease: &lease}
+	if s := a.livingLocked(lease.Pool, lease.Lease); s != nil {
+		return a.widenLocked(s, p)
 	}
+	r := Record{ID: lease.Lease, Offline: x.Offline, Parts: []RecordPart{p}, UID: a.uid, GID: os.Getgid()}
 	if a.shares[r.ID] != nil {
 		r.ID = strings.ToLower(x.ID)
 	}
@@ -184,10 +229,24 @@ func (a *Agent) openLeaseLocked(x *offer.Action) error {
 	return nil
 }
 
+// widenLocked gives the share of a lease one more GPU.
+func (a *Agent) widenLocked(s *served, p RecordPart) error {
+	q, err := p.of(a.config.Broker.GPUs)
+	if err == nil {
+		err = a.broker.Add(a.now(), s.record.ID, q)
+	}
+	if err != nil {
+		return err
+	}
+	s.record = s.record.withPart(p)
+	a.config.Log.Info("share of a lease has one more GPU", "lease", p.Lease.Lease, "binding", p.Lease.ID, "gpu", p.GPU, "memory", p.Memory)
+	return nil
+}
+
 // leasedLocked refuses what only the manager may do to the share of a lease. An agent
 // without a pool has only users who could.
 func (a *Agent) leasedLocked(s *served) error {
-	if l := s.record.Lease; l != nil && a.config.Pool != "" {
+	if l := s.record.lease(); l != nil && a.config.Pool != "" {
 		return fmt.Errorf("the share is that of lease %s: change the lease", l.Lease)
 	}
 	return nil
@@ -219,19 +278,33 @@ func (a *Agent) enterLease(r *http.Request) (any, error) {
 }
 
 // enteredLocked returns the share of a lease that takes programs, nil if there is none yet.
+// It takes none while a GPU comes: a program has those of its start.
 func (a *Agent) enteredLocked(lease string) (*served, error) {
 	if a.config.Pool == "" {
 		return nil, errors.New("the agent is in no pool: it was started without --manager")
 	}
+	ends := false
 	for _, s := range a.shares {
-		if l := s.record.Lease; l != nil && l.Lease == lease {
-			if l.Leaving {
-				return nil, fmt.Errorf("lease %s ends", lease)
-			}
-			if l.Attached {
-				return s, nil
+		if l := s.record.lease(); l == nil || l.Lease != lease {
+			continue
+		}
+		left, coming := 0, false
+		for i := range s.record.Parts {
+			switch l := s.record.Parts[i].Lease; {
+			case l.Leaving:
+				left++
+			case !l.Attached:
+				coming = true
 			}
 		}
+		if left == len(s.record.Parts) {
+			ends = true
+		} else if !coming {
+			return s, nil
+		}
+	}
+	if ends {
+		return nil, fmt.Errorf("lease %s ends", lease)
 	}
 	return nil, nil
 }
@@ -239,7 +312,7 @@ func (a *Agent) enteredLocked(lease string) (*served, error) {
 // claimLocked gives the folder of a share to the first user who runs a program in it.
 func (a *Agent) claimLocked(s *served, p peer) error {
 	if s.record.UID != a.uid {
-		return fmt.Errorf("lease %s is used by user %d", s.record.Lease.Lease, s.record.UID)
+		return fmt.Errorf("lease %s is used by user %d", s.record.lease().Lease, s.record.UID)
 	}
 	if err := os.Lchown(filepath.Join(a.config.Dir, s.record.ID), int(p.Uid), int(p.Gid)); err != nil {
 		return err

@@ -49,7 +49,7 @@ func TestShareOfALease(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := m.shares()[0]
-	if s.ID != "l-1" || s.Lease != "l-1" || s.Binding != "B-1" || s.Compute != 300_000 || s.Limit != 300_000 {
+	if s.ID != "l-1" || s.Lease != "l-1" || s.Parts[0].Binding != "B-1" || s.Compute != 300_000 || s.Limit != 300_000 {
 		t.Errorf("share %+v", s)
 	}
 	c := m.connect(s)

@@ -107,7 +107,7 @@ func (a *Agent) runMPS(work context.Context, s MPS) error {
 }
 
 // limitsOf returns the limits of a share's program. The driver library keeps the memory.
-func limitsOf(r *Record) mps.Limits { return mps.Limits{Share: cmp.Or(r.Limit, share.Whole)} }
+func limitsOf(r *Record) mps.Limits { return mps.Limits{Share: cmp.Or(r.Parts[0].Limit, share.Whole)} }
 
 // joinMPS makes the asking process, which owns the share, a client of MPS. It answers when
 // the process may start its program, or after joinWait.
@@ -164,7 +164,7 @@ func (a *Agent) admit(id string, p peer) (*client, error) {
 
 // admitLocked admits the owner of a share. A client that runs was admitted before.
 func (a *Agent) admitLocked(s *served, l mps.Limits, running bool) error {
-	gpu := slices.IndexFunc(a.config.Broker.GPUs, func(g broker.GPU) bool { return g.Name == s.record.GPUs[0] })
+	gpu := slices.IndexFunc(a.config.Broker.GPUs, func(g broker.GPU) bool { return g.Name == s.record.Parts[0].GPU })
 	a.clients++
 	c := &client{id: mps.ClientID(a.clients), gpu: gpu, limits: l, ready: make(chan struct{})}
 	err := a.services[gpu].Admit(mps.Client{
@@ -270,9 +270,9 @@ func (a *Agent) endClientLocked(s *served, n mps.Notice) {
 }
 
 // checkMPS refuses shares that MPS cannot serve.
-func (a *Agent) checkMPS(r *Record) error {
-	if a.config.MPS != nil && len(r.GPUs) > 1 {
-		return fmt.Errorf("%d GPUs: with the policy mps a share has one, because each GPU has an MPS daemon of its own", len(r.GPUs))
+func (a *Agent) checkMPS(gpus int) error {
+	if a.config.MPS != nil && gpus > 1 {
+		return fmt.Errorf("%d GPUs: with the policy mps a share has one, because each GPU has an MPS daemon of its own", gpus)
 	}
 	return nil
 }

@@ -13,12 +13,12 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/dxpu-project/dxpu/internal/sharing/broker"
-	"github.com/dxpu-project/dxpu/share"
 )
 
 // listenControl opens the control socket, for root and a group.
@@ -139,7 +139,7 @@ func (a *Agent) Shares() []Share {
 func (a *Agent) sharesLocked() []Share {
 	out := []Share{}
 	for _, st := range a.broker.Status() {
-		if s := a.shares[st.Spec.ID]; s != nil {
+		if s := a.shares[st.ID]; s != nil {
 			out = append(out, a.report(s, &st))
 		}
 	}
@@ -148,16 +148,16 @@ func (a *Agent) sharesLocked() []Share {
 
 func (a *Agent) report(s *served, st *broker.Status) Share {
 	out := Share{
-		ID: st.Spec.ID, Class: st.Spec.Class.String(), Memory: st.Spec.Memory, Used: st.Used, Compute: int64(st.Spec.Compute), Limit: int64(st.Spec.Limit),
+		ID: st.ID, Class: st.Class.String(), Used: st.Used,
 		Launches: st.Launches, GPUTime: seconds(st.GPUTime), State: "ready", Evicted: st.Evicted, Failures: st.Failures,
-		UID: s.record.UID, Socket: SocketPath(a.config.Dir, st.Spec.ID), Processes: []Process{},
+		UID: s.record.UID, Socket: SocketPath(a.config.Dir, st.ID), Parts: []GPUPart{}, Processes: []Process{},
 		MPS: a.config.MPS != nil, Stale: s.client != nil && s.client.limits != limitsOf(&s.record),
 	}
 	if s.record.Owner != nil {
 		out.Owner = s.record.Owner.PID
 	}
-	if l := s.record.Lease; l != nil {
-		out.Lease, out.Binding = l.Lease, l.ID
+	if l := s.record.lease(); l != nil {
+		out.Lease = l.Lease
 	}
 	switch {
 	case st.Ending:
@@ -165,19 +165,42 @@ func (a *Agent) report(s *served, st *broker.Status) Share {
 	case st.Held:
 		out.State = "held"
 	}
-	for _, i := range st.Spec.GPUs {
-		g := &a.config.Broker.GPUs[i]
-		out.GPUs = append(out.GPUs, g.Name)
-		if u := UUIDText(g.UUID); u != "" {
-			out.UUIDs = append(out.UUIDs, u)
-		}
-	}
+	a.reportParts(&out, s, st)
 	for _, p := range st.Processes {
 		out.Processes = append(out.Processes, Process{
 			PID: p.PID, Connected: p.Connected, Memory: p.Memory, Launches: p.Launches, GPUTime: seconds(p.GPUTime), Waiting: p.Waiting, Wrong: p.Wrong, Failures: p.Failures,
 		})
 	}
 	return out
+}
+
+// reportParts reports the GPUs of a share, in the order of its record, which is the user's.
+func (a *Agent) reportParts(out *Share, s *served, st *broker.Status) {
+	for i := range s.record.Parts {
+		p := &s.record.Parts[i]
+		k := slices.IndexFunc(st.Parts, func(q broker.PartStatus) bool { return a.config.Broker.GPUs[q.GPU].Name == p.GPU })
+		if k < 0 {
+			continue
+		}
+		q := &st.Parts[k]
+		part := GPUPart{
+			GPU: p.GPU, Memory: q.Memory, Used: q.Used, Compute: int64(q.Compute), Limit: int64(q.Limit), Leaving: q.Leaving, Users: q.Users,
+		}
+		if p.Lease != nil {
+			part.Binding = p.Lease.ID
+		}
+		out.Parts = append(out.Parts, part)
+		if q.Leaving {
+			continue
+		}
+		if len(out.GPUs) == 0 {
+			out.Memory, out.Compute, out.Limit = q.Memory, int64(q.Compute), int64(q.Limit)
+		}
+		out.GPUs = append(out.GPUs, p.GPU)
+		if u := UUIDText(a.config.Broker.GPUs[q.GPU].UUID); u != "" {
+			out.UUIDs = append(out.UUIDs, u)
+		}
+	}
 }
 
 // one returns a share.
@@ -219,17 +242,19 @@ func (a *Agent) create(r *http.Request) (any, error) {
 	if a.config.Pool != "" {
 		return nil, fmt.Errorf("the manager at %s divides the GPUs of this machine: make a lease, and run the program in it", a.config.Pool)
 	}
-	record := Record{ID: part.ID, Offline: part.Offline, Memory: part.Memory, GPUs: part.GPUs, UID: int(p.Uid), GID: int(p.Gid)}
-	part.apply(&record)
-	if err := a.checkMPS(&record); err != nil {
+	if err := part.check(len(a.config.Broker.GPUs)); err != nil {
 		return nil, err
 	}
+	if err := a.checkMPS(part.count()); err != nil {
+		return nil, err
+	}
+	record := Record{ID: part.ID, Offline: part.Offline, UID: int(p.Uid), GID: int(p.Gid)}
 	if part.Owned {
 		if record.Owner, err = stampOf(cmp.Or(part.Owner, int(p.Pid))); err != nil {
 			return nil, err
 		}
 	}
-	if err := a.add(&record); err != nil {
+	if err := a.add(&record, &part); err != nil {
 		return nil, err
 	}
 	if err := a.store(); err != nil {
@@ -242,18 +267,7 @@ func (a *Agent) create(r *http.Request) (any, error) {
 	return a.one(record.ID)
 }
 
-// apply brings the compute of a request into a record.
-func (p *Part) apply(r *Record) {
-	if p.Compute != nil {
-		r.Compute = share.PPM(*p.Compute)
-		r.Limit = r.Compute
-	}
-	if p.Limit != nil {
-		r.Limit = share.PPM(*p.Limit)
-	}
-}
-
-func (a *Agent) add(r *Record) error {
+func (a *Agent) add(r *Record, part *Part) error {
 	a.enter()
 	defer a.mu.Unlock()
 	if a.closing {
@@ -265,25 +279,12 @@ func (a *Agent) add(r *Record) error {
 			r.ID = id
 		}
 	}
-	if len(r.GPUs) == 0 {
-		r.GPUs = []string{a.widestLocked(r)}
-	}
+	a.chooseLocked(r, part)
 	if err := a.openLocked(r, false); err != nil {
 		return err
 	}
 	a.flushLocked()
 	return nil
-}
-
-// widestLocked returns the GPU with the most memory left among those with the compute.
-func (a *Agent) widestLocked(r *Record) string {
-	best, most := 0, int64(-1)
-	for i := range a.config.Broker.GPUs {
-		if memory, compute := a.broker.Left(i); a.broker.Stopped(i) == "" && compute >= r.Compute && memory > most {
-			best, most = i, memory
-		}
-	}
-	return a.config.Broker.GPUs[best].Name
 }
 
 // own returns a share that the asking user may change: root all, others their own.
@@ -330,15 +331,7 @@ func (a *Agent) resize(r *http.Request) (any, error) {
 		if err := a.leasedLocked(s); err != nil {
 			return err
 		}
-		next := s.record
-		if part.Memory > 0 {
-			next.Memory = part.Memory
-		}
-		part.apply(&next)
-		spec, err := next.spec(a.config.Broker.GPUs)
-		if err == nil {
-			err = a.broker.Resize(a.now(), spec)
-		}
+		next, err := a.resizedLocked(s, &part)
 		if err == nil {
 			s.record = next
 			a.resizeClientLocked(s)

@@ -24,19 +24,49 @@ import (
 
 // Record is a share as the state file has it.
 type Record struct {
-	ID      string      `json:"id"`
-	Offline bool        `json:"offline,omitempty"`
-	Compute share.PPM   `json:"compute_ppm"`
-	Limit   share.PPM   `json:"limit_ppm"`
-	Memory  int64       `json:"memory_bytes"`
-	Kept    int64       `json:"kept_bytes,omitempty"` // room, where it is above Memory
-	GPUs    []string    `json:"gpus"`                 // names
-	UID     int         `json:"uid"`
-	GID     int         `json:"gid"`
-	Owner   *OwnerStamp `json:"owner,omitempty"` // the share ends with this process and those in the share
-	MPS     bool        `json:"mps,omitempty"`   // the owner is a client of MPS
-	// Lease is the lease of the pool that has the share; nil: a user made it.
+	ID      string       `json:"id"`
+	Offline bool         `json:"offline,omitempty"`
+	Parts   []RecordPart `json:"parts"` // one for each GPU, in the order of the user
+	UID     int          `json:"uid"`
+	GID     int          `json:"gid"`
+	Owner   *OwnerStamp  `json:"owner,omitempty"` // the share ends with this process and those in the share
+	MPS     bool         `json:"mps,omitempty"`   // the owner is a client of MPS
+}
+
+// RecordPart is what a share has of one GPU, as the state file has it.
+type RecordPart struct {
+	GPU     string    `json:"gpu"` // name
+	Compute share.PPM `json:"compute_ppm"`
+	Limit   share.PPM `json:"limit_ppm"`
+	Memory  int64     `json:"memory_bytes"`
+	Kept    int64     `json:"kept_bytes,omitempty"` // room, where it is above Memory
+	// Lease is the binding of the pool that the part belongs to; nil: a user made it. All
+	// parts of a share belong to one lease, or none does.
 	Lease *offer.Lease `json:"lease,omitempty"`
+}
+
+// lease returns a binding of the lease that has the share; nil: a user made it.
+func (r *Record) lease() *offer.Lease { return r.Parts[0].Lease }
+
+// part returns the part of a GPU, nil if there is none.
+func (r *Record) part(gpu string) *RecordPart {
+	i := slices.IndexFunc(r.Parts, func(p RecordPart) bool { return p.GPU == gpu })
+	if i < 0 {
+		return nil
+	}
+	return &r.Parts[i]
+}
+
+// withPart returns the record with one part changed, or added. Readers may have the former one.
+func (r *Record) withPart(p RecordPart) Record {
+	next := *r
+	next.Parts = slices.Clone(r.Parts)
+	if old := next.part(p.GPU); old != nil {
+		*old = p
+	} else {
+		next.Parts = append(next.Parts, p)
+	}
+	return next
 }
 
 // OwnerStamp names a process, also when its process ID is used again.
@@ -54,24 +84,34 @@ type file struct {
 	Places  map[string]int            `json:"places,omitempty"` // of the GPUs in the pool
 }
 
+// The version of the state file. Version 1 had one size for all GPUs of a share.
 const (
-	fileVersion = 1
+	fileVersion = 2
 	maxFile     = 16 << 20
 )
 
 func (r *Record) spec(gpus []broker.GPU) (broker.Spec, error) {
-	s := broker.Spec{ID: r.ID, Class: share.Online, Compute: r.Compute, Limit: r.Limit, Memory: r.Memory}
+	s := broker.Spec{ID: r.ID, Class: share.Online}
 	if r.Offline {
 		s.Class = share.Offline
 	}
-	for _, name := range r.GPUs {
-		i := slices.IndexFunc(gpus, func(g broker.GPU) bool { return g.Name == name })
-		if i < 0 {
-			return s, fmt.Errorf("no GPU %q", name)
+	for i := range r.Parts {
+		p, err := r.Parts[i].of(gpus)
+		if err != nil {
+			return s, err
 		}
-		s.GPUs = append(s.GPUs, i)
+		s.Parts = append(s.Parts, p)
 	}
 	return s, nil
+}
+
+// of returns the part as the broker has it.
+func (p *RecordPart) of(gpus []broker.GPU) (broker.Part, error) {
+	i := slices.IndexFunc(gpus, func(g broker.GPU) bool { return g.Name == p.GPU })
+	if i < 0 {
+		return broker.Part{}, fmt.Errorf("no GPU %q", p.GPU)
+	}
+	return broker.Part{GPU: i, Memory: p.Memory, Compute: p.Compute, Limit: p.Limit, Kept: p.Kept}, nil
 }
 
 // readState returns what the state file has.
@@ -93,11 +133,8 @@ func (a *Agent) readState() (f file, err error) {
 	case len(text) > maxFile:
 		return f, fmt.Errorf("%s: over %d bytes", a.config.State, maxFile)
 	}
-	if err := json.Unmarshal(text, &f); err != nil {
+	if f, err = parseState(text); err != nil {
 		return f, fmt.Errorf("%s: %w", a.config.State, err)
-	}
-	if f.Version != fileVersion {
-		return f, fmt.Errorf("%s: version %d, want %d", a.config.State, f.Version, fileVersion)
 	}
 	return f, nil
 }
@@ -120,6 +157,9 @@ func (a *Agent) restore() error {
 	signal(a.save)
 	for i := range f.Shares {
 		r := &f.Shares[i]
+		if len(r.Parts) == 0 {
+			continue
+		}
 		if err := a.openLocked(r, true); err != nil {
 			a.config.Log.Error("share of the state file is lost", "share", r.ID, "error", err)
 		}
@@ -135,7 +175,7 @@ func (a *Agent) openLocked(r *Record, restored bool) error {
 	if err != nil {
 		return err
 	}
-	if err := a.broker.Create(a.now(), spec, r.Kept); err != nil {
+	if err := a.broker.Create(a.now(), spec); err != nil {
 		return err
 	}
 	s, err := a.serve(r)
@@ -210,13 +250,8 @@ func (a *Agent) store() error {
 	a.mu.Lock()
 	f.Number, f.Health, f.Places = a.number, a.healthLocked(), a.places
 	for _, st := range a.broker.Status() {
-		if s := a.shares[st.Spec.ID]; s != nil {
-			r := s.record
-			r.Kept = 0
-			if st.Kept > r.Memory {
-				r.Kept = st.Kept
-			}
-			f.Shares = append(f.Shares, r)
+		if s := a.shares[st.ID]; s != nil {
+			f.Shares = append(f.Shares, a.recordLocked(s, &st))
 		}
 	}
 	a.mu.Unlock()
@@ -225,6 +260,22 @@ func (a *Agent) store() error {
 		return err
 	}
 	return atomicfile.Write(a.config.State, append(text, '\n'))
+}
+
+// recordLocked returns the record of a share with the room that it has.
+func (a *Agent) recordLocked(s *served, st *broker.Status) Record {
+	r := s.record
+	r.Parts = slices.Clone(r.Parts)
+	for i := range r.Parts {
+		r.Parts[i].Kept = 0
+	}
+	for i := range st.Parts {
+		q := &st.Parts[i]
+		if p := r.part(a.config.Broker.GPUs[q.GPU].Name); p != nil && q.Kept > p.Memory {
+			p.Kept = q.Kept
+		}
+	}
+	return r
 }
 
 // defaultGrace is the time that the processes of a share have to end.

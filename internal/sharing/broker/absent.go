@@ -2,6 +2,7 @@ package broker
 
 import (
 	"slices"
+	"time"
 
 	"github.com/dxpu-project/dxpu/internal/sharing/wire"
 )
@@ -68,13 +69,14 @@ func (b *Broker) part(p *process) {
 
 // Settle says that absent processes have had the time to come back: memory that was kept
 // for them and that they did not name is free.
-func (b *Broker) Settle() {
+func (b *Broker) Settle(now time.Duration) {
 	for _, r := range b.shares {
 		for _, p := range r.members {
 			p.away = false
 		}
 		r.settle()
-		b.retry(r)
+		b.depart(now, r)
+		b.retry(now, r)
 	}
 }
 
@@ -87,11 +89,11 @@ func (r *room) settle() {
 }
 
 // reunite settles a share whose processes are all back, and answers what has waited.
-func (b *Broker) reunite(r *room) {
+func (b *Broker) reunite(now time.Duration, r *room) {
 	if r.lapsed && !r.restored && !slices.ContainsFunc(r.members, func(p *process) bool { return p.away }) {
 		r.settle()
 	}
-	b.retry(r)
+	b.retry(now, r)
 }
 
 // inherit takes over what was known of the memory of a process from its other connections,
@@ -102,6 +104,7 @@ func (p *process) inherit(gpu int) {
 			continue
 		}
 		p.held[gpu].bytes += o.held[gpu].bytes
+		p.held[gpu].opened = p.held[gpu].opened || o.held[gpu].opened
 		o.held[gpu].bytes = 0
 		p.away, o.away = p.away || o.away, false
 	}
@@ -109,12 +112,12 @@ func (p *process) inherit(gpu int) {
 
 // claim takes from what is absent what a process that has come back allowed itself beyond
 // the memory that was known.
-func (b *Broker) claim(p *process, q *part, more uint64) {
+func (b *Broker) claim(now time.Duration, p *process, q *part, more uint64) {
 	q.absent -= min(q.absent, more)
 	if !slices.ContainsFunc(p.held, func(h holding) bool { return !h.known }) {
 		p.away = false
 	}
-	b.reunite(p.share)
+	b.reunite(now, p.share)
 }
 
 // wait keeps a request until absent processes come back.
@@ -134,12 +137,12 @@ func (b *Broker) wait(p *process, m wire.Message) {
 
 // retry answers the requests that wait, as far as that is possible now. Those of closed
 // connections have no answer.
-func (b *Broker) retry(r *room) {
+func (b *Broker) retry(now time.Duration, r *room) {
 	list := r.waiting
 	r.waiting = nil
 	for _, w := range list {
 		if p := b.processes[w.process]; p != nil && p.connected && !p.rejected {
-			b.allocate(p, w.message)
+			b.allocate(now, p, w.message)
 		}
 	}
 }

@@ -11,7 +11,7 @@ import (
 // until they have come back, or had the time to.
 func TestMemoryOfAbsentProcesses(t *testing.T) {
 	x := newTable(t, broker.Config{GPUs: gpus[:1]})
-	x.create(broker.Spec{ID: "a", Memory: 4 * gib})
+	x.create(spec{ID: "a", Memory: 4 * gib})
 	x.b.Restored("a")
 	if got := x.used("a"); got != 4*gib {
 		t.Errorf("the page tells %d bytes in use, want all", got)
@@ -53,7 +53,7 @@ func TestMemoryOfAbsentProcesses(t *testing.T) {
 // back; a flood of them is refused, and those of an ended process are forgotten.
 func TestRequestsThatWait(t *testing.T) {
 	x := newTable(t, broker.Config{GPUs: gpus[:1]})
-	x.create(broker.Spec{ID: "a", Memory: 4 * gib})
+	x.create(spec{ID: "a", Memory: 4 * gib})
 	x.b.Restored("a")
 	for id := range broker.ProcessID(3) {
 		x.connect(id+1, "a", 11+int(id))
@@ -67,7 +67,7 @@ func TestRequestsThatWait(t *testing.T) {
 	x.send(2, wire.Message{Type: wire.Allocate, Bytes: 3 * gib})
 	x.send(3, wire.Message{Type: wire.Allocate, Bytes: 2 * gib})
 	x.b.Ended(0, 2)
-	x.b.Settle()
+	x.b.Settle(x.now)
 	x.flush()
 	if m := x.last(3); m.Type != wire.Granted {
 		t.Errorf("answer %+v", m)
@@ -81,7 +81,7 @@ func TestRequestsThatWait(t *testing.T) {
 // process gets the memory that they may have taken until all are back or have ended.
 func TestLapse(t *testing.T) {
 	x := newTable(t, broker.Config{GPUs: gpus[:1], Agent: 6})
-	x.create(broker.Spec{ID: "a", Memory: 4 * gib})
+	x.create(spec{ID: "a", Memory: 4 * gib})
 	for id := range broker.ProcessID(3) {
 		x.connect(id+1, "a", 11+int(id))
 	}
@@ -121,7 +121,7 @@ func TestLapse(t *testing.T) {
 // until it had the time to come back.
 func TestLapseOfUnknownProcess(t *testing.T) {
 	x := newTable(t, broker.Config{GPUs: gpus[:1]})
-	x.create(broker.Spec{ID: "a", Memory: 4 * gib})
+	x.create(spec{ID: "a", Memory: 4 * gib})
 	x.connect(1, "a", 0)
 	x.connect(2, "a", 12)
 	if !x.allocate(1, gib) {
@@ -135,7 +135,7 @@ func TestLapseOfUnknownProcess(t *testing.T) {
 	if got := x.used("a"); got != 5*gib/2 || len(x.got[12]) > 0 {
 		t.Errorf("%d bytes used, answers %+v", got, x.got[12])
 	}
-	x.b.Settle()
+	x.b.Settle(x.now)
 	x.flush()
 	if m := x.last(12); m.Type != wire.Granted {
 		t.Errorf("answer %+v", m)
@@ -146,7 +146,7 @@ func TestLapseOfUnknownProcess(t *testing.T) {
 // it with the next one. The memory of the process counts once.
 func TestConnectionThatWasGivenUp(t *testing.T) {
 	x := newTable(t, broker.Config{GPUs: gpus[:1]})
-	x.create(broker.Spec{ID: "a", Memory: 4 * gib})
+	x.create(spec{ID: "a", Memory: 4 * gib})
 	x.connect(1, "a", 11)
 	if !x.allocate(1, 3*gib) {
 		t.Fatal("no memory")

@@ -40,14 +40,11 @@ type Config struct {
 	Agent      uint64        // number of this start
 }
 
-// Spec describes a share. It has the same memory and compute on each of its GPUs.
+// Spec describes a share.
 type Spec struct {
-	ID      string
-	Class   share.Class
-	Compute share.PPM // that it is to get
-	Limit   share.PPM // highest; 0 means all
-	Memory  int64     // bytes
-	GPUs    []int     // indexes in Config.GPUs
+	ID    string
+	Class share.Class
+	Parts []Part // one for each GPU
 }
 
 // ProcessID names a connection of a process. The caller chooses it, and does not use it again.
@@ -60,11 +57,17 @@ type Output struct {
 	Closes  []ProcessID // connections to close
 	Kills   []ProcessID // processes to end by SIGKILL
 	Removed []string    // shares that have ended
+	Dropped []Dropped   // GPUs that shares have no more
 }
 
 // Reset empties the output.
 func (o *Output) Reset() {
-	o.Pages, o.Sends, o.Closes, o.Kills, o.Removed = o.Pages[:0], o.Sends[:0], o.Closes[:0], o.Kills[:0], o.Removed[:0]
+	o.Pages, o.Sends, o.Closes, o.Kills, o.Removed, o.Dropped = o.Pages[:0], o.Sends[:0], o.Closes[:0], o.Kills[:0], o.Removed[:0], o.Dropped[:0]
+}
+
+// Empty reports whether there is nothing to do.
+func (o *Output) Empty() bool {
+	return len(o.Pages)+len(o.Sends)+len(o.Closes)+len(o.Kills)+len(o.Removed)+len(o.Dropped) == 0
 }
 
 // Send is a message to a process.
@@ -88,9 +91,10 @@ type Broker struct {
 
 // room is a share with its state.
 type room struct {
-	spec     Spec
+	id       string
+	class    share.Class
 	client   share.ClientID
-	parts    []part // for each GPU of the spec
+	parts    []part // in the order of the page
 	members  []*process
 	dirty    bool
 	held     bool
@@ -103,17 +107,6 @@ type room struct {
 	restored bool          // there may be processes that are not members
 	evicted  string        // why its processes were ended last
 	failures uint64
-}
-
-// part is the part of one GPU.
-type part struct {
-	gpu      int
-	used     uint64 // ≤ reserved
-	reserved uint64 // ≥ limit
-	kept     uint64 // least of reserved, until Settle
-	absent   uint64 // that processes which have not come back may use
-	state    wire.Gate
-	window   uint32
 }
 
 // New returns a broker without shares.
@@ -143,7 +136,7 @@ const maxOverCommit = 1000
 
 func (b *Broker) find(id string) *room {
 	for _, r := range b.shares {
-		if r.spec.ID == id {
+		if r.id == id {
 			return r
 		}
 	}
@@ -153,141 +146,6 @@ func (b *Broker) find(id string) *room {
 // missing is the error of a share that is not there.
 func missing(id string) error { return fmt.Errorf("no share %q", id) }
 
-// check checks what the agent's users gave.
-func (s *Spec) check(gpus int) error {
-	switch {
-	case s.ID == "" || len(s.ID) > 63:
-		return fmt.Errorf("name of %d bytes: want 1 to 63", len(s.ID))
-	case len(s.GPUs) == 0 || len(s.GPUs) > wire.MaxGPUs:
-		return fmt.Errorf("%d GPUs: want 1 to %d", len(s.GPUs), wire.MaxGPUs)
-	case s.Memory <= 0 || s.Memory > wire.MaxBytes:
-		return fmt.Errorf("%d bytes of memory: want 1 byte to 1 PiB", s.Memory)
-	case s.Compute < 0 || s.Compute > share.Whole || s.Limit < 0 || s.Limit > share.Whole:
-		return errors.New("compute: want 0 to 100 %")
-	case s.Limit > 0 && s.Compute > s.Limit:
-		return errors.New("the compute is above its limit")
-	}
-	for i := range len(s.ID) {
-		if c := s.ID[i]; (c < 'a' || c > 'z') && (c < '0' || c > '9') && (c != '-' || i == 0) {
-			return fmt.Errorf("name %q: want small letters, digits and dashes", s.ID)
-		}
-	}
-	for i, g := range s.GPUs {
-		if g < 0 || g >= gpus || slices.Contains(s.GPUs[:i], g) {
-			return fmt.Errorf("GPU %d is not there, or twice", g)
-		}
-	}
-	return nil
-}
-
-func (s *Spec) client() share.ClientSpec {
-	return share.ClientSpec{Class: s.Class, Request: s.Compute, Limit: s.Limit, Memory: s.Memory}
-}
-
-// room checks that a GPU has room for a share, beside the others.
-func (b *Broker) room(gpu int, s *Spec, self *room, reserve uint64) error {
-	g := &b.config.GPUs[gpu]
-	memory, compute := b.left(gpu, self)
-	switch {
-	case reserve > memory:
-		return fmt.Errorf("GPU %s has %d bytes of memory left, not %d", g.Name, memory, reserve)
-	case s.Compute > compute:
-		return fmt.Errorf("GPU %s has %.1f %% of its compute left, not %.1f %%", g.Name, percent(compute), percent(s.Compute))
-	}
-	return nil
-}
-
-// Left returns the memory in bytes and the compute of a GPU that no share has.
-func (b *Broker) Left(gpu int) (memory int64, compute share.PPM) {
-	m, c := b.left(gpu, nil)
-	return int64(m), c
-}
-
-func (b *Broker) left(gpu int, without *room) (memory uint64, compute share.PPM) {
-	memory = uint64(b.config.GPUs[gpu].Device.Memory) * uint64(b.config.OverCommit) / 100 // below 2^60
-	compute = share.Whole
-	for _, r := range b.shares {
-		for i := range r.parts {
-			if r != without && r.parts[i].gpu == gpu {
-				memory -= r.parts[i].reserved
-				compute -= r.spec.Compute
-			}
-		}
-	}
-	return memory, compute
-}
-
-func percent(p share.PPM) float64 { return float64(p) * 100 / float64(share.Whole) }
-
-// Create adds a share. It fails if a GPU or its policy has no room for it. Kept is the
-// memory that a former agent kept for it, if that is more than its limit.
-func (b *Broker) Create(now time.Duration, s Spec, kept int64) error {
-	if err := s.check(len(b.config.GPUs)); err != nil {
-		return err
-	}
-	if b.find(s.ID) != nil {
-		return fmt.Errorf("there is a share %q already", s.ID)
-	}
-	s.GPUs = slices.Clone(s.GPUs)
-	b.next++
-	r := &room{spec: s, client: b.next, dirty: true, killAt: machine.Never}
-	for _, g := range s.GPUs {
-		p := part{gpu: g, kept: uint64(min(max(kept, 0), wire.MaxBytes)), window: 1}
-		p.reserved = max(uint64(s.Memory), p.kept)
-		err := b.inService(g)
-		if err == nil {
-			err = b.room(g, &s, nil, p.reserved)
-		}
-		if err == nil {
-			err = b.gates[g].Join(now, r.client, s.client())
-		}
-		if err != nil {
-			for _, p := range r.parts {
-				b.gates[p.gpu].Leave(now, r.client)
-			}
-			return err
-		}
-		r.parts = append(r.parts, p)
-	}
-	b.shares = append(b.shares, r)
-	b.refresh()
-	return nil
-}
-
-// Resize changes memory, compute and limit of a share. More than there is room for is
-// refused, and less than the share uses takes effect as it frees memory.
-func (b *Broker) Resize(now time.Duration, s Spec) error {
-	r := b.find(s.ID)
-	if r == nil {
-		return missing(s.ID)
-	}
-	s.Class, s.GPUs = r.spec.Class, r.spec.GPUs
-	if err := s.check(len(b.config.GPUs)); err != nil {
-		return err
-	}
-	for i := range r.parts {
-		if err := b.room(r.parts[i].gpu, &s, r, max(uint64(s.Memory), r.parts[i].used)); err != nil {
-			return err
-		}
-	}
-	for i := range r.parts {
-		if b.gates[r.parts[i].gpu].Resize(now, r.client, s.client()) {
-			continue
-		}
-		for _, p := range r.parts[:i] {
-			b.gates[p.gpu].Resize(now, r.client, r.spec.client())
-		}
-		return fmt.Errorf("the policy of GPU %s has no room for this size", b.config.GPUs[r.parts[i].gpu].Name)
-	}
-	r.spec = s
-	for i := range r.parts {
-		r.release(i, 0)
-	}
-	r.dirty = true
-	b.refresh()
-	return nil
-}
-
 // Hold stops the launches of a share, or resumes them.
 func (b *Broker) Hold(now time.Duration, id string, held bool) error {
 	r := b.find(id)
@@ -295,8 +153,8 @@ func (b *Broker) Hold(now time.Duration, id string, held bool) error {
 		return missing(id)
 	}
 	r.held = held
-	for _, p := range r.parts {
-		b.gates[p.gpu].Hold(now, r.client, held)
+	for i := range r.parts {
+		b.gates[r.parts[i].GPU].Hold(now, r.client, held)
 	}
 	b.refresh()
 	return nil
@@ -337,6 +195,7 @@ func (b *Broker) ask(now time.Duration, r *room, grace time.Duration) {
 
 // sweep looks after a share that may have lost its last process.
 func (b *Broker) sweep(now time.Duration, r *room) {
+	b.depart(now, r)
 	if len(r.members) > 0 {
 		return
 	}
@@ -346,11 +205,11 @@ func (b *Broker) sweep(now time.Duration, r *room) {
 	if !r.leaves {
 		return
 	}
-	for _, p := range r.parts {
-		b.gates[p.gpu].Leave(now, r.client)
+	for i := range r.parts {
+		b.gates[r.parts[i].GPU].Leave(now, r.client)
 	}
 	b.shares = slices.DeleteFunc(b.shares, func(x *room) bool { return x == r })
-	b.out.Removed = append(b.out.Removed, r.spec.ID)
+	b.out.Removed = append(b.out.Removed, r.id)
 	b.refresh()
 }
 
@@ -364,7 +223,7 @@ func (b *Broker) Transmit(now time.Duration, out *Output) {
 		b.permits = g.Transmit(now, b.permits[:0])
 		for _, x := range b.permits {
 			if p := b.processes[x.Process]; p != nil && p.connected { // it may have left meanwhile
-				b.send(p, wire.Message{Type: wire.Permit, GPU: p.share.index(i), ID: x.Launch})
+				b.send(p, wire.Message{Type: wire.Permit, GPU: uint32(p.share.index(i)), ID: x.Launch})
 			}
 		}
 		for _, e := range g.Evicted() {
@@ -388,7 +247,7 @@ func (b *Broker) Transmit(now time.Duration, out *Output) {
 		}
 		if r.dirty {
 			r.dirty = false
-			b.out.Pages = append(b.out.Pages, r.spec.ID)
+			b.out.Pages = append(b.out.Pages, r.id)
 		}
 	}
 	out.Pages = append(out.Pages, b.out.Pages...)
@@ -396,6 +255,7 @@ func (b *Broker) Transmit(now time.Duration, out *Output) {
 	out.Closes = append(out.Closes, b.out.Closes...)
 	out.Kills = append(out.Kills, b.out.Kills...)
 	out.Removed = append(out.Removed, b.out.Removed...)
+	out.Dropped = append(out.Dropped, b.out.Dropped...)
 	b.out.Reset()
 }
 
@@ -417,11 +277,6 @@ func (b *Broker) Wake() time.Duration {
 	return at
 }
 
-// index returns the place of a GPU in the page of a share.
-func (r *room) index(gpu int) uint32 {
-	return uint32(slices.IndexFunc(r.parts, func(p part) bool { return p.gpu == gpu }))
-}
-
 func (b *Broker) send(p *process, m wire.Message) {
 	b.out.Sends = append(b.out.Sends, Send{p.id, m})
 }
@@ -431,7 +286,10 @@ func (b *Broker) refresh() {
 	for _, r := range b.shares {
 		for i := range r.parts {
 			p := &r.parts[i]
-			g := b.gates[p.gpu]
+			if p.gone {
+				continue
+			}
+			g := b.gates[p.GPU]
 			state, window := wire.Asked, uint32(g.Window(r.client))
 			switch {
 			case g.Held(r.client):
@@ -464,17 +322,8 @@ func (b *Broker) Page(id string) (wire.Page, bool) {
 		return wire.Page{}, false
 	}
 	page := wire.Page{Closed: b.config.Closed, End: r.end, Grace: r.grace, Silence: b.config.Silence, Agent: b.config.Agent, Processes: uint32(len(r.members))}
-	limit := r.spec.Limit
-	if limit == 0 {
-		limit = share.Whole
-	}
 	for i := range r.parts {
-		p := &r.parts[i]
-		g := &b.config.GPUs[p.gpu]
-		page.GPUs = append(page.GPUs, wire.GPU{
-			UUID: g.UUID, Domain: g.Domain, Address: g.Address, Gate: p.state, Window: p.window,
-			Limit: uint64(r.spec.Memory), Used: p.used + p.absent, Compute: uint32(limit), Credit: uint32(b.gates[p.gpu].Credit(r.client)),
-		})
+		page.GPUs = append(page.GPUs, b.entry(r, &r.parts[i]))
 	}
 	return page, true
 }

@@ -19,16 +19,35 @@ var gpus = []broker.GPU{
 	{Name: "b", UUID: [16]byte{2}, Device: share.Device{SMs: 80, ThreadsPerSM: 2048, Memory: 16 * gib}},
 }
 
+// spec is a share with the same part of each of its GPUs.
+type spec struct {
+	ID             string
+	Class          share.Class
+	Memory         int64
+	Compute, Limit share.PPM
+	GPUs           []int
+}
+
+// of returns the share, for which a former agent kept some memory on each GPU.
+func (s spec) of(kept int64) broker.Spec {
+	out := broker.Spec{ID: s.ID, Class: s.Class}
+	for _, gpu := range s.GPUs {
+		out.Parts = append(out.Parts, broker.Part{GPU: gpu, Memory: s.Memory, Compute: s.Compute, Limit: s.Limit, Kept: kept})
+	}
+	return out
+}
+
 // table is a broker with the last messages to each process.
 type table struct {
-	t      testing.TB
-	b      *broker.Broker
-	now    time.Duration
-	got    map[broker.ProcessID][]wire.Message
-	closed []broker.ProcessID
-	killed []broker.ProcessID
-	gone   []string
-	pages  []string
+	t       testing.TB
+	b       *broker.Broker
+	now     time.Duration
+	got     map[broker.ProcessID][]wire.Message
+	closed  []broker.ProcessID
+	killed  []broker.ProcessID
+	gone    []string
+	dropped []broker.Dropped
+	pages   []string
 }
 
 func newTable(t testing.TB, c broker.Config) *table {
@@ -58,17 +77,30 @@ func (x *table) flush() {
 	}
 	x.killed = append(x.killed, out.Kills...)
 	x.gone = append(x.gone, out.Removed...)
+	x.dropped = append(x.dropped, out.Dropped...)
 	x.pages = append(x.pages, out.Pages...)
 }
 
-func (x *table) create(s broker.Spec) {
+func (x *table) create(s spec) {
 	x.t.Helper()
 	if s.GPUs == nil {
 		s.GPUs = []int{0}
 	}
-	if err := x.b.Create(x.now, s, 0); err != nil {
+	if err := x.b.Create(x.now, s.of(0)); err != nil {
 		x.t.Fatal(err)
 	}
+}
+
+// resize gives all parts of a share a size.
+func (x *table) resize(s spec) error {
+	for _, st := range x.b.Status() {
+		for i := range st.Parts {
+			if st.ID == s.ID {
+				s.GPUs = append(s.GPUs, st.Parts[i].GPU)
+			}
+		}
+	}
+	return x.b.Resize(x.now, s.ID, s.of(0).Parts...)
 }
 
 func (x *table) send(id broker.ProcessID, m wire.Message) {
@@ -117,7 +149,7 @@ func (x *table) used(shareID string) uint64 {
 // process frees it or ends.
 func TestMemory(t *testing.T) {
 	x := newTable(t, broker.Config{})
-	x.create(broker.Spec{ID: "s", Memory: 1000})
+	x.create(spec{ID: "s", Memory: 1000})
 	x.connect(1, "s", 11)
 	x.connect(2, "s", 12)
 	if !x.allocate(1, 600) || x.allocate(2, 401) || !x.allocate(2, 400) || x.allocate(1, 1) {
@@ -151,8 +183,8 @@ func TestMemory(t *testing.T) {
 // The shares of a GPU have at most its memory and its compute together.
 func TestRoom(t *testing.T) {
 	x := newTable(t, broker.Config{})
-	x.create(broker.Spec{ID: "a", Memory: 10 * gib, Compute: share.Percent(60)})
-	for _, s := range []broker.Spec{
+	x.create(spec{ID: "a", Memory: 10 * gib, Compute: share.Percent(60)})
+	for _, s := range []spec{
 		{ID: "b", Memory: 6*gib + 1, GPUs: []int{0}},
 		{ID: "b", Memory: 6 * gib, Compute: share.Percent(41), GPUs: []int{0}},
 		{ID: "b", Memory: 7 * gib, GPUs: []int{1, 0}}, // the first GPU has the room
@@ -166,24 +198,24 @@ func TestRoom(t *testing.T) {
 		{ID: "b", Memory: 1},
 		{ID: "b", Memory: 1, GPUs: []int{1}, Compute: share.Percent(50), Limit: share.Percent(40)},
 	} {
-		if err := x.b.Create(0, s, 0); err == nil {
+		if err := x.b.Create(0, s.of(0)); err == nil {
 			t.Errorf("created %+v", s)
 		}
 	}
-	x.create(broker.Spec{ID: "b", Memory: 6 * gib, Compute: share.Percent(40), GPUs: []int{0, 1}})
-	if err := x.b.Resize(0, broker.Spec{ID: "a", Memory: 10*gib + 1}); err == nil {
+	x.create(spec{ID: "b", Memory: 6 * gib, Compute: share.Percent(40), GPUs: []int{0, 1}})
+	if err := x.resize(spec{ID: "a", Memory: 10*gib + 1}); err == nil {
 		t.Error("grew into another share")
 	}
-	if err := x.b.Resize(0, broker.Spec{ID: "b", Memory: 5 * gib, Compute: share.Percent(40)}); err != nil {
+	if err := x.resize(spec{ID: "b", Memory: 5 * gib, Compute: share.Percent(40)}); err != nil {
 		t.Error(err)
 	}
-	if err := x.b.Resize(0, broker.Spec{ID: "a", Memory: 11 * gib, Compute: share.Percent(60)}); err != nil {
+	if err := x.resize(spec{ID: "a", Memory: 11 * gib, Compute: share.Percent(60)}); err != nil {
 		t.Error(err)
 	}
 	over := newTable(t, broker.Config{OverCommit: 150})
-	over.create(broker.Spec{ID: "a", Memory: 16 * gib})
-	over.create(broker.Spec{ID: "b", Memory: 8*gib - 100})
-	if err := over.b.Create(0, broker.Spec{ID: "c", Memory: 101, GPUs: []int{0}}, 0); err == nil {
+	over.create(spec{ID: "a", Memory: 16 * gib})
+	over.create(spec{ID: "b", Memory: 8*gib - 100})
+	if err := over.b.Create(0, spec{ID: "c", Memory: 101, GPUs: []int{0}}.of(0)); err == nil {
 		t.Error("the over-commitment has no end")
 	}
 }
@@ -191,7 +223,7 @@ func TestRoom(t *testing.T) {
 // A share that shrinks below what it uses keeps the room until it frees the memory.
 func TestShrink(t *testing.T) {
 	x := newTable(t, broker.Config{GPUs: gpus[:1]})
-	x.create(broker.Spec{ID: "a", Memory: 10 * gib})
+	x.create(spec{ID: "a", Memory: 10 * gib})
 	x.connect(1, "a", 11)
 	if p, _ := x.b.Page("a"); p.Processes != 1 || !slices.Contains(x.pages, "a") {
 		t.Errorf("page %+v", p)
@@ -199,19 +231,19 @@ func TestShrink(t *testing.T) {
 	if !x.allocate(1, 8*gib) {
 		t.Fatal("refused")
 	}
-	if err := x.b.Resize(0, broker.Spec{ID: "a", Memory: 4 * gib}); err != nil {
+	if err := x.resize(spec{ID: "a", Memory: 4 * gib}); err != nil {
 		t.Fatal(err)
 	}
 	x.flush()
 	if p, _ := x.b.Page("a"); p.GPUs[0].Limit != 4*gib || p.GPUs[0].Used != 8*gib || !slices.Contains(x.pages, "a") {
 		t.Errorf("page %+v", p.GPUs[0])
 	}
-	other := broker.Spec{ID: "b", Memory: 12 * gib, GPUs: []int{0}}
-	if x.allocate(1, 1) || x.b.Create(0, other, 0) == nil {
+	other := spec{ID: "b", Memory: 12 * gib, GPUs: []int{0}}
+	if x.allocate(1, 1) || x.b.Create(0, other.of(0)) == nil {
 		t.Error("memory in use was given out")
 	}
 	x.send(1, wire.Message{Type: wire.Free, Bytes: 5 * gib})
-	if err := x.b.Create(0, other, 0); err != nil {
+	if err := x.b.Create(0, other.of(0)); err != nil {
 		t.Error(err)
 	}
 	if x.allocate(1, gib+1) || !x.allocate(1, gib) {
@@ -223,7 +255,7 @@ func TestShrink(t *testing.T) {
 // the former agent kept for their share.
 func TestReconnection(t *testing.T) {
 	x := newTable(t, broker.Config{GPUs: gpus[:1]})
-	if err := x.b.Create(0, broker.Spec{ID: "a", Memory: 4 * gib, GPUs: []int{0}}, 8*gib); err != nil {
+	if err := x.b.Create(0, spec{ID: "a", Memory: 4 * gib, GPUs: []int{0}}.of(8*gib)); err != nil {
 		t.Fatal(err)
 	}
 	x.connect(1, "a", 11)
@@ -235,11 +267,11 @@ func TestReconnection(t *testing.T) {
 		t.Errorf("%d bytes used, want the %d that are kept", got, uint64(8*gib))
 	}
 	x.b.Ended(0, 2)
-	if err := x.b.Create(0, broker.Spec{ID: "b", Memory: 9 * gib, GPUs: []int{0}}, 0); err == nil {
+	if err := x.b.Create(0, spec{ID: "b", Memory: 9 * gib, GPUs: []int{0}}.of(0)); err == nil {
 		t.Error("memory that is kept was given out")
 	}
-	x.b.Settle()
-	if err := x.b.Create(0, broker.Spec{ID: "b", Memory: 11 * gib, GPUs: []int{0}}, 0); err != nil {
+	x.b.Settle(x.now)
+	if err := x.b.Create(0, spec{ID: "b", Memory: 11 * gib, GPUs: []int{0}}.of(0)); err != nil {
 		t.Error(err)
 	}
 	// A process that closes its connection and connects again has the same memory.
@@ -261,7 +293,7 @@ func TestReconnection(t *testing.T) {
 // A share ends with its processes: they are asked first, and killed after the grace.
 func TestEnd(t *testing.T) {
 	x := newTable(t, broker.Config{})
-	x.create(broker.Spec{ID: "a", Memory: gib})
+	x.create(spec{ID: "a", Memory: gib})
 	x.connect(1, "a", 11)
 	x.connect(2, "a", 12)
 	if err := x.b.End(0, "a", 5*time.Second); err != nil {
@@ -293,7 +325,7 @@ func TestEnd(t *testing.T) {
 	if !slices.Equal(x.gone, []string{"a"}) {
 		t.Errorf("removed %v", x.gone)
 	}
-	x.create(broker.Spec{ID: "b", Memory: 16 * gib, Compute: share.Whole})
+	x.create(spec{ID: "b", Memory: 16 * gib, Compute: share.Whole})
 	x.b.Abandon(x.now, "b")
 	x.flush()
 	if len(x.gone) != 2 || x.b.End(0, "b", 0) == nil {
@@ -305,7 +337,7 @@ func TestEnd(t *testing.T) {
 // end, and is killed then too.
 func TestLateProcessOfAnEvictedShare(t *testing.T) {
 	x := newTable(t, broker.Config{})
-	x.create(broker.Spec{ID: "a", Memory: gib, Limit: share.Percent(50)})
+	x.create(spec{ID: "a", Memory: gib, Limit: share.Percent(50)})
 	x.connect(1, "a", 11)
 	x.send(1, wire.Message{Type: wire.Launch, ID: 5, Arg: [wire.Args]uint64{80, 256, 1}})
 	x.now = share.StuckAfter
@@ -336,8 +368,8 @@ func TestLateProcessOfAnEvictedShare(t *testing.T) {
 // Two shares take turns; the gate of one that is alone and without a limit is open.
 func TestGates(t *testing.T) {
 	x := newTable(t, broker.Config{})
-	x.create(broker.Spec{ID: "a", Memory: gib})
-	x.create(broker.Spec{ID: "b", Memory: gib, Limit: share.Percent(50)})
+	x.create(spec{ID: "a", Memory: gib})
+	x.create(spec{ID: "b", Memory: gib, Limit: share.Percent(50)})
 	gateOf := func(id string) wire.Gate {
 		p, _ := x.b.Page(id)
 		return p.GPUs[0].Gate
@@ -397,8 +429,8 @@ func TestRules(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			x := newTable(t, broker.Config{})
-			x.create(broker.Spec{ID: "a", Memory: gib})
-			x.create(broker.Spec{ID: "b", Memory: gib})
+			x.create(spec{ID: "a", Memory: gib})
+			x.create(spec{ID: "b", Memory: gib})
 			x.connect(2, "b", 12)
 			x.connect(1, "a", 11)
 			c.do(x)
@@ -418,7 +450,7 @@ func TestRules(t *testing.T) {
 		})
 	}
 	x := newTable(t, broker.Config{})
-	x.create(broker.Spec{ID: "a", Memory: gib})
+	x.create(spec{ID: "a", Memory: gib})
 	if err := x.b.Connect(0, 1, "a", 1); err != nil {
 		t.Fatal(err)
 	}

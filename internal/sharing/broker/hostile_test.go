@@ -25,9 +25,15 @@ func TestHostile(t *testing.T) {
 				name := names[rng.IntN(len(names))]
 				switch rng.IntN(40) {
 				case 0:
-					_ = x.b.Create(x.now, broker.Spec{ID: name, Class: share.Class(rng.IntN(2)), Memory: 1 + rng.Int64N(6*gib), Compute: share.Percent(rng.IntN(40)), GPUs: []int{0, 1}}, 0)
+					_ = x.b.Create(x.now, spec{ID: name, Class: share.Class(rng.IntN(2)), Memory: 1 + rng.Int64N(6*gib), Compute: share.Percent(rng.IntN(40)), GPUs: rng.Perm(2)[:1+rng.IntN(2)]}.of(0))
 				case 1:
-					_ = x.b.Resize(x.now, broker.Spec{ID: name, Memory: 1 + rng.Int64N(6*gib), Compute: share.Percent(rng.IntN(40))})
+					_ = x.resize(spec{ID: name, Memory: 1 + rng.Int64N(6*gib), Compute: share.Percent(rng.IntN(40))})
+					p := broker.Part{GPU: rng.IntN(2), Memory: 1 + rng.Int64N(6*gib), Compute: share.Percent(rng.IntN(40))}
+					_ = x.b.Resize(x.now, name, p)
+					if step%3 == 0 {
+						_ = x.b.Drop(x.now, name, p.GPU, time.Duration(rng.Int64N(int64(time.Second))))
+					}
+					_ = x.b.Add(x.now, name, p)
 				case 2:
 					_ = x.b.Hold(x.now, name, rng.IntN(3) == 0)
 				case 3:
@@ -38,7 +44,7 @@ func TestHostile(t *testing.T) {
 					next++
 					if x.b.Connect(x.now, next, name, rng.IntN(30)) == nil {
 						live[next] = true
-						x.b.Receive(x.now, next, wire.Message{Type: wire.Hello, ID: wire.Version})
+						x.b.Receive(x.now, next, wire.Message{Type: wire.Hello, ID: wire.Version, Arg: [wire.Args]uint64{0, rng.Uint64N(2)}})
 					}
 				case 6:
 					for id := range live {
@@ -49,7 +55,7 @@ func TestHostile(t *testing.T) {
 				case 7:
 					x.b.Closed(x.now, broker.ProcessID(rng.Uint64N(uint64(next)+1)))
 				default:
-					m := wire.Message{Type: wire.Type(rng.IntN(12)), GPU: uint32(rng.IntN(3)), ID: rng.Uint64N(8), Bytes: rng.Uint64N(gib) << rng.IntN(4)}
+					m := wire.Message{Type: wire.Type(rng.IntN(13)), GPU: uint32(rng.IntN(3)), ID: rng.Uint64N(8), Bytes: rng.Uint64N(gib) << rng.IntN(4)}
 					for i := range m.Arg {
 						m.Arg[i] = rng.Uint64() >> rng.IntN(64)
 					}
@@ -74,10 +80,10 @@ func TestHostile(t *testing.T) {
 				if s.Used != 0 || s.InFlight != 0 || len(s.Processes) != 0 {
 					t.Errorf("left behind: %+v", s)
 				}
-				_ = x.b.End(x.now, s.Spec.ID, 0)
+				_ = x.b.End(x.now, s.ID, 0)
 			}
 			x.flush()
-			if err := x.b.Create(x.now, broker.Spec{ID: "all", Memory: 16 * gib, Compute: share.Whole, GPUs: []int{0, 1}}, 0); err != nil {
+			if err := x.b.Create(x.now, spec{ID: "all", Memory: 16 * gib, Compute: share.Whole, GPUs: []int{0, 1}}.of(0)); err != nil {
 				t.Error(err)
 			}
 			if n := x.b.Violations(); n != 0 {
@@ -89,27 +95,34 @@ func TestHostile(t *testing.T) {
 
 func checkAccount(t *testing.T, b *broker.Broker) {
 	t.Helper()
-	var kept int64
+	var kept [2]int64
 	for _, s := range b.Status() {
 		var sum int64
 		for _, p := range s.Processes {
 			sum += p.Memory
 		}
 		if sum != s.Used {
-			t.Fatalf("share %s uses %d bytes, its processes %d", s.Spec.ID, s.Used, sum)
+			t.Fatalf("share %s uses %d bytes, its processes %d", s.ID, s.Used, sum)
 		}
-		page, ok := b.Page(s.Spec.ID)
+		page, ok := b.Page(s.ID)
 		if !ok {
-			t.Fatalf("share %s has no page", s.Spec.ID)
+			t.Fatalf("share %s has no page", s.ID)
 		}
+		var used int64
 		for _, g := range page.GPUs {
-			if int64(g.Used) > s.Kept {
-				t.Fatalf("share %s uses %d of %d bytes", s.Spec.ID, g.Used, s.Kept)
-			}
+			used += int64(g.Used)
 		}
-		kept += s.Kept
+		if used != s.Used {
+			t.Fatalf("share %s uses %d bytes, its page has %d", s.ID, s.Used, used)
+		}
+		for _, p := range s.Parts {
+			if p.Used > p.Kept {
+				t.Fatalf("share %s uses %d of %d bytes of GPU %d", s.ID, p.Used, p.Kept, p.GPU)
+			}
+			kept[p.GPU] += p.Kept
+		}
 	}
-	if kept > 16*gib {
+	if max(kept[0], kept[1]) > 16*gib {
 		t.Fatalf("%d bytes are given out", kept)
 	}
 }

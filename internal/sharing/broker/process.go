@@ -29,6 +29,7 @@ type process struct {
 	exited    bool // it said that it ends
 	rejected  bool // its connection is to be closed
 	away      bool // it may have more memory than is known, until it has come back
+	tells     bool // it says when it makes a context on a GPU
 	held      []holding
 	wrong     uint64 // messages that did not fit
 	failed    uint64 // errors of the GPU
@@ -36,8 +37,9 @@ type process struct {
 
 // holding is the memory of a process on one GPU of its share.
 type holding struct {
-	bytes uint64
-	known bool // the process has spoken of it
+	bytes  uint64
+	known  bool // the process has spoken of it
+	opened bool // the process may have a context there
 }
 
 // Connect adds a process that connected to the socket of a share. PID is its process ID,
@@ -53,16 +55,14 @@ func (b *Broker) Connect(now time.Duration, id ProcessID, shareID string, pid in
 	if b.processes[id] != nil {
 		return errors.New("broker: a connection is used twice")
 	}
-	for i := range r.parts {
-		if err := b.inService(r.parts[i].gpu); err != nil {
-			return err
-		}
+	if err := b.usable(r); err != nil {
+		return err
 	}
 	p := &process{id: id, pid: pid, share: r, connected: true, held: make([]holding, len(r.parts))}
 	if i := slices.IndexFunc(r.members, func(o *process) bool { return pid > 0 && o.pid == pid && !o.connected }); i >= 0 {
 		old := r.members[i]
 		for g := range old.held {
-			p.held[g].bytes = old.held[g].bytes
+			p.held[g].bytes, p.held[g].opened = old.held[g].bytes, old.held[g].opened
 		}
 		p.away = old.away
 		r.members[i] = p
@@ -91,8 +91,8 @@ func (b *Broker) Closed(now time.Duration, id ProcessID) {
 		return
 	}
 	p.connected = false
-	for _, part := range p.share.parts {
-		b.gates[part.gpu].Exit(now, id)
+	for i := range p.share.parts {
+		b.gates[p.share.parts[i].GPU].Exit(now, id)
 	}
 	if p.pid == 0 || !p.holds() && !p.away {
 		b.Ended(now, id)
@@ -111,10 +111,10 @@ func (b *Broker) Ended(now time.Duration, id ProcessID) {
 	r.members = slices.DeleteFunc(r.members, func(x *process) bool { return x == p })
 	r.dirty = true
 	for i := range p.held {
-		b.gates[r.parts[i].gpu].Exit(now, id)
+		b.gates[r.parts[i].GPU].Exit(now, id)
 		r.release(i, p.held[i].bytes)
 	}
-	b.reunite(r)
+	b.reunite(now, r)
 	if p.connected {
 		b.out.Closes = append(b.out.Closes, id)
 	}
@@ -130,7 +130,7 @@ func (p *process) holds() bool {
 func (r *room) release(i int, bytes uint64) {
 	q := &r.parts[i]
 	q.used -= bytes
-	q.reserved = max(uint64(r.spec.Memory), q.used, q.kept)
+	q.reserved = max(uint64(q.Memory), q.used, q.kept)
 	r.dirty = r.dirty || bytes > 0
 }
 
@@ -164,14 +164,16 @@ func (b *Broker) Receive(now time.Duration, id ProcessID, m wire.Message) {
 		b.reject(p, wire.WrongMessage)
 		return
 	}
-	g := b.gates[p.share.parts[m.GPU].gpu]
+	g := b.gates[p.share.parts[m.GPU].GPU]
 	switch m.Type {
+	case wire.Context:
+		b.open(now, p, int(m.GPU))
 	case wire.Allocate:
-		b.allocate(p, m)
+		b.allocate(now, p, m)
 	case wire.Free:
-		b.free(p, m)
+		b.free(now, p, m)
 	case wire.Holds:
-		b.holds(p, m)
+		b.holds(now, p, m)
 	case wire.Launch:
 		b.launch(now, p, g, m)
 	case wire.Done:
@@ -190,8 +192,8 @@ func (b *Broker) Receive(now time.Duration, id ProcessID, m wire.Message) {
 		}
 	case wire.Exit:
 		p.exited = true
-		for _, q := range p.share.parts {
-			b.gates[q.gpu].Withdraw(now, id)
+		for i := range p.share.parts {
+			b.gates[p.share.parts[i].GPU].Withdraw(now, id)
 		}
 	default: // Parse lets no other type pass
 	}
@@ -215,13 +217,21 @@ func (b *Broker) hello(now time.Duration, p *process, m wire.Message) {
 		return
 	}
 	for i := range r.parts {
-		if err := b.gates[r.parts[i].gpu].Enter(now, r.client, p.id); err != nil {
+		if r.parts[i].gone {
+			continue
+		}
+		if err := b.gates[r.parts[i].GPU].Enter(now, r.client, p.id); err != nil {
 			b.reject(p, wire.TooMany)
 			return
 		}
 	}
-	p.greeted, p.inside = true, m.Arg[0]
-	b.send(p, wire.Message{Type: wire.Welcome, ID: wire.Version, Arg: [wire.Args]uint64{uint64(len(r.parts))}})
+	p.greeted, p.inside, p.tells = true, m.Arg[0], m.Arg[1] == wire.Tells
+	b.send(p, wire.Message{Type: wire.Welcome, ID: wire.Version, Arg: [wire.Args]uint64{uint64(len(r.parts)), wire.Tells}})
+	for i := range r.parts {
+		if !p.tells && !r.parts[i].gone { // an older library: it may use all of them
+			b.open(now, p, i)
+		}
+	}
 	if r.end {
 		// Also after the others were killed, so that no process stays for good.
 		r.killAt = min(r.killAt, machine.After(now, r.grace))
@@ -230,10 +240,10 @@ func (b *Broker) hello(now time.Duration, p *process, m wire.Message) {
 	b.refresh()
 }
 
-func (b *Broker) allocate(p *process, m wire.Message) {
+func (b *Broker) allocate(now time.Duration, p *process, m wire.Message) {
 	q := &p.share.parts[m.GPU]
 	p.held[m.GPU].known = true
-	left := uint64(p.share.spec.Memory) - min(q.used, uint64(p.share.spec.Memory))
+	left := q.limit() - min(q.used, q.limit())
 	answer := wire.Message{Type: wire.Refused, GPU: m.GPU, ID: m.ID, Bytes: left}
 	switch {
 	case m.Bytes > left || p.exited:
@@ -241,6 +251,7 @@ func (b *Broker) allocate(p *process, m wire.Message) {
 		b.wait(p, m)
 		return
 	default:
+		b.open(now, p, int(m.GPU)) // memory may need no context
 		q.used += m.Bytes
 		p.held[m.GPU].bytes += m.Bytes
 		p.share.dirty = p.share.dirty || m.Bytes > 0
@@ -249,7 +260,7 @@ func (b *Broker) allocate(p *process, m wire.Message) {
 	b.send(p, answer)
 }
 
-func (b *Broker) free(p *process, m wire.Message) {
+func (b *Broker) free(now time.Duration, p *process, m wire.Message) {
 	h := &p.held[m.GPU]
 	h.known = true
 	if m.Bytes > h.bytes {
@@ -258,18 +269,21 @@ func (b *Broker) free(p *process, m wire.Message) {
 	}
 	h.bytes -= m.Bytes
 	p.share.release(int(m.GPU), m.Bytes)
-	b.retry(p.share)
+	b.retry(now, p.share)
 }
 
 // holds takes the memory that a process has after a reconnection, as far as there is room
 // for it in what is kept for its share.
-func (b *Broker) holds(p *process, m wire.Message) {
+func (b *Broker) holds(now time.Duration, p *process, m wire.Message) {
 	h := &p.held[m.GPU]
 	if h.known {
 		p.wrong++
 		return
 	}
 	h.known = true
+	if m.Bytes > 0 {
+		b.open(now, p, int(m.GPU))
+	}
 	p.inherit(int(m.GPU))
 	q, before := &p.share.parts[m.GPU], h.bytes
 	q.used -= before
@@ -277,7 +291,7 @@ func (b *Broker) holds(p *process, m wire.Message) {
 	q.used += h.bytes
 	p.share.release(int(m.GPU), 0)
 	p.share.dirty = true
-	b.claim(p, q, max(m.Bytes, m.Arg[0], before)-before)
+	b.claim(now, p, q, max(m.Bytes, m.Arg[0], before)-before)
 }
 
 func (b *Broker) launch(now time.Duration, p *process, g *gate.Gate, m wire.Message) {
@@ -287,8 +301,8 @@ func (b *Broker) launch(now time.Duration, p *process, g *gate.Gate, m wire.Mess
 		Started: m.Arg[4] == wire.Started,
 	}
 	waiting := 0
-	for _, q := range p.share.parts {
-		waiting += b.gates[q.gpu].Waiting(p.id)
+	for i := range p.share.parts {
+		waiting += b.gates[p.share.parts[i].GPU].Waiting(p.id)
 	}
 	if p.exited || waiting >= wire.MaxUnanswered || !g.Launch(now, p.id, l) {
 		b.reject(p, wire.TooMany)

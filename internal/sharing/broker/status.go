@@ -2,12 +2,15 @@ package broker
 
 import (
 	"time"
+
+	"github.com/dxpu-project/dxpu/share"
 )
 
 // Status is the state of a share.
 type Status struct {
-	Spec      Spec
-	Kept      int64 // memory that is kept for it on the GPU where this is most, in bytes
+	ID        string
+	Class     share.Class
+	Parts     []PartStatus
 	Used      int64 // memory that it uses on all its GPUs, in bytes
 	Launches  uint64
 	GPUTime   time.Duration
@@ -17,6 +20,16 @@ type Status struct {
 	Evicted   string // why its processes were ended last; "": they were not
 	Failures  uint64 // errors of the GPU that its processes reported
 	Processes []ProcessStatus
+}
+
+// PartStatus is the state of what a share has of a GPU. Its Kept is the memory that is kept
+// for the share.
+type PartStatus struct {
+	Part
+	Used     int64 // bytes
+	Leaving  bool  // the share has it no more when its programs have ended
+	Launches uint64
+	Users    int // processes that may have a context there
 }
 
 // ProcessStatus is the state of a process.
@@ -36,12 +49,16 @@ type ProcessStatus struct {
 func (b *Broker) Status() []Status {
 	var out []Status
 	for _, r := range b.shares {
-		s := Status{Spec: r.spec, Held: r.held, Ending: r.end, Evicted: r.evicted, Failures: r.failures}
-		for _, p := range r.parts {
-			g := b.gates[p.gpu]
+		s := Status{ID: r.id, Class: r.class, Held: r.held, Ending: r.end, Evicted: r.evicted, Failures: r.failures}
+		for i := range r.parts {
+			p := &r.parts[i]
+			if p.gone {
+				continue
+			}
+			g := b.gates[p.GPU]
 			u := g.Usage(r.client)
+			s.Parts = append(s.Parts, r.partStatus(i, u.Launches))
 			s.Used += int64(p.used)
-			s.Kept = max(s.Kept, int64(p.reserved))
 			s.Launches += u.Launches
 			s.GPUTime += u.Busy
 			s.InFlight += g.InFlight(r.client)
@@ -54,10 +71,22 @@ func (b *Broker) Status() []Status {
 	return out
 }
 
+func (r *room) partStatus(i int, launches uint64) PartStatus {
+	q := &r.parts[i]
+	s := PartStatus{Part: q.Part, Used: int64(q.used), Leaving: q.leaving, Launches: launches}
+	s.Kept = int64(q.reserved)
+	for _, p := range r.members {
+		if p.held[i].opened {
+			s.Users++
+		}
+	}
+	return s
+}
+
 func (b *Broker) processStatus(p *process) ProcessStatus {
 	s := ProcessStatus{PID: p.pid, Inside: p.inside, Connected: p.connected, Wrong: p.wrong, Failures: p.failed}
-	for i, q := range p.share.parts {
-		g := b.gates[q.gpu]
+	for i := range p.share.parts {
+		g := b.gates[p.share.parts[i].GPU]
 		u := g.ProcessUsage(p.id)
 		s.Memory += int64(p.held[i].bytes)
 		s.Launches += u.Launches

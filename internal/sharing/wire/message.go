@@ -26,7 +26,7 @@ type Type uint32
 
 // Messages of a process to the agent.
 const (
-	Hello    Type = iota + 1 // ID: Version; Arg[0]: process ID, as the process sees itself
+	Hello    Type = iota + 1 // ID: Version; Arg[0]: process ID, as the process sees itself; Arg[1]: Tells
 	Allocate                 // ID, GPU, Bytes; answered by Granted or Refused
 	Free                     // GPU, Bytes
 	Launch                   // ID, GPU, Arg: blocks, threads of a block, kernels, hash of the name, Started; answered by Permit unless it has started
@@ -36,12 +36,13 @@ const (
 	Exit                     // the process ends, and launches nothing any more
 	Holds                    // GPU, Bytes: the process has this much memory in all
 	Usage                    // GPU, Arg: launches and nanoseconds since the last one, without a permit
+	Context                  // GPU: the process makes a context there; to agents that know it
 	lastOfProcess
 )
 
 // Messages of the agent to a process.
 const (
-	Welcome Type = iota + 65 // ID: Version; Arg[0]: number of GPUs; with the page's descriptor
+	Welcome Type = iota + 65 // ID: Version; Arg[0]: number of GPUs; Arg[1]: Tells; with the page's descriptor
 	Granted                  // ID, GPU, Bytes
 	Refused                  // ID, GPU, Bytes: that the share has left
 	Permit                   // ID, GPU
@@ -52,7 +53,7 @@ const (
 
 var typeNames = map[Type]string{
 	Hello: "HELLO", Allocate: "ALLOCATE", Free: "FREE", Launch: "LAUNCH", Done: "DONE", Idle: "IDLE", Failed: "FAILED",
-	Exit: "EXIT", Holds: "HOLDS", Usage: "USAGE",
+	Exit: "EXIT", Holds: "HOLDS", Usage: "USAGE", Context: "CONTEXT",
 	Welcome: "WELCOME", Granted: "GRANTED", Refused: "REFUSED", Permit: "PERMIT", End: "END", Reject: "REJECT",
 }
 
@@ -66,6 +67,10 @@ func (t Type) String() string {
 
 // Started is the last argument of a Launch that a credit let start without a permit.
 const Started = 1
+
+// Tells is the second argument of a Hello of a process that sends Context, and of the Welcome
+// of an agent that knows it.
+const Tells = 1
 
 // ofProcess reports whether a process sends messages of this type.
 func (t Type) ofProcess() bool { return t >= Hello && t < lastOfProcess }
