@@ -1176,7 +1176,10 @@ type ObservedState struct {
 	// programs of that host alone, and the host has no other GPUs. Both nodes name each
 	// other. A lease gets these GPUs only if it names the host. Empty: the data of the node
 	// go over the network.
-	LocalPeer     string `protobuf:"bytes,12,opt,name=local_peer,json=localPeer,proto3" json:"local_peer,omitempty"`
+	LocalPeer string `protobuf:"bytes,12,opt,name=local_peer,json=localPeer,proto3" json:"local_peer,omitempty"`
+	// Boxes with a local peer: a lease may have several of the GPUs. An older sharing agent
+	// would give each of them to other programs.
+	SeveralGpus   bool `protobuf:"varint,13,opt,name=several_gpus,json=severalGpus,proto3" json:"several_gpus,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1293,6 +1296,13 @@ func (x *ObservedState) GetLocalPeer() string {
 		return x.LocalPeer
 	}
 	return ""
+}
+
+func (x *ObservedState) GetSeveralGpus() bool {
+	if x != nil {
+		return x.SeveralGpus
+	}
+	return false
 }
 
 // ObservedSlot is a slot of a node.
@@ -1760,7 +1770,7 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	"\x10desired_revision\x18\x01 \x01(\x04R\x0fdesiredRevision\x12H\n" +
 	"\x12heartbeat_interval\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x11heartbeatInterval\x12+\n" +
 	"\x11renew_certificate\x18\x03 \x01(\bR\x10renewCertificate\x12*\n" +
-	"\x11knows_local_peers\x18\x04 \x01(\bR\x0fknowsLocalPeers\"\x81\x04\n" +
+	"\x11knows_local_peers\x18\x04 \x01(\bR\x0fknowsLocalPeers\"\xa4\x04\n" +
 	"\rObservedState\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1f\n" +
 	"\vinstance_id\x18\x02 \x01(\tR\n" +
@@ -1777,7 +1787,8 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	"\n" +
 	"proxy_gpus\x18\v \x01(\rR\tproxyGpus\x12\x1d\n" +
 	"\n" +
-	"local_peer\x18\f \x01(\tR\tlocalPeer\x1a9\n" +
+	"local_peer\x18\f \x01(\tR\tlocalPeer\x12!\n" +
+	"\fseveral_gpus\x18\r \x01(\bR\vseveralGpus\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc8\x03\n" +

@@ -51,6 +51,7 @@ type fakeNode struct {
 	proxy      uint32          // GPUs that use up a box proxy's bandwidth
 	rack       string
 	peer       string   // the node of the other kind on the same machine; empty: none
+	several    bool     // a lease may have several of its GPUs
 	paths      []uint32 // IDs of the networks on which it has an address; nil: 0
 	labels     map[string]string
 	domain     func(slot uint32) string
@@ -171,7 +172,7 @@ func (n *fakeNode) observe() *dxpuv1.ObservedState {
 	n.followMoves()
 	o := &dxpuv1.ObservedState{
 		NodeId: n.id, InstanceId: fmt.Sprint(n.instance), Sequence: n.sequence, AppliedRevision: n.applied,
-		BoxKind: n.boxKind, ProxyGpus: n.proxy, Labels: n.labels, Rack: n.rack, LocalPeer: n.peer,
+		BoxKind: n.boxKind, ProxyGpus: n.proxy, Labels: n.labels, Rack: n.rack, LocalPeer: n.peer, SeveralGpus: n.several,
 	}
 	paths := n.paths
 	if paths == nil {

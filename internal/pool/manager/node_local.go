@@ -39,6 +39,7 @@ func (t *tx) keepLocal(req *placement.Request, host string) {
 	if n == nil {
 		n = &nodeRecord{ID: box}
 	}
+	req.Several = n.SeveralGPUs
 	if len(req.Only) == 0 {
 		req.Only = n.gpuRefs()
 	}

@@ -54,7 +54,7 @@ func TestLocalGPUs(t *testing.T) {
 	w.wantNoCapacity("no other host", &dxpuv1.LeaseSpec{Count: 1, Tolerations: everything}, "0 of 3 usable GPUs are free")
 	w.wantNoCapacity("its GPU by name", &dxpuv1.LeaseSpec{Count: 1, GpuIds: []string{"m1-gpus/0"}}, "GPU m1-gpus/0 is for its own host alone")
 	w.wantNoCapacity("a GPU of the network", at("m1", &dxpuv1.LeaseSpec{Count: 1, GpuIds: []string{"b1/0"}}), "GPU b1/0 is not one of the host's own")
-	w.wantNoCapacity("two of its GPUs", at("m1", &dxpuv1.LeaseSpec{Count: 2}), "one GPU for each lease")
+	w.wantNoCapacity("two GPUs by an old agent", at("m1", &dxpuv1.LeaseSpec{Count: 2}), "gives each lease one GPU: upgrade it")
 	if _, err := w.tryCreate(at("h1", part(100, 100))); err != nil {
 		t.Errorf("the other host: %v", err)
 	}
@@ -65,6 +65,45 @@ func TestLocalGPUs(t *testing.T) {
 	w.settle()
 	w.wantNoCapacity("a free GPU of the machine, with any toleration", &dxpuv1.LeaseSpec{Count: 1, Tolerations: everything}, "dxpu.dev/local (for leases that name the host)")
 	w.wantLease(w.create(at("m1", part(900, 900))), leaseBinding)
+}
+
+// A lease of several GPUs of a machine has them all there. It grows and shrinks, and waits for
+// a GPU that it has lost while it keeps the others.
+func TestSeveralLocalGPUs(t *testing.T) {
+	host, box := localMachine("m1", 3)
+	box.several = true
+	w := newWorld(t, Config{}, hostNode("h1", 8), dividedBox("b1", 4), host, box)
+	w.wantNoCapacity("more than there are", at("m1", &dxpuv1.LeaseSpec{Count: 4}), "The request is for 4 GPUs, and 3 are named or the host's own")
+	id := w.create(at("m1", &dxpuv1.LeaseSpec{Count: 2}))
+	w.settle()
+	l := w.wantLease(id, leaseActive)
+	if len(l.Bindings) != 2 || l.Bindings[0].BoxId != "m1-gpus" || l.Bindings[1].BoxId != "m1-gpus" {
+		t.Errorf("bindings %v", l.Bindings)
+	}
+	w.wantNoCapacity("two of one that is left", at("m1", &dxpuv1.LeaseSpec{Count: 2}), "is in use")
+	resize := func(count uint32) {
+		t.Helper()
+		if _, err := w.api().ResizeLease(t.Context(), connect.NewRequest(&dxpuv1.ResizeLeaseRequest{LeaseId: id, Count: count})); err != nil {
+			t.Fatal(err)
+		}
+		w.settle()
+	}
+	resize(3)
+	if n := len(w.nodes["m1-gpus"].has); n != 3 {
+		t.Errorf("%d GPUs are bound", n)
+	}
+	resize(2)
+	other := w.create(at("m1", &dxpuv1.LeaseSpec{Count: 1}))
+	w.settle()
+	lost := w.lease(id).Bindings[0].BoxSlot
+	box.dead[lost] = true
+	w.settle()
+	if l := w.wantLease(id, leaseDegraded); !strings.Contains(l.StateReason, "no other GPU of host m1") || len(w.nodes["b1"].has) > 0 {
+		t.Errorf("state reason %q", l.StateReason)
+	}
+	w.delete(other, true)
+	w.settle()
+	w.wantLease(id, leaseActive)
 }
 
 // Both nodes of a machine name each other: no host reaches the GPUs of another machine.

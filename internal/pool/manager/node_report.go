@@ -149,13 +149,13 @@ func (t *tx) inventory(o *dxpuv1.ObservedState) {
 	moved := !slices.Equal(addrs, n.Addresses)
 	changed := t.compareSlots(n, slots)
 	if !moved && !changed && n.Rack == o.Rack && maps.Equal(n.Labels, o.Labels) && n.Version == o.Version &&
-		n.BoxKind == o.BoxKind && n.ProxyGPUs == o.ProxyGpus && n.LocalPeer == o.LocalPeer {
+		n.BoxKind == o.BoxKind && n.ProxyGPUs == o.ProxyGpus && n.LocalPeer == o.LocalPeer && n.SeveralGPUs == o.SeveralGpus {
 		return
 	}
 	n = t.nodes.edit(n.ID)
 	n.Addresses, n.Slots = addrs, slots
 	n.Rack, n.Labels, n.Version = truncateText(o.Rack), o.Labels, truncateText(o.Version)
-	n.BoxKind, n.ProxyGPUs, n.LocalPeer = o.BoxKind, o.ProxyGpus, o.LocalPeer
+	n.BoxKind, n.ProxyGPUs, n.LocalPeer, n.SeveralGPUs = o.BoxKind, o.ProxyGpus, o.LocalPeer, o.SeveralGpus
 	n.ResourceVersion = t.revision()
 	if moved {
 		t.updatePeers(n.ID)

@@ -68,7 +68,9 @@ type nodeRecord struct {
 	ProxyGPUs uint32 `json:"proxy_gpus,omitempty"`
 	// LocalPeer is the node of the other kind on the same machine that it names as the only
 	// one that it works with.
-	LocalPeer       string       `json:"local_peer,omitempty"`
+	LocalPeer string `json:"local_peer,omitempty"`
+	// SeveralGPUs says that a lease may have several GPUs of a box with a local peer.
+	SeveralGPUs     bool         `json:"several_gpus,omitempty"`
 	Slots           []slotRecord `json:"slots,omitempty"`
 	Cordon          *cordon      `json:"cordon,omitempty"`
 	Taints          []taint      `json:"taints,omitempty"`    // not changed once stored

@@ -14,8 +14,13 @@ func (p *Pool) placeNamed(reserve Reserve, req *Request) Decision {
 	var d Decision
 	var picks []Ref
 	byModel := map[string]int{}
-	if req.Box != "" && !req.alone() {
-		d.say("A host with GPUs of its own gets one GPU for each lease.")
+	switch {
+	case req.Box == "" || req.alone():
+	case !req.Several:
+		d.say("The sharing agent of the host gives each lease one GPU: upgrade it for leases of several.")
+		return d
+	case len(req.Only) < req.Count:
+		d.say("The request is for %d GPUs, and %d are named or the host's own.", req.Count, len(req.Only))
 		return d
 	}
 	for _, r := range req.Only {

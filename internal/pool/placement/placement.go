@@ -151,6 +151,8 @@ type Request struct {
 	// Box is the box on the machine of the host, if the host has no other GPUs. Only lists
 	// GPUs then. Empty: there is none.
 	Box string
+	// Several says that the host can give several of them to one lease.
+	Several bool
 	// Exclude lists GPUs not to choose, such as those that failed before.
 	Exclude []Ref
 	// Together lists the GPUs that the lease has already. New GPUs must join

@@ -184,7 +184,7 @@ func (m *Member) want(take func(*dxpuv1.DesiredState), d *dxpuv1.DesiredState) {
 // observed completes the report of a node. A manager that does not know local peers would
 // give the GPUs to other hosts: it sees none.
 func (m *Member) observed(out *dxpuv1.ObservedState, a *agent.Agent, peer string) *dxpuv1.ObservedState {
-	out.LocalPeer, out.Rack, out.Labels = peer, m.config.Rack, m.config.Labels
+	out.LocalPeer, out.SeveralGpus, out.Rack, out.Labels = peer, true, m.config.Rack, m.config.Labels
 	if !a.KnowsLocalPeers() {
 		out.Slots = nil
 	}

@@ -3,16 +3,18 @@
 // with the shares that the sharing agent has, and returns what the agent is to do and what
 // the nodes report.
 //
-// A binding is a share. The box side makes it and takes it away, and the host side lets
-// programs in and asks them to end:
+// A binding is a part of one GPU, and the parts of a lease are one share: a program in the
+// lease has all of its GPUs. The box side makes the part and takes it away, and the host side
+// lets programs in and asks them to end:
 //
 //	PREPARING   the box wants it:            Open    -> READY
-//	READY       the host wants it, too:      Attach  -> ATTACHED
+//	READY       the host wants it, too, and
+//	            all others of the lease:     Attach  -> ATTACHED
 //	ATTACHED    the box wants another part:  Resize
 //	DETACHING   the host has dropped it:     End, with the time that the manager gives
 //	RESETTING   the box has dropped it, too: End, at once
 //
-// A share that is gone leaves both slots clean. Nothing is done for a node before its
+// A part that is gone leaves both slots clean. Nothing is done for a node before its
 // desired state is known, so an agent that starts while the manager is away leaves the
 // programs alone.
 package offer
@@ -60,17 +62,17 @@ type Binding struct {
 	Epoch uint64 `json:"epoch"`
 }
 
-// Lease is what a share knows of its lease. The sharing agent keeps it with the share.
+// Lease is what a part knows of its lease. The sharing agent keeps it with the share.
 type Lease struct {
 	Binding
 	Lease    string `json:"lease"`
 	BoxSlot  uint32 `json:"box_slot"`
 	HostSlot uint32 `json:"host_slot"`
 	Attached bool   `json:"attached,omitempty"` // programs may come
-	Leaving  bool   `json:"-"`                  // it ends with its last program
+	Leaving  bool   `json:"-"`                  // it ends with the last program that uses its GPU
 }
 
-// Share is a share of a lease, as the sharing agent has it.
+// Share is what a lease has of one GPU, as the sharing agent has it.
 type Share struct {
 	Lease
 	GPU       string
@@ -215,7 +217,7 @@ func (o *Offer) Step(now time.Duration, seen Seen) []Action {
 		out = o.follow(now, &seen.Shares[i], out)
 	}
 	for _, w := range o.box.GetBindings() {
-		if w == nil || seen.share(key(o.box, w)) != nil || o.taken(w.Slot) {
+		if w == nil || seen.share(key(o.box, w)) != nil || o.taken(w) {
 			continue
 		}
 		twice := func(a Action) bool { return a.Kind == Open && (a.BoxSlot == w.Slot || a.Binding == key(o.box, w)) }
@@ -252,6 +254,9 @@ func (o *Offer) follow(now time.Duration, s *Share, out []Action) []Action {
 		n.ended = true
 		return end(n.grace)
 	case host != nil && !s.Attached && !s.Leaving:
+		if o.awaited(s) {
+			return out
+		}
 		return append(out, Action{Kind: Attach, Lease: s.Lease})
 	case !s.Leaving:
 		if a, ok := o.resize(s, box, n); ok {
@@ -264,9 +269,32 @@ func (o *Offer) follow(now time.Duration, s *Share, out []Action) []Action {
 // maxGrace bounds the time that programs have to end.
 const maxGrace = time.Hour
 
-// taken reports whether a share that is not wanted any more is in a slot of the box.
-func (o *Offer) taken(slot uint32) bool {
-	return slices.ContainsFunc(o.seen.Shares, func(s Share) bool { return s.BoxSlot == slot })
+// awaited reports whether another GPU of the lease of a share is still to come. Programs have
+// the GPUs of their start, so none starts before.
+func (o *Offer) awaited(s *Share) bool {
+	for _, w := range o.box.GetBindings() {
+		if w == nil || w.LeaseId != s.Lease.Lease || key(o.box, w) == s.Binding {
+			continue
+		}
+		other, n := o.seen.share(key(o.box, w)), o.notes[key(o.box, w)]
+		switch {
+		case n != nil && (n.ended || n.failed != ""): // it does not come
+		case other != nil && other.Leaving:
+		case other == nil && w.State > dxpuv1.BindingState_BINDING_STATE_PREPARING: // it is lost
+		case other == nil, find(o.host, other.Binding) == nil:
+			return true
+		}
+	}
+	return false
+}
+
+// taken reports whether a share that is not wanted any more is in the slot of a binding, or
+// its lease still has a part of the same GPU.
+func (o *Offer) taken(w *dxpuv1.DesiredBinding) bool {
+	g, _ := o.at(w.Slot)
+	return slices.ContainsFunc(o.seen.Shares, func(s Share) bool {
+		return s.BoxSlot == w.Slot || g != nil && s.GPU == g.Name && s.Lease.Lease == w.LeaseId
+	})
 }
 
 // open returns the action that makes the share of a binding. The desired state of a binding
