@@ -58,6 +58,9 @@ type Config struct {
 
 	// ElectionTimeout is how long a request waits while no manager leads. 0: 10 s.
 	ElectionTimeout time.Duration
+	// Waiting is called with a reason when requests wait longer than a healthy pool needs,
+	// and with "" when one is answered after that. nil: nobody is told.
+	Waiting func(reason string)
 	// Transport sends the requests. nil: one that follows CA, CAHash and
 	// Certificate, which are ignored otherwise.
 	Transport http.RoundTripper
@@ -92,7 +95,9 @@ func New(cfg Config) (*Client, error) {
 			return nil, err
 		}
 	}
-	hc := &http.Client{Transport: newLeaderTransport(managers, base, cfg.Token, cmp.Or(cfg.ElectionTimeout, defaultElectionTimeout))}
+	transport := newLeaderTransport(managers, base, cfg.Token, cmp.Or(cfg.ElectionTimeout, defaultElectionTimeout))
+	transport.waits.tell = cfg.Waiting
+	hc := &http.Client{Transport: transport}
 	at := managers[0].String() // the transport replaces it by the leader's URL
 	return &Client{
 		Pool: dxpuv1connect.NewPoolServiceClient(hc, at),

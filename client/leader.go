@@ -49,6 +49,7 @@ type leaderTransport struct {
 	token    string
 	timeout  time.Duration // for an election
 	probing  chan struct{} // holds one element while a goroutine looks for the leader
+	waits    waits
 
 	mu     sync.Mutex // guards the fields below
 	leader *url.URL   // nil: unknown
@@ -80,6 +81,7 @@ func (t *leaderTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 		refused := err == nil && res.Header.Get(LeaderHeader) != ""
 		switch {
 		case err == nil && !refused:
+			t.waits.over()
 			return res, nil
 		case err != nil:
 			t.forget(at)
@@ -87,7 +89,10 @@ func (t *leaderTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 			t.follow(at, res.Header.Get(LeaderHeader))
 		}
 		again := try < maxTries && (refused || notSent(err)) && t.hasAlternative(at)
-		if refused && !again && time.Since(start) < t.timeout {
+		if waited := time.Since(start); refused && !again && waited < t.timeout {
+			if waited > longElection {
+				t.waits.say(at.Host + " knows no leader yet")
+			}
 			again = pause(r.Context(), firstPause) // the only known manager waits for the election, too
 		}
 		if again = again && r.Context().Err() == nil; again {
@@ -177,6 +182,7 @@ func (t *leaderTransport) find(ctx context.Context) (*url.URL, error) {
 	if leader := t.known(); leader != nil {
 		return leader, nil
 	}
+	defer t.waits.after(longElection, "none of the managers leads yet")()
 	select {
 	case t.probing <- struct{}{}: // goroutines that come later use the same answer
 		defer func() { <-t.probing }()

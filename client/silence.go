@@ -21,7 +21,7 @@ var errSilent = errors.New("the manager does not answer any more")
 // when nothing arrives and the manager answers no probe either.
 func (t *leaderTransport) send(r *http.Request, at *url.URL) (*http.Response, error) {
 	ctx, cancel := context.WithCancelCause(r.Context())
-	b := &body{ctx: ctx, cancel: cancel}
+	b := &body{ctx: ctx, cancel: cancel, waits: &t.waits}
 	b.watch.Go(func() {
 		if t.hangs(ctx, at, &b.arrived) {
 			t.forget(at)
@@ -58,13 +58,16 @@ func (t *leaderTransport) hangs(ctx context.Context, m *url.URL, arrived *atomic
 			continue
 		}
 		probing, cancel := context.WithTimeout(ctx, probeTimeout)
+		answered := t.waits.after(slowProbe, m.Host+" does not answer")
 		_, err := t.probe(probing, m)
+		answered()
 		cancel()
 		var says refusal
 		switch {
 		case ctx.Err() != nil:
 			return false
 		case err == nil || errors.As(err, &says):
+			t.waits.over()
 			silent, next = 0, min(2*next, longestSilence)
 		default:
 			silent, next = silent+1, silence
@@ -80,6 +83,7 @@ type body struct {
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
 	watch   sync.WaitGroup
+	waits   *waits
 }
 
 // Read implements io.Reader.
@@ -87,6 +91,7 @@ func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if n > 0 {
 		b.arrived.Store(true)
+		b.waits.over()
 	}
 	cause := context.Cause(b.ctx)
 	switch { // after UNAVAILABLE, a watch goes on at another manager

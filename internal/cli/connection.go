@@ -28,6 +28,9 @@ type connection struct {
 	caFile    string
 	tokenFile string
 	context   string
+
+	stderr func() io.Writer // of a command that has the flags
+	says   *notices         // of all calls of the command; nil before the first
 }
 
 // register adds the flags to a command and its subcommands.
@@ -40,6 +43,7 @@ func (c *connection) register(cmd *cobra.Command) *cobra.Command {
 
 // registerManager adds the flags that proxies have, too.
 func (c *connection) registerManager(cmd *cobra.Command) {
+	c.stderr = cmd.ErrOrStderr
 	cmd.PersistentFlags().StringVar(&c.manager, "manager", "", "URL of the manager; several are separated by commas (default $DXPU_MANAGER or "+defaultManager+")")
 	cmd.PersistentFlags().StringVar(&c.caFile, "ca-file", "", "PEM file of the authority that signed the manager's certificate")
 }
@@ -100,7 +104,10 @@ func (c *connection) pool() (dxpuv1connect.PoolServiceClient, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg := client.Config{CAHash: t.CAHash}
+	if c.says == nil {
+		c.says = &notices{out: c.stderr()}
+	}
+	cfg := client.Config{CAHash: t.CAHash, Waiting: c.says.told}
 	if cfg.Managers, err = client.ParseManagers(t.Manager); err != nil {
 		return nil, err
 	}

@@ -165,7 +165,7 @@ func (o *drainOptions) run(cmd *cobra.Command, conn *connection, args []string) 
 	// The watch is open before the drain begins, so that its end is not missed.
 	var events *eventWatch
 	if o.wait {
-		events, err = openWatch(ctx, api, &dxpuv1.WatchEventsRequest{Filter: targetFilter(target)})
+		events, err = openWatch(ctx, api, conn.says, &dxpuv1.WatchEventsRequest{Filter: targetFilter(target)})
 		switch {
 		case err != nil && timedOut(ctx, err) && cmd.Context().Err() == nil:
 			return fmt.Errorf("%w: the manager did not answer within %s, and the drain has not begun", errTimeout, o.timeout)
@@ -218,7 +218,8 @@ func (o *drainOptions) follow(ctx context.Context, cmd *cobra.Command, events *e
 	if err := cmd.Context().Err(); err != nil {
 		return err
 	}
-	return withHint(fmt.Errorf("%w: bindings are left after %s, and the drain continues", errTimeout, o.timeout), `"dxpu events --watch" shows what the drain waits for`)
+	return events.says.timeout(o.timeout, withHint(fmt.Errorf("%w: bindings are left after %s, and the drain continues", errTimeout, o.timeout),
+		`"dxpu events --watch" shows what the drain waits for`))
 }
 
 // timedOut reports whether a watch ended because of its deadline, which the manager

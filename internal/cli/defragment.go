@@ -102,7 +102,7 @@ func (o *defragmentOptions) run(cmd *cobra.Command, conn *connection) error {
 	}
 	ctx, cancel := context.WithTimeoutCause(cmd.Context(), o.timeout, errTimeout)
 	defer cancel()
-	d := &defragmenter{o: o, api: api, cmd: cmd, stays: map[string]bool{}}
+	d := &defragmenter{o: o, api: api, says: conn.says, cmd: cmd, stays: map[string]bool{}}
 	r := defragmentResult{Moved: []defrag.Move{}, Stayed: []defragRefusal{}, dry: o.dryRun}
 	if r.Plan, err = d.plan(ctx, 0); err != nil {
 		return err
@@ -119,6 +119,7 @@ func (o *defragmentOptions) run(cmd *cobra.Command, conn *connection) error {
 type defragmenter struct {
 	o     *defragmentOptions
 	api   poolAPI
+	says  *notices
 	cmd   *cobra.Command
 	stays map[string]bool // GPUs that did not move
 }
@@ -175,7 +176,7 @@ func (d *defragmenter) carryOut(ctx context.Context, r *defragmentResult) error 
 		m := todo[0]
 		fmt.Fprintf(d.cmd.ErrOrStderr(), "%s moves from %s to %s\n", m.Lease, m.From, m.To)
 		one := migrateOptions{wait: true, timeout: d.o.timeout, req: dxpuv1.MigrateLeaseRequest{GpuId: m.From, ToGpuId: m.To}}
-		_, err := one.move(ctx, d.cmd, d.api, m.Lease)
+		_, err := one.move(ctx, d.cmd, d.api, d.says, m.Lease)
 		switch {
 		case err == nil:
 			r.Moved, todo = append(r.Moved, m), todo[1:]

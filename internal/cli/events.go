@@ -35,7 +35,7 @@ revision of the last one and continues with --after, also at another manager.`,
 			}
 			if watch {
 				from := &dxpuv1.WatchEventsRequest{FromStart: after == 0, AfterRevision: after, Filter: filter}
-				return watchEvents(cmd.Context(), api, from, cmd.OutOrStdout(), out.structured())
+				return watchEvents(cmd.Context(), api, conn.says, from, cmd.OutOrStdout(), out.structured())
 			}
 			req, found := &dxpuv1.ListEventsRequest{Filter: filter, AfterRevision: after, PageSize: 1000}, false
 			err = callPages(cmd.Context(), api, poolAPI.ListEvents, req, func(page *dxpuv1.ListEventsResponse) error {
@@ -70,8 +70,8 @@ func afterFlag(f *pflag.FlagSet, after *uint64, what string) {
 	f.Uint64Var(after, "after", 0, "show only "+what+" after this `revision` (default: all that the manager keeps)")
 }
 
-func watchEvents(ctx context.Context, api poolAPI, from *dxpuv1.WatchEventsRequest, w io.Writer, asJSON bool) error {
-	watch, err := openWatch(ctx, api, from)
+func watchEvents(ctx context.Context, api poolAPI, says *notices, from *dxpuv1.WatchEventsRequest, w io.Writer, asJSON bool) error {
+	watch, err := openWatch(ctx, api, says, from)
 	if err == nil {
 		err = watch.follow(ctx, func(e *dxpuv1.Event) error {
 			if e == nil {

@@ -104,7 +104,7 @@ func leaseCommand[Req, Res any](conn *connection, cmd *cobra.Command, m method[R
 		if err != nil || !wait {
 			return lease(res), err
 		}
-		w := &leaseWait{api: api, out: cmd.ErrOrStderr(), limit: timeout, done: done}
+		w := &leaseWait{api: api, says: conn.says, out: cmd.ErrOrStderr(), limit: timeout, done: done}
 		return w.run(cmd.Context(), lease(res))
 	}, printLeaseLine)
 }
@@ -234,7 +234,7 @@ then the GPU is reset and its memory is scrubbed. --force does not ask the guest
 		for _, l := range leases {
 			var failed error
 			if wait {
-				w := &leaseWait{api: api, out: cmd.ErrOrStderr(), limit: timeout, done: hasState(dxpuv1.LeaseState_LEASE_STATE_RELEASED, dxpuv1.LeaseState_LEASE_STATE_FAILED)}
+				w := &leaseWait{api: api, says: conn.says, out: cmd.ErrOrStderr(), limit: timeout, done: hasState(dxpuv1.LeaseState_LEASE_STATE_RELEASED, dxpuv1.LeaseState_LEASE_STATE_FAILED)}
 				l, failed = w.run(cmd.Context(), l)
 			}
 			if failed == nil {

@@ -75,7 +75,7 @@ func (o *migrateOptions) run(cmd *cobra.Command, conn *connection, lease string)
 			fmt.Fprintf(w, "%s does not move to %s\n", r.Binding.LeaseId, r.Binding.GpuId)
 		})
 	}
-	res, err := o.move(cmd.Context(), cmd, api, lease)
+	res, err := o.move(cmd.Context(), cmd, api, conn.says, lease)
 	if err != nil {
 		return err
 	}
@@ -83,14 +83,14 @@ func (o *migrateOptions) run(cmd *cobra.Command, conn *connection, lease string)
 }
 
 // move begins the migration and, with --wait, follows it to its end.
-func (o *migrateOptions) move(parent context.Context, cmd *cobra.Command, api poolAPI, lease string) (*dxpuv1.MigrateLeaseResponse, error) {
+func (o *migrateOptions) move(parent context.Context, cmd *cobra.Command, api poolAPI, says *notices, lease string) (*dxpuv1.MigrateLeaseResponse, error) {
 	ctx, cancel := context.WithTimeoutCause(parent, o.timeout, errTimeout)
 	defer cancel()
 	// The watch is open before the migration begins, so that its end is not missed.
 	var events *eventWatch
 	if o.wait {
 		var err error
-		if events, err = openWatch(ctx, api, &dxpuv1.WatchEventsRequest{Filter: &dxpuv1.EventFilter{LeaseId: lease}}); err != nil {
+		if events, err = openWatch(ctx, api, says, &dxpuv1.WatchEventsRequest{Filter: &dxpuv1.EventFilter{LeaseId: lease}}); err != nil {
 			return nil, err
 		}
 		defer events.close()
@@ -145,8 +145,8 @@ func (o *migrateOptions) follow(ctx context.Context, cmd *cobra.Command, api poo
 	switch {
 	case err == nil:
 	case timedOut(ctx, err) && cmd.Context().Err() == nil:
-		return nil, withHint(fmt.Errorf("%w: the migration is not over after %s, and continues", errTimeout, o.timeout),
-			`"dxpu describe lease %s" shows it`, res.Lease.Id)
+		return nil, events.says.timeout(o.timeout, withHint(fmt.Errorf("%w: the migration is not over after %s, and continues", errTimeout, o.timeout),
+			`"dxpu describe lease %s" shows it`, res.Lease.Id))
 	default:
 		return nil, err
 	}

@@ -185,7 +185,7 @@ func (l *listing[Req, Res, PReq, PRes]) follow(cmd *cobra.Command, api poolAPI, 
 	out := newPage(cmd.OutOrStdout(), l.out.form == formWide)
 	out.continues = true
 	rows := map[string]string{} // by name
-	err := onChange(cmd.Context(), api, func(ctx context.Context) error {
+	err := onChange(cmd.Context(), api, l.conn.says, func(ctx context.Context) error {
 		all, err := l.fetch(ctx, api, args)
 		if connect.CodeOf(err) == connect.CodeNotFound && len(rows) > 0 {
 			return errWatched // an object of the arguments is gone
@@ -253,11 +253,11 @@ func (l *listing[Req, Res, PReq, PRes]) gone(out *page, name string) {
 // onChange calls look, and again after each change of the pool, at most once in
 // watchPause, until the context ends or look returns an error. look returns errWatched
 // to end without an error.
-func onChange(ctx context.Context, api poolAPI, look func(context.Context) error) error {
+func onChange(ctx context.Context, api poolAPI, says *notices, look func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	g, ctx := errgroup.WithContext(ctx)
-	events, err := openWatch(ctx, api, &dxpuv1.WatchEventsRequest{}) // an error of look ends it
+	events, err := openWatch(ctx, api, says, &dxpuv1.WatchEventsRequest{}) // an error of look ends it
 	if err != nil {
 		return err
 	}

@@ -134,7 +134,7 @@ func (o *runOptions) run(cmd *cobra.Command, args []string) (err error) {
 	defer signal.Stop(further)
 	defer func() { err = errors.Join(err, release(cmd.Context(), api, id)) }()
 	defer o.keep(cmd, api, id)()
-	w := &leaseWait{api: api, out: cmd.ErrOrStderr(), limit: o.timeout, done: hasState(dxpuv1.LeaseState_LEASE_STATE_ACTIVE)}
+	w := &leaseWait{api: api, says: o.conn.says, out: cmd.ErrOrStderr(), limit: o.timeout, done: hasState(dxpuv1.LeaseState_LEASE_STATE_ACTIVE)}
 	lease, err := w.run(cmd.Context(), created.Lease)
 	if err != nil {
 		return err

@@ -17,6 +17,7 @@ var errTimeout = errors.New("timeout")
 // ID at once, then each change of the state and of what the lease waits for.
 type leaseWait struct {
 	api   poolAPI
+	says  *notices
 	out   io.Writer
 	limit time.Duration
 	done  func(*dxpuv1.Lease) bool // the lease is as the command wants it
@@ -41,7 +42,7 @@ func (w *leaseWait) run(outer context.Context, l *dxpuv1.Lease) (*dxpuv1.Lease, 
 	ctx, cancel := context.WithTimeoutCause(outer, w.limit, errTimeout)
 	defer cancel()
 	// The watch is open before the lease is read, so that no change is missed.
-	watch, err := openWatch(ctx, w.api, &dxpuv1.WatchEventsRequest{Filter: &dxpuv1.EventFilter{LeaseId: l.Id}})
+	watch, err := openWatch(ctx, w.api, w.says, &dxpuv1.WatchEventsRequest{Filter: &dxpuv1.EventFilter{LeaseId: l.Id}})
 	if err == nil {
 		err = watch.follow(ctx, func(*dxpuv1.Event) error {
 			res, err := callOn(ctx, w.api, poolAPI.GetLease, &dxpuv1.GetLeaseRequest{LeaseId: l.Id})
@@ -72,8 +73,8 @@ func (w *leaseWait) ended(outer, ctx context.Context, l *dxpuv1.Lease, err error
 		return withHint(fmt.Errorf("%w: lease %s is %s, and the manager continues", errInterrupted, l.Id, enumWord(l.State)),
 			`"dxpu describe lease %s" shows it, "dxpu lease delete %s" ends it`, l.Id, l.Id)
 	case timedOut(ctx, err):
-		return withHint(fmt.Errorf("%w: lease %s is %s after %s, and the manager continues: %s", errTimeout, l.Id, enumWord(l.State), w.limit, l.StateReason),
-			`"dxpu lease explain %s" says what it waits for, "dxpu lease delete %s" ends it`, l.Id, l.Id)
+		return w.says.timeout(w.limit, withHint(fmt.Errorf("%w: lease %s is %s after %s, and the manager continues: %s", errTimeout, l.Id, enumWord(l.State), w.limit, l.StateReason),
+			`"dxpu lease explain %s" says what it waits for, "dxpu lease delete %s" ends it`, l.Id, l.Id))
 	}
 	return err
 }

@@ -55,6 +55,28 @@ func TestWaitEnds(t *testing.T) {
 	}
 }
 
+// A command whose time ends while the manager does not answer does not know what the pool
+// does, and says that.
+func TestWaitEndsWithoutAManager(t *testing.T) {
+	var out strings.Builder
+	w := leaseWait{says: &notices{out: &out}, limit: time.Minute}
+	late, cancel := context.WithTimeoutCause(t.Context(), 0, errTimeout)
+	defer cancel()
+	for _, c := range []struct{ told, says string }{
+		{"m1 does not answer", "timeout: after 1m0s there is no answer: m1 does not answer"},
+		{"", "timeout: lease l-1 is pending after 1m0s, and the manager continues: "},
+	} {
+		w.says.told(c.told)
+		err := w.ended(t.Context(), late, &dxpuv1.Lease{Id: "l-1", State: dxpuv1.LeaseState_LEASE_STATE_PENDING}, context.DeadlineExceeded)
+		if exitCode(err) != exitTimeout || err.Error() != c.says {
+			t.Errorf("%q", err)
+		}
+	}
+	if out.String() != "waiting: m1 does not answer\nthe manager answers\n" {
+		t.Errorf("printed %q", out.String())
+	}
+}
+
 // takeover is a pool whose first leader stops during the first watch. The lease is active
 // when the second one leads.
 type takeover struct {
@@ -107,7 +129,7 @@ func TestWaitSurvivesATakeover(t *testing.T) {
 // "dxpu events --watch" goes on at the next leader, without a gap.
 func TestEventsSurviveATakeover(t *testing.T) {
 	p, out := &takeover{}, &strings.Builder{}
-	err := watchEvents(t.Context(), p.serve(t), &dxpuv1.WatchEventsRequest{FromStart: true}, out, true)
+	err := watchEvents(t.Context(), p.serve(t), nil, &dxpuv1.WatchEventsRequest{FromStart: true}, out, true)
 	if connect.CodeOf(err) != connect.CodeNotFound {
 		t.Errorf("it ended with %v", err)
 	}

@@ -14,8 +14,12 @@ import (
 // rewatchPause is the time before a watch that the manager ended is opened again.
 const rewatchPause = 100 * time.Millisecond
 
-// rewatchTime is how long a watch waits for a manager that does not answer.
-const rewatchTime = time.Minute
+// rewatchTime is how long a watch waits for a manager that does not answer. After
+// rewatchSilence it says so.
+const (
+	rewatchTime    = time.Minute
+	rewatchSilence = time.Second
+)
 
 // errWatched ends eventWatch.follow.
 var errWatched = errors.New("watched")
@@ -24,13 +28,14 @@ var errWatched = errors.New("watched")
 // leads, or when it stops: the watch then goes on from its revision at the next leader.
 type eventWatch struct {
 	api    poolAPI
+	says   *notices
 	next   *dxpuv1.WatchEventsRequest // continues the watch
 	stream *connect.ServerStreamForClient[dxpuv1.WatchEventsResponse]
 }
 
 // openWatch opens a watch, which misses no event that happens after it returns.
-func openWatch(ctx context.Context, api poolAPI, r *dxpuv1.WatchEventsRequest) (*eventWatch, error) {
-	w := &eventWatch{api: api, next: r}
+func openWatch(ctx context.Context, api poolAPI, says *notices, r *dxpuv1.WatchEventsRequest) (*eventWatch, error) {
+	w := &eventWatch{api: api, says: says, next: r}
 	return w, w.open(ctx)
 }
 
@@ -94,8 +99,16 @@ func (w *eventWatch) follow(ctx context.Context, each func(*dxpuv1.Event) error)
 	}
 }
 
+// connectionText describes the error of a call that found no manager.
+func connectionText(err error) string {
+	var ce *connect.Error
+	errors.As(err, &ce)
+	return errorText(err, ce)
+}
+
 // reopen opens the watch again. A manager that starts again does not answer for a while.
 func (w *eventWatch) reopen(ctx context.Context) error {
+	begun := time.Now()
 	_, err := backoff.Retry(ctx, func() (struct{}, error) {
 		err := w.open(ctx)
 		if err != nil && connect.CodeOf(err) != connect.CodeUnavailable {
@@ -104,6 +117,13 @@ func (w *eventWatch) reopen(ctx context.Context) error {
 		return struct{}{}, err
 	}, backoff.WithMaxElapsedTime(rewatchTime), backoff.WithBackOff(&backoff.ExponentialBackOff{
 		InitialInterval: rewatchPause, MaxInterval: time.Second, Multiplier: 2, RandomizationFactor: 0.5,
+	}), backoff.WithNotify(func(err error, next time.Duration) {
+		if time.Since(begun)+next > rewatchSilence {
+			w.says.told(connectionText(err))
+		}
 	}))
+	if err == nil {
+		w.says.told("")
+	}
 	return err
 }

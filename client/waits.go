@@ -1,0 +1,63 @@
+package client
+
+import (
+	"sync"
+	"time"
+)
+
+// A healthy pool elects a leader before longElection in most cases, and answers a probe
+// long before slowProbe.
+const (
+	longElection = time.Second
+	slowProbe    = 500 * time.Millisecond
+)
+
+// waits tells the user of a client once that requests wait, and once that they go on.
+type waits struct {
+	tell func(reason string) // nil: nobody is told
+
+	mu   sync.Mutex // guards told; held while tell runs, so that its calls have an order
+	told bool
+}
+
+func (w *waits) say(reason string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.locked(reason)
+}
+
+// over says that an answer has arrived.
+func (w *waits) over() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.told {
+		w.locked("")
+	}
+}
+
+// locked tells a reason, "" for the end of the wait.
+func (w *waits) locked(reason string) {
+	if told := reason != ""; w.tell != nil && told != w.told {
+		w.told = told
+		w.tell(reason)
+	}
+}
+
+// after tells a reason unless stop is called before d is over. After stop has returned
+// nothing is told any more.
+func (w *waits) after(d time.Duration, reason string) (stop func()) {
+	stopped := false // guarded by mu
+	timer := time.AfterFunc(d, func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if !stopped {
+			w.locked(reason)
+		}
+	})
+	return func() {
+		timer.Stop()
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		stopped = true
+	}
+}
