@@ -1,6 +1,7 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -69,6 +70,10 @@ func (t *leaderTransport) CloseIdleConnections() {
 // RoundTrip implements http.RoundTripper.
 func (t *leaderTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	start := time.Now()
+	r, err := withOwnBodies(r)
+	if err != nil {
+		return nil, err
+	}
 	for try := 1; ; try++ {
 		at, err := t.find(r.Context())
 		if err != nil {
@@ -116,6 +121,24 @@ func (t *leaderTransport) addressed(ctx context.Context, r *http.Request, at *ur
 		out.Header.Set("Authorization", "Bearer "+t.token)
 	}
 	return out
+}
+
+// withOwnBodies returns a request that gives each attempt a body of its own, if its body
+// can be read twice. connect's GetBody returns the same body each time, which an attempt
+// that was refused early may still read while the next one begins.
+func withOwnBodies(r *http.Request) (*http.Request, error) {
+	if r.Body == nil || r.Body == http.NoBody || r.GetBody == nil {
+		return r, nil
+	}
+	raw, err := io.ReadAll(r.Body)
+	_ = r.Body.Close()
+	if err != nil {
+		return nil, err
+	}
+	out := r.Clone(r.Context())
+	out.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(raw)), nil }
+	out.Body, _ = out.GetBody()
+	return out, nil
 }
 
 // rewind returns a request to send again, or false if its body cannot be read twice.

@@ -126,6 +126,48 @@ func post(ctx context.Context, c *http.Client, body io.Reader) string {
 	return strings.TrimSpace(string(raw))
 }
 
+// A manager that refuses a call may still read its body while the call is sent to another
+// one, which gets the whole body nevertheless.
+func TestRefusedCallIsReadLate(t *testing.T) {
+	us, err := parseURLs([]string{"http://m1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &http.Client{Transport: newLeaderTransport(us, &lateReader{}, "", time.Minute)}
+	body := strings.NewReader("hello")
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://ignored/call", io.NopCloser(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.GetBody = func() (io.ReadCloser, error) { // as that of connect
+		_, err := body.Seek(0, io.SeekStart)
+		return io.NopCloser(body), err
+	}
+	res, err := c.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = res.Body.Close() }()
+	if got, err := io.ReadAll(res.Body); string(got) != "hello" {
+		t.Errorf("the leader got %q, %v", got, err)
+	}
+}
+
+// lateReader is the network to a follower m1 and a leader m2. The body of a call to m1 is
+// sent after it has refused the call.
+type lateReader struct{ late io.Reader }
+
+func (n *lateReader) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.URL.Host == "m1" {
+		n.late = r.Body
+		return &http.Response{StatusCode: http.StatusServiceUnavailable, Header: http.Header{LeaderHeader: {"http://m2"}}, Body: http.NoBody, Request: r}, nil
+	}
+	if _, err := io.Copy(io.Discard, n.late); err != nil {
+		return nil, err
+	}
+	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: r.Body, Request: r}, nil
+}
+
 func TestLeaderIsFound(t *testing.T) {
 	f := newFakeManagers(t, 3)
 	c := f.client(t, 0, 0, 1, 2)

@@ -13,9 +13,9 @@ import (
 	"connectrpc.com/connect"
 )
 
-// errSilent ends a request to a manager that hangs: frozen, or cut off. Its connection may
-// stay open for ever.
-var errSilent = errors.New("the manager does not answer any more")
+// ErrSilent ends a request to a manager that hangs: frozen, or cut off. Its connection may
+// stay open for ever, and it may carry the request out when it wakes up.
+var ErrSilent = errors.New("the manager does not answer any more")
 
 // send sends a request to one manager. It ends the request, or the answer that has begun,
 // when nothing arrives and the manager answers no probe either.
@@ -25,11 +25,11 @@ func (t *leaderTransport) send(r *http.Request, at *url.URL) (*http.Response, er
 	b.watch.Go(func() {
 		if t.hangs(ctx, at, &b.arrived) {
 			t.forget(at)
-			cancel(fmt.Errorf("%s: %w", at.Host, errSilent))
+			cancel(fmt.Errorf("%s: %w", at.Host, ErrSilent))
 		}
 	})
 	res, err := t.base.RoundTrip(t.addressed(ctx, r, at))
-	if cause := context.Cause(ctx); errors.Is(cause, errSilent) {
+	if cause := context.Cause(ctx); errors.Is(cause, ErrSilent) {
 		if err == nil { // it came too late
 			_ = res.Body.Close()
 		}
@@ -96,7 +96,7 @@ func (b *body) Read(p []byte) (int, error) {
 	cause := context.Cause(b.ctx)
 	switch { // after UNAVAILABLE, a watch goes on at another manager
 	case err == nil || errors.Is(err, io.EOF):
-	case errors.Is(cause, errSilent):
+	case errors.Is(cause, ErrSilent):
 		err = connect.NewError(connect.CodeUnavailable, cause)
 	case cause == nil: // the manager was killed, or the network failed
 		err = connect.NewError(connect.CodeUnavailable, err)

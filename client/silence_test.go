@@ -52,7 +52,7 @@ func TestManagerFreezesWithACall(t *testing.T) {
 		})
 		begun := time.Now()
 		_, err := c.Post("http://any/call", "", strings.NewReader("x"))
-		if after := time.Since(begun); !errors.Is(err, errSilent) || after > 10*time.Second {
+		if after := time.Since(begun); !errors.Is(err, ErrSilent) || after > 10*time.Second {
 			t.Errorf("%v after %s", err, after)
 		}
 		if got := post(t.Context(), c, nil); got != "of m2" {
@@ -163,7 +163,7 @@ func TestManagerFreezesWithAStream(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				n := &streams{stream: stream{interval: time.Second, left: 5}, frozen: time.Now().Add(tt.frozen)}
 				text, err := n.read(t, 24*time.Hour)
-				if after := time.Since(n.frozen); text != "xxxxx" || !errors.Is(err, errSilent) || connect.CodeOf(err) != connect.CodeUnavailable || after > tt.bound {
+				if after := time.Since(n.frozen); text != "xxxxx" || !errors.Is(err, ErrSilent) || connect.CodeOf(err) != connect.CodeUnavailable || after > tt.bound {
 					t.Errorf("%q, %v, %s after the manager froze", text, err, after)
 				}
 			})

@@ -4,6 +4,8 @@ import (
 	"crypto/x509"
 	"errors"
 	"strings"
+
+	"github.com/dxpu-project/dxpu/client"
 )
 
 // connectionHint returns advice for a connection that reached a server and failed, ""
@@ -12,6 +14,8 @@ func connectionHint(err error) string {
 	var authority x509.UnknownAuthorityError
 	var name x509.HostnameError
 	switch text := err.Error(); {
+	case errors.Is(err, client.ErrSilent):
+		return "its process is stopped, or the network is cut; look at the pool before you repeat a change"
 	case errors.As(err, &authority):
 		return `--ca-file names the certificate of the manager's authority, ca.crt in its --data-dir; "dxpu context set" keeps it`
 	case errors.As(err, &name):
