@@ -3,6 +3,8 @@ package atomicfile
 
 import (
 	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -10,10 +12,21 @@ import (
 
 // Replace replaces a file by one that only its owner may read, whatever the mode of the
 // old file, with the contents that write writes. It syncs the file and its directory. An
-// error of write keeps the old file.
+// error of write keeps the old file. It refuses a directory, a device and a pipe, such as
+// /dev/stdout, which would give way to a file.
 func Replace(path string, write func(*os.File) error) error {
+	switch info, err := os.Stat(path); {
+	case err == nil && info.IsDir():
+		return fmt.Errorf("%s: is a directory", path)
+	case err == nil && !info.Mode().IsRegular():
+		return fmt.Errorf("%s: is not a regular file", path)
+	}
 	dir := filepath.Dir(path)
 	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+"-*") // mode 0600
+	var temporary *fs.PathError
+	if errors.As(err, &temporary) {
+		temporary.Path = path
+	}
 	if err != nil {
 		return err
 	}

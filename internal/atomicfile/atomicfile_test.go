@@ -1,0 +1,48 @@
+package atomicfile
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func TestReplace(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	for _, text := range []string{"new", "newer"} {
+		if err := Write(path, []byte(text)); err != nil {
+			t.Fatal(err)
+		}
+		raw, err := os.ReadFile(path)
+		if err != nil || string(raw) != text {
+			t.Errorf("the file has %q, %v", raw, err)
+		}
+	}
+	if entries, err := os.ReadDir(filepath.Dir(path)); err != nil || len(entries) != 1 {
+		t.Errorf("%d files are left, %v", len(entries), err)
+	}
+}
+
+// What is not a file stays what it is.
+func TestReplaceOnlyFiles(t *testing.T) {
+	dir := t.TempDir()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	pipe := filepath.Join(dir, "pipe")
+	if err := os.Symlink(fmt.Sprint("/proc/self/fd/", w.Fd()), pipe); err != nil {
+		t.Fatal(err)
+	}
+	absent := filepath.Join(dir, "absent", "file")
+	for path, want := range map[string]string{absent: "open " + absent + ": no such file or directory", dir: dir + ": is a directory", pipe: pipe + ": is not a regular file"} {
+		if err := Write(path, []byte("x")); err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+	if info, err := os.Lstat(pipe); err != nil || info.Mode()&os.ModeSymlink == 0 {
+		t.Errorf("the link is replaced: %v, %v", info, err)
+	}
+}
