@@ -200,12 +200,28 @@ func (a *action) create(ctx context.Context, api dxpuv1connect.PoolServiceClient
 	if field("together") != "" {
 		spec.SameBox = dxpuv1.Preference_PREFERENCE_REQUIRED
 	}
+	if err := checkTenant(ctx, api, spec.Tenant); err != nil {
+		return "", err
+	}
 	res, err := ask(ctx, api.CreateLease, &dxpuv1.CreateLeaseRequest{Spec: spec, RequestId: a.request})
 	if err != nil {
 		return "", err
 	}
 	a.next = "/ui/leases/" + url.PathEscape(res.GetLease().GetId())
 	return fmt.Sprintf("Lease %s was created: it %s.", res.GetLease().GetId(), leaseWord(res.GetLease())), nil
+}
+
+// checkTenant refuses the name of a tenant that nobody has defined. Until a pool has a tenant
+// its manager takes every name, and one that is mistyped would have no limits.
+func checkTenant(ctx context.Context, api dxpuv1connect.PoolServiceClient, name string) error {
+	if name == "" || name == "default" {
+		return nil
+	}
+	res, err := ask(ctx, api.GetTenant, &dxpuv1.GetTenantRequest{TenantId: name})
+	if connect.CodeOf(err) == connect.CodeNotFound || err == nil && res.Tenant.ResourceVersion == 0 {
+		return connect.NewError(connect.CodeNotFound, fmt.Errorf("tenant: nobody has defined %q; an operator makes it (dxpu tenant set)", name))
+	}
+	return nil // the manager judges
 }
 
 // leaseWord says how a new lease does.

@@ -24,6 +24,7 @@ import (
 // Both answers are the same, and the pool changes once.
 func TestFormSentTwice(t *testing.T) {
 	w, lease := busyWorld(t)
+	w.token(dxpuv1.Role_ROLE_TENANT, "speech")
 	for _, tt := range []struct {
 		name   string
 		fields url.Values

@@ -179,6 +179,7 @@ func TestForgedForms(t *testing.T) {
 // TestActions checks that forms take effect and are confirmed.
 func TestActions(t *testing.T) {
 	w, lease := busyWorld(t)
+	w.token(dxpuv1.Role_ROLE_TENANT, "speech")
 	for _, tt := range []struct {
 		name   string
 		fields url.Values
@@ -226,6 +227,15 @@ func TestActions(t *testing.T) {
 				t.Errorf("%s: %s", res.Status, said)
 			}
 		})
+	}
+}
+
+// TestMistypedTenant checks that the form makes no tenant, also before the pool has one.
+func TestMistypedTenant(t *testing.T) {
+	w := newWorld(t, 0)
+	form := url.Values{"do": {"create"}, "count": {"1"}, "tenant": {"typo"}, "wait": {"yes"}, "next": {"/ui/leases"}}
+	if res, body := post(t, w.url+"/ui/do", form); res.StatusCode != http.StatusNotFound || !strings.Contains(text(checkPage(t, body)), `nobody has defined "typo"`) {
+		t.Errorf("%s: %s", res.Status, body)
 	}
 }
 
