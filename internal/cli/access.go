@@ -217,7 +217,7 @@ hash. Pass it to dxpu with --token-file, $DXPU_TOKEN or a context.`,
 	_ = cmd.MarkFlagRequired("role")
 	f.StringVar(&req.Tenant, "tenant", "", "tenant of the token, for --role tenant")
 	f.StringVar(&req.Description, "description", "", "note about the token's owner and purpose")
-	durationVar(f, &expires, "expires", 0, "lifetime of the token (default: no end)")
+	positiveDurationVar(f, &expires, "expires", 0, "lifetime of the token (default: no end)")
 	return cmd
 }
 

@@ -217,6 +217,11 @@ func (a *apply) lease(ctx context.Context, l *leaseSpec, existing []*dxpuv1.Leas
 	// The same command at the same time elsewhere makes the same request.
 	sum := sha256.Sum256([]byte(l.spec.Tenant + "/" + l.Name))
 	req := &dxpuv1.CreateLeaseRequest{Spec: l.spec, RequestId: fmt.Sprintf("apply-%x-%s", sum[:8], last)}
+	if !a.dryRun || !a.makes(l.spec.Tenant) {
+		if err := checkTenant(ctx, a.api, l.spec.Tenant); err != nil {
+			return err
+		}
+	}
 	if a.dryRun {
 		a.would("lease", l.Name, "", "created", &dxpuv1.PreviewChange{Call: &dxpuv1.PreviewChange_CreateLease{CreateLease: req}})
 		return nil
@@ -227,6 +232,11 @@ func (a *apply) lease(ctx context.Context, l *leaseSpec, existing []*dxpuv1.Leas
 	}
 	a.note("lease", l.Name, res.Lease.Id, "created")
 	return nil
+}
+
+// makes reports whether the file describes a tenant.
+func (a *apply) makes(tenant string) bool {
+	return slices.ContainsFunc(a.specs.Tenants, func(t tenantSpec) bool { return t.Name == tenant })
 }
 
 // resize changes the count of a lease, if it differs. No other difference is possible.

@@ -284,6 +284,7 @@ var fieldFlags = map[string]string{
 	"tenant.quota.max_gpus_by_model": "--max-gpus-of", "tenant.quota.max_leases": "--max-leases",
 	"tenant.quota.guaranteed_gpus": "--guaranteed-gpus", "tenant.quota.max_priority": "--max-priority", "tenant.quota.weight": "--weight",
 	"join_token": "join token", "name": "--name",
+	"to_gpu_id": "--to", "after_revision": "--after", "resource_version": "",
 	"live": "--live", "set": "", "remove": "", "step": "",
 	"gpu_id": "", "lease_id": "", "token_id": "", "tenant_id": "", "node_id": "", "host_id": "", "box_id": "", "target": "",
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"strings"
 
@@ -93,7 +94,9 @@ func (c *connection) resolve() (*poolContext, error) {
 	case c.tokenFile != "":
 		t.TokenFile, t.Token = c.tokenFile, ""
 	case t.TokenFile == "" && t.Token == "":
-		t.Token = strings.TrimSpace(os.Getenv("DXPU_TOKEN"))
+		if t.Token = strings.TrimSpace(os.Getenv("DXPU_TOKEN")); !validToken(t.Token) {
+			return nil, fmt.Errorf("DXPU_TOKEN: %w", errNoToken)
+		}
 	}
 	return t, nil
 }
@@ -160,6 +163,10 @@ func (c *poolContext) token() (string, error) {
 	}
 	defer func() { _ = f.Close() }()
 	token, err := readToken(f)
+	var read *fs.PathError // names the file
+	if errors.As(err, &read) {
+		err = read.Err
+	}
 	if err != nil {
 		return "", fmt.Errorf("--token-file: %s: %w", c.TokenFile, err)
 	}
@@ -174,10 +181,13 @@ func readToken(r io.Reader) (string, error) {
 	}
 	token := strings.TrimSpace(string(raw))
 	if token == "" || !validToken(token) {
-		return "", withHint(errors.New("the text is not a token"), `a token is one word, as "dxpu token create" prints it`)
+		return "", errNoToken
 	}
 	return token, nil
 }
+
+// errNoToken is about a text in the place of a token.
+var errNoToken = withHint(errors.New("the text is not a token"), `a token is one word, as "dxpu token create" prints it`)
 
 // poolAPI is the manager's API for people and programs.
 type poolAPI = dxpuv1connect.PoolServiceClient

@@ -8,6 +8,8 @@ func TestInFlags(t *testing.T) {
 		{"nested field", "tenant.quota.max_priority: 101 is not -100 to 100", "--max-priority: 101 is not -100 to 100"},
 		{"field that is an argument", "gpu_id: b1/0 is not leased", "b1/0 is not leased"},
 		{"role", "role: must be ROLE_ADMIN or ROLE_TENANT", "--role: must be admin or tenant"},
+		{"GPU to move to", "to_gpu_id: GPU b1/0 is in the same box", "--to: GPU b1/0 is in the same box"},
+		{"version", "resource_version: target b1 has version 4, not 3; read it again", "target b1 has version 4, not 3; read it again"},
 		{"field in the text", "not carried out; repeat it with the same request_id", "not carried out; repeat it with the same --request-id"},
 		{"sentence about the queue", "no capacity now: Host h1 has no free slots. Set spec.wait to queue", "no capacity now: Host h1 has no free slots."},
 		{"field inside", "tenant.quota.guaranteed_gpus: 5 is above max_gpus, which is 4", "--guaranteed-gpus: 5 is above --max-gpus, which is 4"},

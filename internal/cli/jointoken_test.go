@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -89,5 +90,23 @@ func TestJoinTokensAreReadAgain(t *testing.T) {
 		if err := os.Remove(path); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// A manager whose file has another join token than the environment says which one is valid.
+func TestIgnoredJoinTokenIsSaid(t *testing.T) {
+	var out strings.Builder
+	log := slog.New(slog.NewTextHandler(&out, nil))
+	o := &managerOptions{}
+	o.dataDir = t.TempDir()
+	t.Setenv("DXPU_JOIN_TOKEN", "token-of-the-environment")
+	token, _, err := o.joinToken(log)
+	if err != nil || token == "token-of-the-environment" || strings.Count(out.String(), "$DXPU_JOIN_TOKEN is not valid") != 1 {
+		t.Errorf("%q, %v, and it says %q", token, err, out.String())
+	}
+	out.Reset()
+	t.Setenv("DXPU_JOIN_TOKEN", token)
+	if _, _, err := o.joinToken(log); err != nil || out.Len() > 0 {
+		t.Errorf("%v, and it says %q", err, out.String())
 	}
 }

@@ -54,9 +54,9 @@ func (o *leaseFlags) register(f *pflag.FlagSet) {
 	f.StringVar(&o.gang.Name, "gang", "", "`name` of a gang: leases that get their GPUs all at once or not at all, and end together (implies --queue)")
 	f.Uint32Var(&o.gang.Size, "gang-size", 0, "`number` of leases of the gang, this one included")
 	f.BoolVar(&o.spec.Preemptible, "preemptible", false, "allow a lease with a higher priority to take the GPUs")
-	durationVar(f, &o.expires, "expires", 0, "end the lease after this time")
+	positiveDurationVar(f, &o.expires, "expires", 0, "end the lease after this time")
 	startVar(f, &o.spec, "start", "reserve the GPUs: begin at this `time`, as in 2027-03-01T08:00:00Z or \"2027-03-01 08:00\" in the local zone, or +2h from now")
-	durationVar(f, &o.lasts, "duration", 0, "with --start, end the lease this long after the start")
+	positiveDurationVar(f, &o.lasts, "duration", 0, "with --start, end the lease this long after the start")
 	durationVar(f, &o.ttl, "ttl", o.ttl, "end the lease if it is not renewed for this time, 10s to a day (\"dxpu lease renew\")")
 }
 
@@ -97,29 +97,18 @@ func leaseCommand[Req, Res any](conn *connection, cmd *cobra.Command, m method[R
 		if err != nil {
 			return nil, err
 		}
-		res, err := callOn(cmd.Context(), api, m, request(args))
-		if err == nil {
-			noteTenant(cmd, api, lease(res))
+		if f := cmd.Flags().Lookup("tenant"); f != nil {
+			if err := checkTenant(cmd.Context(), api, f.Value.String()); err != nil {
+				return nil, err
+			}
 		}
+		res, err := callOn(cmd.Context(), api, m, request(args))
 		if err != nil || !wait {
 			return lease(res), err
 		}
 		w := &leaseWait{api: api, says: conn.says, out: cmd.ErrOrStderr(), limit: timeout, done: done}
 		return w.run(cmd.Context(), lease(res))
 	}, printLeaseLine)
-}
-
-// noteTenant says that the tenant of --tenant has no limits, because it is not defined:
-// until a pool has its first tenant every name will do, and this one may be mistyped.
-func noteTenant(cmd *cobra.Command, api poolAPI, l *dxpuv1.Lease) {
-	if f := cmd.Flags().Lookup("tenant"); f == nil || !f.Changed {
-		return
-	}
-	name := l.GetSpec().GetTenant()
-	res, err := callOn(cmd.Context(), api, poolAPI.GetTenant, &dxpuv1.GetTenantRequest{TenantId: name})
-	if err == nil && res.Tenant.ResourceVersion == 0 && name != "default" {
-		fmt.Fprintf(cmd.ErrOrStderr(), "tenant %s is not defined, so it has no limits; \"dxpu tenant set %s\" defines it\n", name, name)
-	}
 }
 
 // waitFlags adds the flags with which a command waits.

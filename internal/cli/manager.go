@@ -10,10 +10,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -144,7 +146,7 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 			return fmt.Errorf("--data-dir: %w", err)
 		}
 	}
-	token, made, err := o.joinToken()
+	token, made, err := o.joinToken(cfg.Log)
 	if err != nil {
 		return err
 	}
@@ -244,7 +246,7 @@ func (o *managerOptions) check() error {
 
 // joinToken returns the join token. made reports that the token is new and has to
 // be printed.
-func (o *managerOptions) joinToken() (token string, made bool, err error) {
+func (o *managerOptions) joinToken(log *slog.Logger) (token string, made bool, err error) {
 	file := o.tokenFile
 	if file == "" && o.shared() && os.Getenv("DXPU_JOIN_TOKEN") == "" {
 		return "", false, usage(withHint(errors.New("managers that share their state need the same join token"),
@@ -259,18 +261,19 @@ func (o *managerOptions) joinToken() (token string, made bool, err error) {
 		}
 		return rand.Text(), true, nil
 	}
-	if o.joinTokens, err = watchJoinTokens(file); err == nil {
-		return o.joinTokens()[0], false, nil
-	}
-	if !errors.Is(err, fs.ErrNotExist) {
-		return "", false, fmt.Errorf("--join-token-file: %w", err)
-	}
-	token = rand.Text()
-	if err := os.WriteFile(file, []byte(token+"\n"), 0o600); err != nil {
-		return "", false, fmt.Errorf("--join-token-file: %w", err)
-	}
 	o.joinTokens, err = watchJoinTokens(file)
-	return token, false, err
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = os.WriteFile(file, []byte(rand.Text()+"\n"), 0o600); err == nil {
+			o.joinTokens, err = watchJoinTokens(file)
+		}
+	}
+	if err != nil {
+		return "", false, fmt.Errorf("--join-token-file: %w", err)
+	}
+	if t := os.Getenv("DXPU_JOIN_TOKEN"); t != "" && !slices.Contains(o.joinTokens(), t) {
+		log.Warn("$DXPU_JOIN_TOKEN is not valid in this pool: its join token is in the file", "file", file)
+	}
+	return o.joinTokens()[0], false, nil
 }
 
 // serve serves a manager on a listener until ctx ends: HTTP/1.1 and HTTP/2, with TLS

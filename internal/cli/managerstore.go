@@ -151,9 +151,6 @@ type savedBackup struct {
 // saveBackup writes a backup to a file, atomically and verified.
 func saveBackup(path string, chunks *connect.ServerStreamForClient[dxpuv1.BackupResponse]) (*savedBackup, error) {
 	b := &savedBackup{}
-	if info, err := os.Stat(path); err == nil && info.IsDir() {
-		return nil, fmt.Errorf("%s: is a directory", path)
-	}
 	if _, err := os.Stat(filepath.Dir(path)); err != nil { // before atomicfile, which names its temporary file
 		return nil, err
 	}
@@ -182,6 +179,9 @@ func readBackup(path string) (*savedBackup, error) {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }()
+	if info, err := f.Stat(); err != nil || info.IsDir() {
+		return nil, cmp.Or(err, fmt.Errorf("%s: is a directory", path))
+	}
 	b := &savedBackup{}
 	if b.header, b.records, err = backup.Read(f); err == nil {
 		b.records, err = manager.Restored(b.records)

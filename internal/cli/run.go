@@ -123,6 +123,9 @@ func (o *runOptions) run(cmd *cobra.Command, args []string) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := checkTenant(cmd.Context(), api, o.lease.spec.Tenant); err != nil {
+		return err
+	}
 	created, err := callOn(cmd.Context(), api, poolAPI.CreateLease, &dxpuv1.CreateLeaseRequest{Spec: o.lease.message()})
 	if err != nil {
 		return err

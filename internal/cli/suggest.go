@@ -18,7 +18,7 @@ import (
 func nearest(word string, words []string) string {
 	best, least := "", 1+max(1, min(len(word)/3, 3))
 	for _, w := range words {
-		d := distance(word, w)
+		d := distance(strings.ToLower(word), strings.ToLower(w))
 		if len(word) >= 2 && strings.HasPrefix(w, word) {
 			d = 1
 		}

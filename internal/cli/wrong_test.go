@@ -30,7 +30,7 @@ import (
 // compares the exit code and all that is printed. -rewrite writes what is printed:
 // read it before you commit it.
 //
-//	dxpu           runs the command line of the input
+//	dxpu           runs the command line of the input; arguments such as TZ=UTC set variables
 //	write NAME     writes the input into a file of the directory in which the commands run
 //
 // Words such as $MANAGER stand for the servers of newWrongWorld.
@@ -61,7 +61,7 @@ func TestWrongInputs(t *testing.T) {
 	for _, bad := range w.bad { // after -rewrite has written the files
 		t.Error(bad)
 	}
-	if lines < 225 {
+	if lines < 235 {
 		t.Errorf("%d wrong command lines, want 225 or more", lines)
 	}
 }
@@ -200,6 +200,9 @@ func (w *wrongWorld) run(t *testing.T, d *datadriven.TestData) string {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	cmd := w.command(ctx, splitLine(w.expand(d.Input))...)
+	for _, a := range d.CmdArgs {
+		cmd.Env = append(cmd.Env, a.Key+"="+strings.Join(a.Vals, ","))
+	}
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()

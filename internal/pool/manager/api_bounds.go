@@ -81,6 +81,10 @@ func checkField(name string, f protoreflect.FieldDescriptor, v protoreflect.Valu
 			return invalid("%s: %d entries, at most %d", name, v.Map().Len(), limit)
 		}
 		v.Map().Range(func(k protoreflect.MapKey, v protoreflect.Value) bool {
+			if k.String() == "" {
+				err = invalid("%s: a key is empty", name)
+				return false
+			}
 			if err = checkValue("a key of "+name, f.MapKey(), k.Value()); err == nil {
 				err = checkValue(name+"["+truncate(k.String(), maxText)+"]", f.MapValue(), v)
 			}

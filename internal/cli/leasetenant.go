@@ -1,0 +1,34 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+
+	"connectrpc.com/connect"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// checkTenant refuses the name of a tenant for a new lease that nobody has defined. The
+// manager does so too once it has a tenant. Before, it takes every name, for programs that
+// have names of their own; one that a person has typed may be mistyped, and would have no
+// limits.
+func checkTenant(ctx context.Context, api poolAPI, name string) error {
+	if name == "" || name == "default" {
+		return nil
+	}
+	res, err := callOn(ctx, api, poolAPI.GetTenant, &dxpuv1.GetTenantRequest{TenantId: name})
+	absent := connect.CodeOf(err) == connect.CodeNotFound || err == nil && res.Tenant.ResourceVersion == 0
+	if !absent || !specName.MatchString(name) {
+		return nil // the manager judges, and says why
+	}
+	// A tenant does not see the others.
+	if me, err := callOn(ctx, api, poolAPI.WhoAmI, &dxpuv1.WhoAmIRequest{}); err != nil || me.Role == dxpuv1.Role_ROLE_TENANT {
+		return nil
+	}
+	what := "does not exist"
+	if err == nil { // it is listed because of its leases
+		what = "has leases, but nobody has defined it"
+	}
+	return connect.NewError(connect.CodeNotFound, fmt.Errorf("spec.tenant: tenant %q %s; an operator makes it (dxpu tenant set %s)", name, what, name))
+}
