@@ -59,7 +59,7 @@ type Config struct {
 	// ElectionTimeout is how long a request waits while no manager leads. 0: 10 s.
 	ElectionTimeout time.Duration
 	// Waiting is called with a reason when requests wait longer than a healthy pool needs,
-	// and with "" when one is answered after that. nil: nobody is told.
+	// and with "" when one is answered after that. nil: it is called for none.
 	Waiting func(reason string)
 	// Transport sends the requests. nil: one that follows CA, CAHash and
 	// Certificate, which are ignored otherwise.

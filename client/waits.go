@@ -14,7 +14,7 @@ const (
 
 // waits tells the user of a client once that requests wait, and once that they go on.
 type waits struct {
-	tell func(reason string) // nil: nobody is told
+	tell func(reason string) // nil: no user
 
 	mu   sync.Mutex // guards told; held while tell runs, so that its calls have an order
 	told bool

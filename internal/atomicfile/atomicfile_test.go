@@ -23,7 +23,7 @@ func TestReplace(t *testing.T) {
 	}
 }
 
-// What is not a file stays what it is.
+// A directory and a pipe are not replaced.
 func TestReplaceOnlyFiles(t *testing.T) {
 	dir := t.TempDir()
 	r, w, err := os.Pipe()

@@ -9,7 +9,7 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// checkTenant refuses the name of a tenant for a new lease that nobody has defined. The
+// checkTenant refuses the name of a tenant for a new lease that is not defined. The
 // manager does so too once it has a tenant. Before, it takes every name, for programs that
 // have names of their own; one that a person has typed may be mistyped, and would have no
 // limits.
@@ -28,7 +28,7 @@ func checkTenant(ctx context.Context, api poolAPI, name string) error {
 	}
 	what := "does not exist"
 	if err == nil { // it is listed because of its leases
-		what = "has leases, but nobody has defined it"
+		what = "has leases, but is not defined"
 	}
 	return connect.NewError(connect.CodeNotFound, fmt.Errorf("spec.tenant: tenant %q %s; an operator makes it (dxpu tenant set %s)", name, what, name))
 }

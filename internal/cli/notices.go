@@ -43,5 +43,5 @@ func (n *notices) timeout(limit time.Duration, otherwise error) error {
 	if n.reason == "" {
 		return otherwise
 	}
-	return withHint(fmt.Errorf("%w: after %s there is no answer: %s", errTimeout, limit, n.reason), "what the command has begun goes on; look at it when the manager answers")
+	return withHint(fmt.Errorf("%w: after %s there is no answer: %s", errTimeout, limit, n.reason), "the manager may carry the call out later; look at the pool when it answers")
 }

@@ -211,7 +211,7 @@ func (a *action) create(ctx context.Context, api dxpuv1connect.PoolServiceClient
 	return fmt.Sprintf("Lease %s was created: it %s.", res.GetLease().GetId(), leaseWord(res.GetLease())), nil
 }
 
-// checkTenant refuses the name of a tenant that nobody has defined. Until a pool has a tenant
+// checkTenant refuses the name of a tenant that is not defined. Until a pool has a tenant
 // its manager takes every name, and one that is mistyped would have no limits.
 func checkTenant(ctx context.Context, api dxpuv1connect.PoolServiceClient, name string) error {
 	if name == "" || name == "default" {
@@ -219,7 +219,7 @@ func checkTenant(ctx context.Context, api dxpuv1connect.PoolServiceClient, name 
 	}
 	res, err := ask(ctx, api.GetTenant, &dxpuv1.GetTenantRequest{TenantId: name})
 	if connect.CodeOf(err) == connect.CodeNotFound || err == nil && res.Tenant.ResourceVersion == 0 {
-		return connect.NewError(connect.CodeNotFound, fmt.Errorf("tenant: nobody has defined %q; an operator makes it (dxpu tenant set)", name))
+		return connect.NewError(connect.CodeNotFound, fmt.Errorf("tenant: %q is not defined; an operator makes it (dxpu tenant set)", name))
 	}
 	return nil // the manager judges
 }

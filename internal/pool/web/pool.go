@@ -212,7 +212,10 @@ func (s *Server) findProblems(v *view, d *poolData) error {
 			}
 		}
 		if r.Boxes == nil && r.Silent > 0 {
-			d.add(problem{unreachable, "Rack " + cmp.Or(r.Name, "without a name"), "/?rack=" + url.QueryEscape(r.Name), plural(r.Silent, "box does", "boxes do") + " not report"})
+			d.add(problem{
+				unreachable, "Rack " + cmp.Or(r.Name, "without a name"), "/?rack=" + url.QueryEscape(r.Name),
+				plural(r.Silent, "box does", "boxes do") + " not report; " + plural(r.Hit, "GPU") + " there leased",
+			})
 		}
 	}
 	if lost := v.Pool.Hosts - min(v.Pool.Hosts, v.Pool.HostsConnected); lost > 0 {

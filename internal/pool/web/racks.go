@@ -26,6 +26,7 @@ type rack struct {
 	Boxes  []boxView
 	Counts counts
 	Silent int // boxes that do not report
+	Hit    int // leased GPUs in them
 	ids    []string
 }
 
@@ -90,6 +91,7 @@ func byRack(boxes []*dxpuv1.Box, slots bool) []rack {
 		r.ids = append(r.ids, v.ID)
 		if !v.Node.GetConnected() {
 			r.Silent++
+			r.Hit += v.leased()
 		}
 		if slots {
 			r.Boxes = append(r.Boxes, v)
@@ -206,6 +208,7 @@ func sumRacks(ctx context.Context, api dxpuv1connect.PoolServiceClient) ([]rack,
 				old.Counts.add(r.Counts)
 				old.ids = append(old.ids, r.ids...)
 				old.Silent += r.Silent
+				old.Hit += r.Hit
 				continue
 			}
 			at[r.Name] = &r

@@ -12,6 +12,7 @@ import (
 	"connectrpc.com/connect"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
 )
 
 // bigAPI is an API of a pool of many boxes with eight GPUs each, without a manager.
@@ -156,5 +157,22 @@ func BenchmarkPoolPage(b *testing.B) {
 				}
 			})
 		})
+	}
+}
+
+// The sum of a rack counts the leased GPUs in boxes that do not report.
+func TestSumOfALostBox(t *testing.T) {
+	_, h := dxpuv1connect.NewPoolServiceHandler(&bigAPI{fakeAPI: &fakeAPI{}, boxes: 190, perRack: 100})
+	srv := httptest.NewServer(h)
+	defer srv.Close()
+	racks, err := sumRacks(t.Context(), dxpuv1connect.NewPoolServiceClient(srv.Client(), srv.URL))
+	if err != nil || len(racks) != 2 {
+		t.Fatalf("%d racks, %v", len(racks), err)
+	}
+	// Boxes 5 and 102 are silent.
+	for _, r := range racks {
+		if r.Silent != 1 || r.Hit != 8 {
+			t.Errorf("rack %s: %d silent boxes with %d leased GPUs, want 1 and 8", r.Name, r.Silent, r.Hit)
+		}
 	}
 }

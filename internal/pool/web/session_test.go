@@ -234,7 +234,7 @@ func TestActions(t *testing.T) {
 func TestMistypedTenant(t *testing.T) {
 	w := newWorld(t, 0)
 	form := url.Values{"do": {"create"}, "count": {"1"}, "tenant": {"typo"}, "wait": {"yes"}, "next": {"/ui/leases"}}
-	if res, body := post(t, w.url+"/ui/do", form); res.StatusCode != http.StatusNotFound || !strings.Contains(text(checkPage(t, body)), `nobody has defined "typo"`) {
+	if res, body := post(t, w.url+"/ui/do", form); res.StatusCode != http.StatusNotFound || !strings.Contains(text(checkPage(t, body)), `"typo" is not defined`) {
 		t.Errorf("%s: %s", res.Status, body)
 	}
 }
