@@ -102,13 +102,11 @@ func newAccessWorld(t *testing.T) *accessWorld {
 	}
 	w.putTenant("team-a", nil)
 	w.putTenant("team-b", nil)
-	lease := func(tenant, host string) (id, gpu string) {
-		id = w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: tenant, HostId: host})
-		w.settle()
-		return id, w.wantLease(id, leaseActive).Bindings[0].GpuId
-	}
-	leaseA, gpuA := lease("team-a", "h1")
-	leaseB, gpuB := lease("team-b", "h2")
+	leaseA := w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "team-a", HostId: "h1"})
+	leaseB := w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "team-b", HostId: "h2"})
+	w.rounds(4) // enough for both to become active: there are hundreds of these worlds
+	gpuA := w.wantLease(leaseA, leaseActive).Bindings[0].GpuId
+	gpuB := w.wantLease(leaseB, leaseActive).Bindings[0].GpuId
 	token := func(role dxpuv1.Role, tenant string) (id, text string) {
 		if err := w.m.update(context.Background(), func(t *tx) error {
 			k, secret, err := t.createToken(&dxpuv1.CreateTokenRequest{Role: role, Tenant: tenant}, "test")

@@ -412,11 +412,12 @@ func (w *world) rounds(n int) {
 	}
 }
 
-// passReporting lets time pass in steps in which the nodes report.
+// passReporting lets time pass in steps in which the nodes report. A step is shorter than the
+// time after which a node is lost.
 func (w *world) passReporting(d time.Duration) {
 	for end := w.clock.now().Add(d); w.clock.now().Before(end); {
 		w.rounds(1)
-		w.pass(min(200*time.Millisecond, end.Sub(w.clock.now())))
+		w.pass(min(900*time.Millisecond, end.Sub(w.clock.now())))
 	}
 }
 

@@ -165,6 +165,9 @@ func TestGuaranteeAfterAHandOver(t *testing.T) {
 // Whatever tenants with guarantees do: GPUs above a guarantee are in preemptible leases,
 // and at rest no tenant waits for GPUs within its guarantee while others borrow.
 func TestGuaranteesHold(t *testing.T) {
+	if raceEnabled {
+		fewerChecks(t)
+	}
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld(t, Config{}, hostNode("h1", 16), boxNode("b1", 4), boxNode("b2", 4))
 		guarantees := map[string]uint32{"a": 4, "b": 3, "c": 1} // all GPUs
