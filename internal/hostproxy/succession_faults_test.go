@@ -187,7 +187,7 @@ func TestEveryOrderOfFaults(t *testing.T) {
 		}
 	}
 	depth := 4
-	if testing.Short() {
+	if testing.Short() || raceEnabled {
 		depth = 3
 	}
 	try(nil, 3)

@@ -1,0 +1,5 @@
+//go:build !race
+
+package hostproxy
+
+const raceEnabled = false
