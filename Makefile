@@ -71,9 +71,12 @@ TEST = mkdir -p $(BIN) && rm -f $(BIN)/rerun && $(GO) tool gotestsum --format pk
 # the race detector would find nothing in them, and make them five times slower.
 MACHINES = ./link ./share/scenario ./internal/model/network ./internal/pool/placement
 
+# The packages with the longest tests, which begin first: one of them that begins last runs alone.
+LONG = ./internal/cli ./test/vm ./internal/pool/web ./internal/hostproxy ./internal/pool/manager ./hook
+
 test: vm browser tools ## Run every test in random order, with the race detector where there are goroutines
 	@command -v gcc >/dev/null || { echo "make test: no C compiler, which the race detector needs; remedy: apt-get install gcc libc6-dev" >&2; exit 1; }
-	$(TEST) --packages="$$($(GO) list $(PKGS) | grep -vxF "$$($(GO) list $(MACHINES))")" -- -race -shuffle=on -timeout 45m; \
+	$(TEST) --packages="$$($(GO) list $(LONG) | grep -xF "$$($(GO) list $(PKGS))"; $(GO) list $(PKGS) | grep -vxF "$$($(GO) list $(MACHINES) $(LONG))")" -- -race -shuffle=on -timeout 45m; \
 		rc=$$?; [ ! -s $(BIN)/rerun ] || { echo "these tests ran twice:"; cat $(BIN)/rerun; }; exit $$rc
 	$(GO) test -shuffle=on -timeout 45m $(MACHINES)
 	scripts/norace.sh
@@ -112,9 +115,11 @@ generate: ## Generate the API's code from api/dxpu/v1/*.proto
 fuzz: ## Fuzz every FuzzXxx for FUZZTIME each
 	@scripts/fuzz.sh $(FUZZTIME)
 
-# The colocations last six seconds for each policy by default.
+# The colocations last six seconds for each policy by default. A binary of the tests of every
+# package, most of which have no benchmark, takes minutes to link.
 bench: ## Run every benchmark once
-	DXPU_COLOCATE_MS=100 $(GO) test -run '^$$' -bench . -benchtime 1x $(PKGS)
+	DXPU_COLOCATE_MS=100 $(GO) test -run '^$$' -bench . -benchtime 1x \
+		$$(git grep -l --untracked '^func Benchmark' -- '*_test.go' ':!$(KUBE)' | xargs -n 1 dirname | sort -u | sed 's|^|./|')
 
 soak: build ## An hour of random faults: every byte accounted for, nothing grows
 	$(BIN)/dxpu bench soak --duration 1h
