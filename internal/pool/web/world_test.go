@@ -1,8 +1,8 @@
 package web
 
 import (
-	"context"
 	"fmt"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"sync"
@@ -51,9 +51,12 @@ type simNode struct {
 	health          map[uint32]dxpuv1.Health
 	detail          map[uint32]string
 	errors          map[uint32][]*dxpuv1.DeviceError
+	cluster         string
 	credential      string
 	sequence        uint64
 	applied         uint64
+	watch           *connect.ServerStreamForClient[dxpuv1.DesiredState]
+	desired         *dxpuv1.DesiredState // the last that the watch brought
 	has             map[uint32]*dxpuv1.ObservedBinding
 }
 
@@ -104,7 +107,7 @@ func (w *world) add(n *simNode) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	n.credential = res.Msg.Credential
+	n.cluster, n.credential = res.Msg.ClusterId, res.Msg.Credential
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.all = append(w.all, n)
@@ -147,32 +150,52 @@ func (w *world) report(n *simNode) {
 	if n.silent {
 		return
 	}
+	if n.watch == nil {
+		w.watch(n)
+	}
 	req := connect.NewRequest(&dxpuv1.ReportRequest{State: w.observe(n)})
 	req.Header().Set("Authorization", "Bearer "+n.credential)
-	if _, err := w.nodes.Report(w.t.Context(), req); err != nil {
+	res, err := w.nodes.Report(w.t.Context(), req)
+	if err != nil {
 		w.t.Fatalf("report of %s: %v", n.id, err)
 	}
 	if !n.deaf {
-		w.apply(n)
+		w.apply(n, res.Msg.DesiredRevision)
 	}
 }
 
-// apply applies the newest desired state to a node, if it is new there. The node has no
-// watch between its reports, so the answers to these do not name the newest revision.
-func (w *world) apply(n *simNode) {
+// watch opens the watch of a node, which has no binding yet. The answers to reports name
+// the newest revision only to nodes with a watch, so it returns when the manager has it: a
+// revision that the node cannot know makes the manager send the present state at once.
+func (w *world) watch(n *simNode) {
 	w.t.Helper()
-	ctx, cancel := context.WithCancel(w.t.Context())
-	defer cancel()
-	req := connect.NewRequest(&dxpuv1.WatchDesiredRequest{NodeId: n.id})
+	req := connect.NewRequest(&dxpuv1.WatchDesiredRequest{NodeId: n.id, ClusterId: n.cluster, KnownRevision: math.MaxUint64})
 	req.Header().Set("Authorization", "Bearer "+n.credential)
-	stream, err := w.nodes.WatchDesired(ctx, req)
-	if err != nil || !stream.Receive() {
+	var err error
+	if n.watch, err = w.nodes.WatchDesired(w.t.Context(), req); err != nil {
 		w.t.Fatalf("watch of %s: %v", n.id, err)
 	}
-	d := stream.Msg()
-	if d.Revision <= n.applied {
+	w.receive(n)
+}
+
+func (w *world) receive(n *simNode) {
+	w.t.Helper()
+	if !n.watch.Receive() {
+		w.t.Fatalf("watch of %s: %v", n.id, n.watch.Err())
+	}
+	n.desired = n.watch.Msg()
+}
+
+// apply applies the newest desired state to a node, if it is new there.
+func (w *world) apply(n *simNode, newest uint64) {
+	w.t.Helper()
+	if newest <= n.applied {
 		return
 	}
+	for n.desired.Revision < newest {
+		w.receive(n)
+	}
+	d := n.desired
 	n.applied = d.Revision
 	had := n.has
 	begin := w.now()
