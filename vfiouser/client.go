@@ -149,16 +149,16 @@ func NewClient(ctx context.Context, nc *net.UnixConn, cfg ClientConfig) (*Client
 		cfg.Disposer = new(Disposer)
 	}
 	if cfg.Timeout < 0 || cfg.MaxOpen < 0 || cfg.MaxDMA < 0 || cfg.MaxData > DefaultMaxData {
-		_ = nc.Close()
+		_ = cfg.Disposer.CloseConn(nc)
 		return nil, errors.New("vfiouser: client: a bound is out of range")
 	}
-	if cfg.Disposer.full() {
-		_ = nc.Close()
+	if cfg.Disposer.Full() {
+		_ = cfg.Disposer.CloseConn(nc)
 		return nil, fmt.Errorf("vfiouser: descriptors of an earlier connection to the server cannot be closed: %w", unix.EBUSY)
 	}
 	ch, err := newChannel(nc, &cfg)
 	if err != nil {
-		_ = nc.Close()
+		_ = cfg.Disposer.CloseConn(nc)
 		return nil, err
 	}
 	c := &Client{
@@ -197,7 +197,7 @@ func (c *Client) negotiate(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer c.main.sock.trash.close(fds)
+	defer c.main.sock.trash.Close(fds)
 	v, _, err := ParseVersion(body)
 	if err != nil {
 		return err
@@ -218,6 +218,9 @@ func (c *Client) negotiate(ctx context.Context) error {
 
 // takeTwin takes over the descriptor of the twin socket and starts to read it.
 func (c *Client) takeTwin(fd *int) error {
+	if domain, err := unix.GetsockoptInt(*fd, unix.SOL_SOCKET, unix.SO_DOMAIN); err != nil || domain != unix.AF_UNIX {
+		return &ProtocolError{"the twin socket is not a UNIX socket"}
+	}
 	f := os.NewFile(uintptr(*fd), "twin socket")
 	*fd = -1
 	defer f.Close() // FileConn makes its own
@@ -225,15 +228,10 @@ func (c *Client) takeTwin(fd *int) error {
 	if err != nil {
 		return &ProtocolError{"twin socket: " + err.Error()}
 	}
-	uc, ok := nc.(*net.UnixConn)
-	if !ok {
-		_ = nc.Close()
-		return &ProtocolError{"the twin socket is not a UNIX socket"}
-	}
+	uc := nc.(*net.UnixConn)
 	ch, err := newChannel(uc, &c.cfg)
 	if err != nil {
-		_ = uc.Close()
-		return err
+		return errors.Join(err, c.cfg.Disposer.CloseConn(uc))
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

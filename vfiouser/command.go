@@ -41,7 +41,7 @@ func (c *Client) RegionInfo(ctx context.Context, index uint32) (RegionInfo, *os.
 		}
 		r, _, err := ParseRegionInfo(body)
 		if err == nil && r.ArgSize > argsz && argsz == regionInfoSize && r.ArgSize <= maxRegionArg {
-			c.main.sock.trash.close(fds)
+			c.main.sock.trash.Close(fds)
 			argsz = r.ArgSize
 			continue
 		}
@@ -49,10 +49,10 @@ func (c *Client) RegionInfo(ctx context.Context, index uint32) (RegionInfo, *os.
 			err = &ProtocolError{fmt.Sprintf("information on region %d instead of %d", r.Index, index)}
 		}
 		if err != nil || len(fds) == 0 {
-			c.main.sock.trash.close(fds)
+			c.main.sock.trash.Close(fds)
 			return r, nil, err
 		}
-		c.main.sock.trash.close(fds[1:])
+		c.main.sock.trash.Close(fds[1:])
 		return r, os.NewFile(uintptr(fds[0]), fmt.Sprintf("region %d", index)), nil
 	}
 }
@@ -100,7 +100,7 @@ func (c *Client) DMAMap(ctx context.Context, m DMAMap, f *os.File) error {
 		fds = []int{fd}
 	}
 	_, got, err := c.roundTrip(ctx, CmdDMAMap, m.Append(nil), fds)
-	c.main.sock.trash.close(got)
+	c.main.sock.trash.Close(got)
 	return err
 }
 
@@ -115,7 +115,7 @@ func (c *Client) DMAUnmap(ctx context.Context, addr, size uint64) error {
 func (c *Client) SetIRQs(ctx context.Context, s IRQSet, fds ...int) error {
 	s.ArgSize = uint32(irqSetSize + len(s.Bools))
 	_, got, err := c.roundTrip(ctx, CmdSetIRQs, s.Append(nil), fds)
-	c.main.sock.trash.close(got)
+	c.main.sock.trash.Close(got)
 	return err
 }
 
@@ -164,6 +164,6 @@ func (c *Client) UnmaskINTx(ctx context.Context) error {
 // ask is roundTrip without descriptors.
 func (c *Client) ask(ctx context.Context, cmd Command, payload []byte) ([]byte, error) {
 	body, fds, err := c.roundTrip(ctx, cmd, payload, nil)
-	c.main.sock.trash.close(fds)
+	c.main.sock.trash.Close(fds)
 	return body, err
 }

@@ -81,7 +81,7 @@ var infoTests = []conformance{
 		if !bytes.Equal(r.body, want) || len(r.fds) != 1 {
 			t.Errorf("second: % x with %d descriptors, want % x", r.body, len(r.fds), want)
 		}
-		new(Disposer).close(r.fds)
+		new(Disposer).Close(r.fds)
 	}},
 	{"C_whole_region_mmap", func(t *testing.T) {
 		mem, _ := memfd(t, testBAR0)
@@ -90,7 +90,7 @@ var infoTests = []conformance{
 		if !bytes.Equal(r.body, le(32, 7, 0, 0, uint64(testBAR0), uint64(0))) || len(r.fds) != 1 {
 			t.Errorf("% x with %d descriptors", r.body, len(r.fds))
 		}
-		new(Disposer).close(r.fds)
+		new(Disposer).Close(r.fds)
 	}},
 	{"C_configurations_that_kill_VMMs", func(t *testing.T) {
 		for name, change := range map[string]func(*Config){

@@ -169,7 +169,7 @@ func (c *Conn) dmaMap(m *message) error {
 	switch len(m.fds) {
 	case 0:
 	case 1:
-		fd = m.fds[0] // closed by the framer; the mapping lives on
+		fd = m.fds[0]
 	default:
 		return fmt.Errorf("vfiouser: dma map: %d descriptors: %w", len(m.fds), unix.EINVAL)
 	}
@@ -185,6 +185,10 @@ func (c *Conn) dmaMap(m *message) error {
 			c.cfg.Logger.Warn("the device cannot access some memory of the VMM", "err", err)
 		}
 		return err
+	}
+	if fd >= 0 { // not the last reference to the file, which the mapping has
+		_ = unix.Close(fd)
+		c.fr.keep()
 	}
 	c.reply(m.Header, nil)
 	return nil

@@ -5,6 +5,8 @@ import (
 	"math"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/dxpu-project/dxpu/internal/rawio/rights"
 )
 
 // maxViews bounds the views of one connection: a thirty-second of the mappings that
@@ -150,7 +152,7 @@ func (f *files) release(v *view) {
 // identify checks that fd is a file of memory that may be mapped, and returns its
 // length, its page size and its identity.
 func identify(fd int, writable bool) (length, page uint64, id fileID, err error) {
-	if !isMemory(fd) { // a page of another file may be absent for as long as the peer likes
+	if !rights.IsMemory(fd) { // a page of another file may be absent for as long as the peer likes
 		return 0, 0, id, fmt.Errorf("not a file of tmpfs or hugetlbfs: give the VMM a memory-backend-memfd: %w", unix.ENODEV)
 	}
 	mode, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)

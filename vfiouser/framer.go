@@ -32,14 +32,14 @@ type framer struct {
 	buf  []byte
 	r, w int    // unread part of buf
 	pos  uint64 // of buf[r] in the stream
-	got  []rights
+	got  []received
 	last []int // descriptors of the message returned last
 	// fresh says that ahead has not yet looked at what fill has read.
 	fresh bool
 }
 
-// rights are descriptors that came with a read that ended at stream position end.
-type rights struct {
+// received are descriptors that came with a read that ended at stream position end.
+type received struct {
 	end uint64
 	fds []int
 }
@@ -65,7 +65,7 @@ func (f *framer) try(block bool) (message, error) {
 }
 
 func (f *framer) read(p howLong) (message, error) {
-	f.sock.trash.close(f.last)
+	f.sock.trash.Close(f.last)
 	f.last = nil
 	var began time.Time // of the wait for the second part
 	for filled := false; ; filled = true {
@@ -186,11 +186,11 @@ func (f *framer) fill(need int, p howLong) error {
 	f.w += n
 	f.fresh = true
 	if len(fds) > 0 {
-		if f.sock.trash.full() {
-			f.sock.trash.close(fds)
+		if f.sock.trash.Full() {
+			f.sock.trash.Close(fds)
 			return &ProtocolError{"descriptors that cannot be closed"}
 		}
-		f.got = append(f.got, rights{f.pos + uint64(f.w-f.r), fds})
+		f.got = append(f.got, received{f.pos + uint64(f.w-f.r), fds})
 		held := 0
 		for _, g := range f.got {
 			held += len(g.fds)
@@ -204,9 +204,9 @@ func (f *framer) fill(need int, p howLong) error {
 
 // close closes the descriptors that no message has taken.
 func (f *framer) close() {
-	f.sock.trash.close(f.last)
+	f.sock.trash.Close(f.last)
 	for _, g := range f.got {
-		f.sock.trash.close(g.fds)
+		f.sock.trash.Close(g.fds)
 	}
 	f.last, f.got = nil, nil
 }

@@ -125,7 +125,7 @@ func (t *interrupts) set(req IRQSet, fds []int) (IRQChange, error) {
 	defer t.mu.Unlock()
 	change, used, err := t.setLocked(req, fds)
 	if !used {
-		t.trash.close(fds)
+		t.trash.Close(fds)
 	}
 	return change, err
 }

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/dxpu-project/dxpu/internal/rawio/rights"
 )
 
 // patience bounds what a test waits for; it ends a test that hangs and is
@@ -96,7 +98,7 @@ func (p *rawPeer) tryRecv() (reply, error) {
 		return reply{}, err
 	}
 	if oobn > 0 {
-		r.fds, err = parseRights(oob[:oobn])
+		r.fds, err = rights.Parse(oob[:oobn])
 	}
 	return r, err
 }

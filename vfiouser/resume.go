@@ -93,7 +93,7 @@ func (c *Conn) File() (*os.File, error) {
 func (s *Server) Resume(ctx context.Context, nc *net.UnixConn) error {
 	sock, err := newSocket(nc, &s.trash)
 	if err != nil {
-		return errors.Join(err, nc.Close())
+		return errors.Join(err, s.trash.CloseConn(nc))
 	}
 	c, err := s.open(ctx, sock)
 	if err != nil {

@@ -67,7 +67,7 @@ func Listen(path string) (*net.UnixListener, error) {
 // EBUSY. The error is ctx's, ErrServerClosed, or
 // that of a listener that failed or was closed.
 func (s *Server) Serve(ctx context.Context, ln *net.UnixListener) error {
-	defer ln.Close()
+	defer s.trash.CloseListener(ln)
 	s.mu.Lock()
 	if s.draining || s.closed {
 		s.mu.Unlock()
@@ -87,7 +87,7 @@ func (s *Server) Serve(ctx context.Context, ln *net.UnixListener) error {
 	var conns sync.WaitGroup
 	defer conns.Wait()
 	defer cancel(nil)
-	defer context.AfterFunc(ctx, func() { _ = ln.Close() })()
+	defer context.AfterFunc(ctx, func() { _ = s.trash.CloseListener(ln) })()
 	for {
 		c, err := ln.AcceptUnix()
 		switch {
@@ -122,7 +122,7 @@ func (s *Server) Serve(ctx context.Context, ln *net.UnixListener) error {
 func (s *Server) ServeConn(ctx context.Context, nc *net.UnixConn) error {
 	sock, err := newSocket(nc, &s.trash)
 	if err != nil {
-		return errors.Join(err, nc.Close())
+		return errors.Join(err, s.trash.CloseConn(nc))
 	}
 	c, err := s.open(ctx, sock)
 	switch {
@@ -142,7 +142,7 @@ func (s *Server) ServeConn(ctx context.Context, nc *net.UnixConn) error {
 func (s *Server) admit(ctx context.Context, conns *sync.WaitGroup, nc *net.UnixConn) {
 	sock, err := newSocket(nc, &s.trash)
 	if err != nil {
-		s.cfg.Logger.Warn("vfio-user connection lost", "err", errors.Join(err, nc.Close()))
+		s.cfg.Logger.Warn("vfio-user connection lost", "err", errors.Join(err, s.trash.CloseConn(nc)))
 		return
 	}
 	c, err := s.open(ctx, sock)
@@ -180,7 +180,7 @@ func (s *Server) open(ctx context.Context, sock *socket) (*Conn, error) {
 		return nil, ErrServerClosed
 	case s.cur != nil:
 		return nil, errBusy
-	case s.trash.full():
+	case s.trash.Full():
 		return nil, fmt.Errorf("vfiouser: descriptors of an earlier connection cannot be closed: %w", unix.EBUSY)
 	}
 	s.cur = newConn(s, sock)
@@ -219,7 +219,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 
 func (s *Server) closeListenersLocked() {
 	for ln := range s.listeners {
-		_ = ln.Close()
+		_ = s.trash.CloseListener(ln)
 	}
 }
 

@@ -5,15 +5,15 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"runtime"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/dxpu-project/dxpu/internal/leaktest"
+	"github.com/dxpu-project/dxpu/internal/rawio/rights"
+	"github.com/dxpu-project/dxpu/internal/rawio/rights/rightstest"
 )
 
 // blockingEvent is an event descriptor that the VMM keeps blocking: fill fills its
@@ -129,32 +129,6 @@ func TestStrangeDescriptors(t *testing.T) {
 	}
 }
 
-// lingering returns a TCP socket whose last close waits for a minute: it has sent more than
-// its peer, which does not read, has room for.
-func lingering(t *testing.T) int {
-	t.Helper()
-	ln, err := (&net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
-		return c.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 4<<10) })
-	}}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	must(t, err)
-	t.Cleanup(func() { _ = ln.Close() })
-	c, err := net.Dial("tcp", ln.Addr().String())
-	must(t, err)
-	peer, err := ln.Accept()
-	must(t, err)
-	t.Cleanup(func() { _ = peer.(*net.TCPConn).SetLinger(0); _ = peer.Close() }) // ends the wait
-	tcp := c.(*net.TCPConn)
-	must(t, errors.Join(tcp.SetLinger(60), tcp.SetWriteBuffer(256<<10), tcp.SetWriteDeadline(time.Now().Add(patience))))
-	_, err = tcp.Write(make([]byte, 128<<10)) // fits the send buffer
-	must(t, err)
-	file, err := tcp.File()
-	must(t, err)
-	raw, err := unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	must(t, err)
-	must(t, errors.Join(file.Close(), c.Close()))
-	return raw
-}
-
 // The server goes on while descriptors of the VMM cannot be closed, and ends; a VMM
 // with too many of them loses its connection.
 func TestDescriptorsThatDoNotClose(t *testing.T) {
@@ -171,8 +145,8 @@ func TestDescriptorsThatDoNotClose(t *testing.T) {
 		}
 		return err
 	}
-	for range maxClosing {
-		must(t, send(lingering(t)))
+	for range rights.MaxClosing {
+		must(t, send(rightstest.Lingering(t)))
 	}
 	p.ok(4, le(16, 0, 0, 0))
 	other, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -186,46 +160,48 @@ func TestDescriptorsThatDoNotClose(t *testing.T) {
 	f.dial().wantErr(unix.EBUSY, 1, []byte(qemuVersion))
 }
 
-// The closes of a peer that wait are bounded: its others follow when those have ended. The
-// closes of another peer do not wait.
-func TestClosesTakeTurns(t *testing.T) {
-	var stuck, other Disposer
-	t.Cleanup(func() { // the other ends of the sockets have ended the waits
-		for limit := time.Now().Add(patience); stuck.unclosed() > 0; runtime.Gosched() {
-			if time.Now().After(limit) {
-				t.Fatalf("%d descriptors are not closed", stuck.unclosed())
+// control calls f with the descriptor of a connection.
+func control(t *testing.T, c *net.UnixConn, f func(fd int)) {
+	t.Helper()
+	raw, err := c.SyscallConn()
+	must(t, errors.Join(err, raw.Control(func(fd uintptr) { f(int(fd)) })))
+}
+
+// The kernel would close the descriptors beyond those that a message may carry while it
+// hands the message over.
+func TestTooManyDescriptors(t *testing.T) {
+	t.Run("of a VMM", func(t *testing.T) {
+		f := serve(t)
+		p, _ := f.connect()
+		control(t, p.UnixConn, func(fd int) { rightstest.Send(t, fd, p.message(8, 0, setIRQs(arm, 2, 0, 1)), MaxFDs+1) })
+		rightstest.AtOnce(t, "the server", func() {
+			if err := waitErr(t, f.dev.disconnected); err == nil {
+				t.Error("the connection ended without an error")
 			}
-		}
+			must(t, f.Close())
+		})
 	})
-	null := func() int {
-		fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	t.Run("of a server", func(t *testing.T) {
+		c, err := fakeServer(t, ClientConfig{}, `{}`, nil, func(p *rawPeer) {
+			control(t, p.UnixConn, func(fd int) { rightstest.Send(t, fd, make([]byte, HeaderSize), MaxFDs+1) })
+		})
 		must(t, err)
-		return fd
-	}
-	for range maxClosers {
-		stuck.close([]int{lingering(t)})
-	}
-	for range maxClosing - maxClosers {
-		if stuck.full() {
-			t.Fatalf("%d descriptors are too many", stuck.unclosed())
-		}
-		stuck.close([]int{null()})
-	}
-	if !stuck.full() {
-		t.Errorf("the peer may send more than %d descriptors", stuck.unclosed())
-	}
-	other.close([]int{null()})
-	for limit := time.Now().Add(patience); other.unclosed() > 0; runtime.Gosched() {
-		if time.Now().After(limit) {
-			t.Fatal("a close of another peer waits")
-		}
-	}
-	for range 1000 { // time for closes that do not wait for their turn
-		runtime.Gosched()
-	}
-	if n := stuck.unclosed(); n != maxClosing {
-		t.Errorf("%d descriptors wait for their turn, want %d", n, maxClosing)
-	}
+		rightstest.AtOnce(t, "the client", func() {
+			<-c.Done()
+			must(t, c.Close())
+		})
+	})
+	t.Run("a twin socket that lingers", func(t *testing.T) {
+		const twin = `{"capabilities":{"twin_socket":{"supported":true,"fd_index":0}}}`
+		fd := rightstest.Lingering(t)
+		rightstest.AtOnce(t, "the client", func() {
+			_, err := fakeServer(t, ClientConfig{}, twin, []int{fd}, func(*rawPeer) {})
+			if protocol := new(ProtocolError); !errors.As(err, &protocol) {
+				t.Errorf("connected: %v", err)
+			}
+		})
+		go unix.Close(fd)
+	})
 }
 
 // A client does not connect while an earlier connection to the server has left
@@ -235,8 +211,8 @@ func TestDisposerOfSeveralClients(t *testing.T) {
 	all := new(Disposer)
 	first, _ := f.client(ClientConfig{Disposer: all})
 	must(t, first.Close())
-	for range maxClosing {
-		all.close([]int{lingering(t)})
+	for range rights.MaxClosing {
+		all.Close([]int{rightstest.Lingering(t)})
 	}
 	if c, err := Dial(t.Context(), f.path, ClientConfig{Disposer: all}); !errors.Is(err, unix.EBUSY) {
 		t.Errorf("connected: %v, %v", c, err)

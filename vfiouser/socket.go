@@ -13,6 +13,7 @@ import (
 
 	"github.com/dxpu-project/dxpu/internal/rawio/fd"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
+	"github.com/dxpu-project/dxpu/internal/rawio/rights"
 )
 
 // socket sends and receives messages with descriptors on a stream socket
@@ -61,13 +62,17 @@ const receiveTimeout = 50 * time.Millisecond
 // newSocket takes the connection out of the poller, with a duplicate descriptor. trash
 // closes the descriptors of its peer. newSocket closes c on success.
 func newSocket(c *net.UnixConn, trash *Disposer) (*socket, error) {
-	fd, err := fd.Adopt(c, receiveTimeout)
+	fd, err := fd.Adopt(c, receiveTimeout, trash.CloseSocket)
 	if err != nil {
 		return nil, err
 	}
 	s := &socket{fd: fd, trash: trash}
+	if raw, ok := fd.Use(); ok {
+		rights.Inline(int(raw))
+		fd.Done()
+	}
 	s.receive = s.recvmsg
-	s.rx.oob = make([]byte, unix.CmsgSpace(MaxFDs*4))
+	s.rx.oob = make([]byte, rights.Space)
 	return s, c.Close()
 }
 
@@ -172,19 +177,16 @@ func (s *socket) recv(b []byte, p howLong) (int, []int, error) {
 		return 0, nil, err
 	}
 	s.short, s.before = s.rx.n <= reader.Brief, s.sent.Load()
-	var fds []int
-	if n := int(s.rx.msg.Controllen); n > 0 {
-		var err error
-		if fds, err = parseRights(s.rx.oob[:n]); err != nil {
-			return 0, nil, err
-		}
-		if s.rx.msg.Flags&unix.MSG_CTRUNC != 0 { // the kernel has closed what did not fit
-			s.trash.close(fds)
-			return 0, nil, &ProtocolError{"more descriptors than a message may carry"}
-		}
+	fds, err := rights.Parse(s.rx.oob[:s.rx.msg.Controllen])
+	switch {
+	case err != nil:
+		return 0, nil, err
+	case len(fds) > MaxFDs:
+		s.trash.Close(fds)
+		return 0, nil, &ProtocolError{"more descriptors than a message may carry"}
 	}
 	if s.rx.n == 0 {
-		s.trash.close(fds)
+		s.trash.Close(fds)
 		return 0, nil, io.EOF
 	}
 	return s.rx.n, fds, nil
@@ -281,18 +283,4 @@ func (s *socket) hungUp() bool {
 	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
 	n, err := unix.Poll(p, 0)
 	return err == nil && n > 0 && p[0].Revents&(unix.POLLRDHUP|unix.POLLHUP|unix.POLLERR) != 0
-}
-
-func parseRights(oob []byte) ([]int, error) {
-	msgs, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil, os.NewSyscallError("recvmsg", err)
-	}
-	var fds []int
-	for i := range msgs {
-		if got, err := unix.ParseUnixRights(&msgs[i]); err == nil {
-			fds = append(fds, got...)
-		}
-	}
-	return fds, nil
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/dxpu-project/dxpu/device/gpu"
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
+	"github.com/dxpu-project/dxpu/internal/rawio/rights"
 )
 
 // engine is the gpu.Engine of an OpenCL device: the parent of a process that executes
@@ -28,8 +29,9 @@ type engine struct {
 	identity string // see gpu.Mover
 	cold     bool   // no process starts in advance
 	log      *slog.Logger
-	vram     []byte        // shared memory; renew exchanges the pages behind it
-	wake     chan struct{} // holds one: a process may have to start
+	vram     []byte          // shared memory; renew exchanges the pages behind it
+	wake     chan struct{}   // holds one: a process may have to start
+	trash    rights.Disposer // of all processes
 
 	mu        sync.Mutex // guards the fields below
 	idle      *sync.Cond // process has become nil

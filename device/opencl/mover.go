@@ -339,7 +339,7 @@ func (p *process) connectMoves() (others []*os.File, err error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("map the memory for moves: %w", err), file.Close())
 	}
-	conn, other, err := connectTalk("moves")
+	conn, other, err := p.engine.connectTalk("moves")
 	if err != nil {
 		return nil, errors.Join(err, file.Close(), unix.Munmap(ring))
 	}

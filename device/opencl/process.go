@@ -19,6 +19,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/opencl/ring"
 	"github.com/dxpu-project/dxpu/internal/rawio/fd"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
+	"github.com/dxpu-project/dxpu/internal/rawio/rights"
 	"github.com/dxpu-project/dxpu/internal/sharing/wire"
 )
 
@@ -31,8 +32,8 @@ type process struct {
 	reader  *reader.Reader
 	dir     string         // the platform's cache, of this process only
 	said    *os.File       // its standard error
-	turns   *net.UnixConn  // nil: the device is not shared
-	moves   *net.UnixConn  // nil: it is shared; see mover.go
+	turns   *rights.Conn   // nil: the device is not shared
+	moves   *rights.Conn   // nil: it is shared; see mover.go
 	ring    []byte         // of moves
 	talk    sync.WaitGroup // the goroutine of turns or moves
 	// Under the engine's mu. context is what the process is for, or noContext. Its
@@ -118,7 +119,7 @@ func (p *process) await(block bool) (n int, err error) {
 	if !ok {
 		return 0, net.ErrClosed
 	}
-	woken := ring.Await(s, block)
+	woken := ring.Await(s, block, &p.engine.trash)
 	p.socket.Done()
 	if woken == nil {
 		woken = p.channel.Woken()
@@ -154,6 +155,9 @@ func (e *engine) shared() (file, own *os.File, l limits, err error) {
 
 // start starts a process.
 func (e *engine) start(number uint64) (*process, error) {
+	if e.trash.Full() {
+		return nil, errors.New("descriptors of earlier processes cannot be closed")
+	}
 	file, own, limits, err := e.shared()
 	if err != nil {
 		return nil, err
@@ -229,7 +233,7 @@ func (p *process) prepare(limits limits, vram *os.File) (err error) {
 
 func (p *process) connectTurns() (others []*os.File, err error) {
 	var other *os.File
-	if p.turns, other, err = connectTalk("turns"); err != nil {
+	if p.turns, other, err = p.engine.connectTalk("turns"); err != nil {
 		return nil, err
 	}
 	return []*os.File{other}, nil
@@ -274,7 +278,7 @@ func (p *process) connect() (others []*os.File, err error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("socket: %w", err), file.Close(), channel.Close())
 	}
-	p.socket = fd.New(pair[0])
+	p.socket = fd.NewClosedBy(pair[0], p.engine.trash.CloseSocket)
 	p.reader, err = reader.New(p, reader.Polling{})
 	limit := unix.NsecToTimeval(recheck.Nanoseconds())
 	err = errors.Join(err, unix.SetsockoptTimeval(pair[0], unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit))

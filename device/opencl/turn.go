@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/dxpu-project/dxpu/device"
+	"github.com/dxpu-project/dxpu/internal/rawio/rights"
 	"github.com/dxpu-project/dxpu/internal/sharing/wire"
 )
 
@@ -81,7 +83,7 @@ func (t *turn) end(ran time.Duration) func() {
 }
 
 // connectTalk makes a socket beside that of the packets, and returns both ends.
-func connectTalk(name string) (conn *net.UnixConn, other *os.File, err error) {
+func (e *engine) connectTalk(name string) (conn *rights.Conn, other *os.File, err error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, nil, fmt.Errorf("socket for %s: %w", name, err)
@@ -92,14 +94,14 @@ func connectTalk(name string) (conn *net.UnixConn, other *os.File, err error) {
 	if err != nil {
 		return nil, nil, errors.Join(err, unix.Close(pair[1]))
 	}
-	return c.(*net.UnixConn), os.NewFile(uintptr(pair[1]), name), nil
+	return rights.NewConn(c.(*net.UnixConn), &e.trash), os.NewFile(uintptr(pair[1]), name), nil
 }
 
 // tell sends a message about turns to the process without waiting.
 func (p *process) tell(m wire.Message) bool { return sendNow(p.turns, m.Append(nil)) }
 
 // sendNow sends without waiting.
-func sendNow(conn *net.UnixConn, b []byte) bool {
+func sendNow(conn syscall.Conn, b []byte) bool {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return false

@@ -12,6 +12,7 @@ import (
 
 	"github.com/dxpu-project/dxpu/device/virtio"
 	"github.com/dxpu-project/dxpu/internal/rawio/eventfd"
+	"github.com/dxpu-project/dxpu/internal/rawio/rights"
 )
 
 // backend is a connection to a back end, with the memory and the event descriptors that it
@@ -35,9 +36,10 @@ type backend struct {
 
 var _ virtio.Backend = (*backend)(nil)
 
-// connect opens a connection to the server of spec and checks that it fits.
-func connect(ctx context.Context, s *settings) (*backend, error) {
-	c, err := dial(ctx, s.Socket)
+// connect opens a connection to the server of spec and checks that it fits. trash closes
+// what the server sends.
+func connect(ctx context.Context, s *settings, trash *rights.Disposer) (*backend, error) {
+	c, err := dial(ctx, s.Socket, trash)
 	if err != nil {
 		return nil, err
 	}

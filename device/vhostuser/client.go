@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/dxpu-project/dxpu/internal/rawio/rights"
 )
 
 // requestTimeout bounds each message to a back end: it starts and stops virtqueues within
@@ -20,7 +22,7 @@ const requestTimeout = 5 * time.Second
 // client is the connection of a front end to a back end. One goroutine sends requests,
 // another one reads the answers.
 type client struct {
-	conn     *net.UnixConn
+	conn     *rights.Conn
 	answers  chan answer // holds one: that of the request under way
 	done     chan struct{}
 	wg       sync.WaitGroup
@@ -36,13 +38,16 @@ type answer struct {
 }
 
 // dial connects to the socket of a back end.
-func dial(ctx context.Context, path string) (*client, error) {
+func dial(ctx context.Context, path string, trash *rights.Disposer) (*client, error) {
+	if trash.Full() {
+		return nil, errors.New("descriptors of earlier connections cannot be closed")
+	}
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", path)
 	if err != nil {
 		return nil, err
 	}
-	c := &client{conn: conn.(*net.UnixConn), answers: make(chan answer, 1), done: make(chan struct{})}
+	c := &client{conn: rights.NewConn(conn.(*net.UnixConn), trash), answers: make(chan answer, 1), done: make(chan struct{})}
 	c.wg.Go(func() { c.fail(c.read()) })
 	return c, nil
 }
@@ -62,8 +67,7 @@ func (c *client) close() {
 	c.wg.Wait()
 }
 
-// read reads answers until the connection ends. Descriptors that a back end sends are
-// closed by the kernel, because read(2) does not ask for them.
+// read reads answers until the connection ends.
 func (c *client) read() error {
 	for {
 		var raw [headerSize]byte

@@ -17,6 +17,7 @@ import (
 
 	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/device/virtio"
+	"github.com/dxpu-project/dxpu/internal/rawio/rights"
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
@@ -36,6 +37,7 @@ type Device struct {
 	first   *backend                // of New; nil: the back end did not answer
 	changed chan struct{}           // holds one: the session of the machine has changed
 	present atomic.Pointer[backend] // nil: not connected
+	trash   rights.Disposer         // of all back ends
 
 	mu      sync.Mutex // guards the fields below
 	machine *virtio.Device
@@ -96,7 +98,7 @@ var errSlowStart = fmt.Errorf("no connection within %v: the box tries again", fi
 // connect makes a connection and offers the features of its back end. It returns nil and
 // notes the reason if it cannot.
 func (d *Device) connect(ctx context.Context) *backend {
-	b, err := connect(ctx, &d.spec)
+	b, err := connect(ctx, &d.spec, &d.trash)
 	if err != nil {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 
+	"github.com/dxpu-project/dxpu/internal/rawio/rights"
 	"github.com/dxpu-project/dxpu/internal/vm/qmp"
 )
 
@@ -12,7 +13,8 @@ import (
 // guest would delay the others. Between uses it is closed, so that operators can
 // use the socket.
 type control struct {
-	turn chan struct{} // holds a token while a goroutine changes the fields below
+	trash rights.Disposer // of all connections
+	turn  chan struct{}   // holds a token while a goroutine changes the fields below
 
 	mu     sync.Mutex // guards the fields below; never held while waiting
 	client *qmp.Client
@@ -32,7 +34,7 @@ func (c *control) use(ctx context.Context, path string) (*qmp.Client, func(), er
 	if client := c.join(); client != nil {
 		return client, func() { c.leave(client) }, nil
 	}
-	client, err := qmp.Dial(ctx, path)
+	client, err := qmp.Dial(ctx, path, &c.trash)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dxpu-project/dxpu/internal/rawio/rights"
 	"github.com/dxpu-project/dxpu/internal/vm/qmp"
 )
 
@@ -124,7 +125,7 @@ func monitorOfNothing(t *testing.T, g *guest) *qmp.Client {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	for {
-		monitor, err := qmp.Dial(ctx, socket)
+		monitor, err := qmp.Dial(ctx, socket, new(rights.Disposer))
 		if err == nil {
 			t.Cleanup(func() { _ = monitor.Close() })
 			return monitor

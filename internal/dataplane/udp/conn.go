@@ -110,7 +110,7 @@ func Listen(addr string, o Options) (*Conn, error) {
 
 // adopt makes a Conn with a duplicate of the socket's descriptor.
 func adopt(pc *net.UDPConn, o Options) (*Conn, error) {
-	d, err := fd.Adopt(pc, readTimeout)
+	d, err := fd.Adopt(pc, readTimeout, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -9,13 +9,15 @@ import (
 
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
+	"github.com/dxpu-project/dxpu/internal/rawio/rights"
 )
 
 // Process is the process's side: the session.Conn of its packets.
 type Process struct {
 	memory memory
 	socket uintptr // of type SOCK_SEQPACKET, that blocks
-	taken  uint64  // of Receive
+	trash  rights.Disposer
+	taken  uint64 // of Receive
 
 	mu  sync.Mutex // guards the fields below
 	put uint64     // events
@@ -53,7 +55,7 @@ func (r *Process) sleep() error {
 	if atomic.LoadUint64(r.memory.count(packetsPut)) != r.taken {
 		return nil
 	}
-	if err := Await(r.socket, true); !errors.Is(err, reader.ErrNothing) {
+	if err := Await(r.socket, true, &r.trash); !errors.Is(err, reader.ErrNothing) {
 		return err
 	}
 	return nil

@@ -34,6 +34,7 @@ import (
 
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
+	"github.com/dxpu-project/dxpu/internal/rawio/rights"
 )
 
 // Sizes of the parts. The events of all packets in flight fit, so the process never waits
@@ -107,21 +108,26 @@ func Wake(socket uintptr) error {
 
 var wakeUp = [1]byte{1}
 
+// errRights is the error of a side that breaks the rules.
+var errRights = errors.New("ring: a wake-up came with descriptors")
+
 // Await takes a wake-up from a socket, and waits for one with block. It returns
-// reader.ErrNothing if none has come, and io.EOF after the end of the other side.
-func Await(socket uintptr, block bool) error {
-	flags := uintptr(unix.MSG_DONTWAIT)
+// reader.ErrNothing if none has come, and io.EOF after the end of the other side. trash closes
+// what the other side sends beside it.
+func Await(socket uintptr, block bool, trash *rights.Disposer) error {
+	flags := unix.MSG_DONTWAIT
 	if block {
 		flags = 0
 	}
 	var b [8]byte
-	// Package unix has recvfrom(2) only with the address of the sender, which it allocates.
-	n, _, e := unix.Syscall6(unix.SYS_RECVFROM, socket, uintptr(unsafe.Pointer(&b)), uintptr(len(b)), flags, 0, 0)
+	n, carried, err := trash.Receive(int(socket), b[:], make([]byte, rights.Space), flags)
 	switch {
-	case e == unix.EAGAIN, e == unix.EINTR:
+	case errors.Is(err, unix.EAGAIN):
 		return reader.ErrNothing
-	case e != 0:
-		return fmt.Errorf("socket: %w", e)
+	case err != nil:
+		return fmt.Errorf("socket: %w", err)
+	case carried:
+		return errRights
 	case n == 0:
 		return io.EOF
 	}

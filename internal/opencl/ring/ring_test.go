@@ -14,6 +14,8 @@ import (
 
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
+	"github.com/dxpu-project/dxpu/internal/rawio/rights"
+	"github.com/dxpu-project/dxpu/internal/rawio/rights/rightstest"
 )
 
 // pair is both sides of a ring, with their sockets.
@@ -186,7 +188,7 @@ func TestSleepers(t *testing.T) {
 			t.Fatal(err)
 		}
 		if p.box.Sleep() {
-			if err := Await(uintptr(p.sockets[0]), true); err != nil {
+			if err := Await(uintptr(p.sockets[0]), true, new(rights.Disposer)); err != nil {
 				t.Fatal(err)
 			}
 			p.box.Awake()
@@ -197,7 +199,7 @@ func TestSleepers(t *testing.T) {
 		for got := p.take(t); len(got) == 0; got = p.take(t) {
 			// A wake-up that was late: the event of the one before was taken already.
 			if p.box.Sleep() {
-				if err := Await(uintptr(p.sockets[0]), true); err != nil {
+				if err := Await(uintptr(p.sockets[0]), true, new(rights.Disposer)); err != nil {
 					t.Fatal(err)
 				}
 				p.box.Awake()
@@ -228,7 +230,7 @@ func TestTwoSleepers(t *testing.T) {
 	if err := p.process.Send(event(1)); err != nil {
 		t.Fatal(err)
 	}
-	if err := Await(uintptr(p.sockets[0]), false); !errors.Is(err, reader.ErrNothing) {
+	if err := Await(uintptr(p.sockets[0]), false, new(rights.Disposer)); !errors.Is(err, reader.ErrNothing) {
 		t.Errorf("a wake-up of a box that is awake: %v", err)
 	}
 	if p.box.Sleep() || p.box.Asleep() {
@@ -243,7 +245,7 @@ func TestProcessEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.close(1)
-	if err := Await(uintptr(p.sockets[0]), true); !errors.Is(err, io.EOF) {
+	if err := Await(uintptr(p.sockets[0]), true, new(rights.Disposer)); !errors.Is(err, io.EOF) {
 		t.Errorf("the end: %v", err)
 	}
 	if got := p.take(t); len(got) != 2 {
@@ -412,6 +414,18 @@ func FuzzProcess(f *testing.F) {
 				t.Fatalf("a packet of %d bytes, of %d", n, left)
 			}
 			left -= uint64(n)
+		}
+	})
+}
+
+// A process sends a descriptor whose close waits beside a wake-up. The reader of the box, which
+// all its tenants share, does not wait for it.
+func TestWakeUpWithADescriptor(t *testing.T) {
+	p := newPair(t)
+	rightstest.Send(t, p.sockets[1], []byte{1}, 1)
+	rightstest.AtOnce(t, "Await", func() {
+		if err := Await(uintptr(p.sockets[0]), false, new(rights.Disposer)); !errors.Is(err, errRights) {
+			t.Errorf("the wake-up: %v", err)
 		}
 	})
 }

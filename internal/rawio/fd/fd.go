@@ -15,7 +15,8 @@ import (
 
 // FD is a file descriptor that several goroutines use.
 type FD struct {
-	fd int
+	fd    int
+	close func(fd int)
 	// users counts the goroutines that use fd. Close adds closed.
 	users atomic.Int64
 }
@@ -24,12 +25,22 @@ type FD struct {
 const closed = 1 << 40
 
 // New takes over a descriptor.
-func New(fd int) *FD { return &FD{fd: fd} }
+func New(fd int) *FD { return NewClosedBy(fd, nil) }
+
+// NewClosedBy takes over a descriptor that a function closes after the last use. nil:
+// close(2).
+func NewClosedBy(fd int, close func(fd int)) *FD {
+	if close == nil {
+		close = func(fd int) { _ = unix.Close(fd) }
+	}
+	return &FD{fd: fd, close: close}
+}
 
 // Adopt duplicates the descriptor of a socket for use without the poller of the
 // Go runtime: system calls on it wait in the kernel, and those that receive wait
-// at most for the given time. The caller closes c.
-func Adopt(c syscall.Conn, wait time.Duration) (*FD, error) {
+// at most for the given time. close closes the duplicate, see
+// NewClosedBy; the caller closes c.
+func Adopt(c syscall.Conn, wait time.Duration, close func(fd int)) (*FD, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return nil, err
@@ -49,7 +60,7 @@ func Adopt(c syscall.Conn, wait time.Duration) (*FD, error) {
 		}
 		return nil, err
 	}
-	return New(fd), nil
+	return NewClosedBy(fd, close), nil
 }
 
 // Use returns the descriptor, which stays open until Done. After Close, ok is
@@ -98,6 +109,6 @@ func (d *FD) Shutdown() error {
 // bring it back to closed, any number of times.
 func (d *FD) end() {
 	if d.users.CompareAndSwap(closed, 2*closed) {
-		_ = unix.Close(d.fd)
+		d.close(d.fd)
 	}
 }

@@ -102,7 +102,7 @@ func TestAdoptAndShutdown(t *testing.T) {
 				t.Fatal(err)
 			}
 			adopt := func(wait time.Duration) *FD {
-				d, err := Adopt(c.(syscall.Conn), wait)
+				d, err := Adopt(c.(syscall.Conn), wait, nil)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -142,7 +142,7 @@ func TestAdoptAndShutdown(t *testing.T) {
 			if err := c.Close(); err != nil {
 				t.Error(err)
 			}
-			if d, err := Adopt(c.(syscall.Conn), 0); err == nil {
+			if d, err := Adopt(c.(syscall.Conn), 0, nil); err == nil {
 				t.Error("a closed socket is adopted", d.Close())
 			}
 		})

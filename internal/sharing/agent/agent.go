@@ -9,7 +9,6 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -20,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/dxpu-project/dxpu/internal/pool/gpuerr"
+	"github.com/dxpu-project/dxpu/internal/rawio/rights"
 	"github.com/dxpu-project/dxpu/internal/sharing/broker"
 	"github.com/dxpu-project/dxpu/internal/sharing/mps"
 	"github.com/dxpu-project/dxpu/machine"
@@ -97,10 +97,11 @@ type Agent struct {
 type served struct {
 	record   Record
 	page     *page
-	listener *net.UnixListener
-	owner    *pidfd  // nil: none
-	restored bool    // from the state file
-	client   *client // of MPS; nil: none
+	listener *rights.Listener
+	trash    *rights.Disposer // of what its processes send
+	owner    *pidfd           // nil: none
+	restored bool             // from the state file
+	client   *client          // of MPS; nil: none
 }
 
 // New returns an agent with the shares of its state file. The folder of the sockets is

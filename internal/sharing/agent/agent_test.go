@@ -14,6 +14,9 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/dxpu-project/dxpu/internal/rawio/rights/rightstest"
 	"github.com/dxpu-project/dxpu/internal/sharing/agent"
 	"github.com/dxpu-project/dxpu/internal/sharing/broker"
 	"github.com/dxpu-project/dxpu/internal/sharing/nvidiatest"
@@ -399,6 +402,45 @@ func TestHostile(t *testing.T) {
 	if got := m.shares(); got[0].Used != 0 || len(got[1].Processes) != 1 {
 		t.Errorf("shares %+v", got)
 	}
+}
+
+// A process sends descriptors whose close waits, and ends its connection before the agent has
+// received them. The agent does not wait: it serves other shares, and ends.
+func TestDescriptors(t *testing.T) {
+	m := start(t, "", "gemini")
+	bad, good := m.create(agent.Part{Memory: gib}), m.create(agent.Part{Memory: gib})
+	c := m.connect(good)
+	for _, messages := range [][]wire.Message{
+		{{Type: wire.Free, Bytes: 1}, {Type: wire.Free, Bytes: 1}},
+		{{}, {Type: wire.Free, Bytes: 1}}, // an empty packet is the end
+	} {
+		raw, err := m.connect(bad).socket.SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		lingering := []int{rightstest.Lingering(t), rightstest.Lingering(t)}
+		err = raw.Control(func(fd uintptr) {
+			for i, message := range messages {
+				if message.Type == 0 {
+					_ = unix.Send(int(fd), nil, 0)
+					continue
+				}
+				_ = unix.Sendmsg(int(fd), message.Append(nil), unix.UnixRights(lingering[i]), nil, unix.MSG_NOSIGNAL)
+			}
+		})
+		for _, fd := range lingering {
+			go unix.Close(fd) // may be the last reference, if the agent was faster
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	rightstest.AtOnce(t, "the agent", func() {
+		if a := m.ask(c, wire.Message{Type: wire.Allocate, Bytes: 1}); a.Type != wire.Granted {
+			t.Errorf("answer %+v to another process", a)
+		}
+		m.stop()
+	})
 }
 
 // Requests that do not fit are refused with a reason.

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/dxpu-project/dxpu/internal/rawio/rights"
 	"github.com/dxpu-project/dxpu/internal/sharing/broker"
 	"github.com/dxpu-project/dxpu/internal/sharing/wire"
 )
@@ -19,7 +20,7 @@ type conn struct {
 	id     broker.ProcessID
 	share  string
 	pid    int // 0: not known
-	socket *net.UnixConn
+	socket *rights.Conn
 	raw    syscall.RawConn
 	page   *page
 	pace   *pace // of the share
@@ -47,10 +48,10 @@ func (w *watch) has(id broker.ProcessID) bool {
 
 // accept serves the connections of a share until its socket is closed. It does not read
 // the share's record, which changes under the agent's lock.
-func (a *Agent) accept(l *net.UnixListener, page *page, id string) {
+func (a *Agent) accept(l *rights.Listener, trash *rights.Disposer, page *page, id string) {
 	var pace pace
 	for {
-		socket, err := l.AcceptUnix()
+		accepted, err := l.AcceptUnix()
 		if err != nil {
 			if !isClosed(err) {
 				a.config.Log.Warn("connection of a share is lost", "share", id, "error", err)
@@ -59,7 +60,11 @@ func (a *Agent) accept(l *net.UnixListener, page *page, id string) {
 			}
 			return
 		}
-		p, err := peerOf(socket)
+		socket := rights.NewConn(accepted, trash)
+		var p peer
+		if err = rights.ErrFull; !trash.Full() {
+			p, err = peerOf(accepted)
+		}
 		if err != nil {
 			a.config.Log.Warn("process of a share is not known", "share", id, "error", err)
 			_ = socket.Close()
@@ -77,11 +82,9 @@ func (a *Agent) accept(l *net.UnixListener, page *page, id string) {
 const acceptPause = 100 * time.Millisecond
 
 // connectLocked adds a connection, or closes it.
-func (a *Agent) connectLocked(id string, page *page, pace *pace, socket *net.UnixConn, p peer) *conn {
+func (a *Agent) connectLocked(id string, page *page, pace *pace, socket *rights.Conn, p peer) *conn {
 	refuse := func(why error) *conn {
-		if p.process != nil {
-			p.process.close()
-		}
+		p.process.close()
 		_ = socket.Close()
 		a.config.Log.Info("process is refused", "share", id, "pid", p.Pid, "error", why)
 		return nil

@@ -57,7 +57,12 @@ func (p *pidfd) wait() bool {
 	return raw.Read(func(fd uintptr) bool { return readable(int(fd)) }) == nil
 }
 
-func (p *pidfd) close() { _ = p.file.Close() }
+// close ends the watch, if there is one.
+func (p *pidfd) close() {
+	if p != nil {
+		_ = p.file.Close()
+	}
+}
 
 // kill ends the process.
 func (p *pidfd) kill() error { return p.signal(unix.SIGKILL) }

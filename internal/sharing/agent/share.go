@@ -17,6 +17,7 @@ import (
 
 	"github.com/dxpu-project/dxpu/internal/atomicfile"
 	"github.com/dxpu-project/dxpu/internal/pool/gpuerr"
+	"github.com/dxpu-project/dxpu/internal/rawio/rights"
 	"github.com/dxpu-project/dxpu/internal/sharing/broker"
 	"github.com/dxpu-project/dxpu/internal/sharing/offer"
 	"github.com/dxpu-project/dxpu/share"
@@ -200,7 +201,7 @@ func (a *Agent) openLocked(r *Record, restored bool) error {
 		owner := s.owner
 		a.work.Go(func() { a.watchOwner(s, owner) })
 	}
-	a.work.Go(func() { a.accept(s.listener, s.page, id) })
+	a.work.Go(func() { a.accept(s.listener, s.trash, s.page, id) })
 	return nil
 }
 
@@ -209,15 +210,17 @@ func SocketPath(dir, id string) string { return filepath.Join(dir, id, "client",
 
 // serve makes the folder, the page and the socket of a share.
 func (a *Agent) serve(r *Record) (s *served, err error) {
-	s = &served{record: *r}
+	s = &served{record: *r, trash: new(rights.Disposer)}
 	if s.page, err = newPage(); err != nil {
 		return nil, err
 	}
 	s.page.beat(monotonic())
-	if s.listener, err = listenShare(a.config.Dir, r); err != nil {
+	l, err := listenShare(a.config.Dir, r)
+	if err != nil {
 		a.discardLocked(r.ID)
 		return nil, errors.Join(err, s.page.close())
 	}
+	s.listener = rights.NewListener(l, s.trash)
 	if o := r.Owner; o != nil {
 		s.owner = ownerOf(o)
 	}

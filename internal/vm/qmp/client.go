@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/dxpu-project/dxpu/internal/rawio/rights"
 )
 
 // ErrClosed is the cause of every failure after [Client.Close] or after QEMU has gone.
@@ -33,13 +35,17 @@ type Client struct {
 }
 
 // Dial connects to the QMP server at the UNIX socket path and negotiates (section 4).
-func Dial(ctx context.Context, path string) (*Client, error) {
+// trash closes the descriptors that the server sends.
+func Dial(ctx context.Context, path string, trash *rights.Disposer) (*Client, error) {
+	if trash.Full() {
+		return nil, errors.New("qmp: descriptors of earlier connections cannot be closed")
+	}
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", path)
 	if err != nil {
 		return nil, fmt.Errorf("qmp: %w", err)
 	}
-	return New(ctx, conn)
+	return New(ctx, rights.NewConn(conn.(*net.UnixConn), trash))
 }
 
 // New negotiates on an open connection. It takes over conn: New closes it on an error,

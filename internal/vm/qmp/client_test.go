@@ -14,6 +14,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/dxpu-project/dxpu/internal/rawio/rights"
 )
 
 // call is a command as the fake QEMU gets it.
@@ -238,7 +240,7 @@ func TestPID(t *testing.T) {
 	})
 	defer wg.Wait()
 	defer ln.Close()
-	c, err := Dial(t.Context(), path)
+	c, err := Dial(t.Context(), path, new(rights.Disposer))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -326,7 +328,7 @@ func TestGreeting(t *testing.T) {
 	if _, err := New(ctx, ours); !errors.Is(err, context.Canceled) {
 		t.Errorf("silent server: %v", err)
 	}
-	if _, err := Dial(t.Context(), t.TempDir()+"/none"); !errors.Is(err, os.ErrNotExist) {
+	if _, err := Dial(t.Context(), t.TempDir()+"/none", new(rights.Disposer)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no server: %v", err)
 	}
 }

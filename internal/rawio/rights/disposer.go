@@ -1,4 +1,4 @@
-package vfiouser
+package rights
 
 import (
 	"sync"
@@ -8,16 +8,19 @@ import (
 	"github.com/dxpu-project/dxpu/internal/rawio/eventfd"
 )
 
-// maxClosing bounds the descriptors of one peer whose close has not ended.
-const maxClosing = 16
+// MaxClosing bounds the descriptors of one peer whose close has not ended.
+const MaxClosing = 16
 
-// maxClosers bounds the closes of one peer that wait at one time: each holds a thread of
+// MaxClosers bounds the closes of one peer that wait at one time: each holds a thread of
 // the system. The peer's other descriptors wait for their turn, those of other peers do not.
-const maxClosers = 4
+const MaxClosers = 4
+
+// smallFile is the memory, in the blocks of stat(2), that the kernel frees within some
+// microseconds. For a gigabyte it takes a tenth of a second.
+const smallFile = 2 << 20 / 512
 
 // Disposer closes descriptors that a peer has sent. The peer chooses what they
-// are, and close(2) may wait for it: a socket may linger for hours, and a file of
-// a FUSE file system is flushed by a process of the peer. The Disposer closes
+// are, and close(2) may wait for it, or free gigabytes of memory. The Disposer closes
 // such descriptors in goroutines, which cannot be interrupted; they are bounded.
 // A zero Disposer is ready for use. All connections of one peer share one.
 type Disposer struct {
@@ -26,22 +29,22 @@ type Disposer struct {
 	closing int        // goroutines, each in a close
 }
 
-// full reports whether the peer may send no more descriptors.
-func (d *Disposer) full() bool { return d.unclosed() >= maxClosing }
+// Full reports whether the peer may send no more descriptors.
+func (d *Disposer) Full() bool { return d.Unclosed() >= MaxClosing }
 
-// unclosed returns the number of descriptors whose close has not ended.
-func (d *Disposer) unclosed() int {
+// Unclosed returns the number of descriptors whose close has not ended.
+func (d *Disposer) Unclosed() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return len(d.waiting) + d.closing
 }
 
-// close closes the descriptors, those of memory and events before it returns.
-func (d *Disposer) close(fds []int) {
+// Close closes the descriptors, those of events and of little memory before it returns.
+func (d *Disposer) Close(fds []int) {
 	for _, fd := range fds {
 		switch {
 		case fd < 0:
-		case isMemory(fd) || eventfd.Is(fd):
+		case eventfd.Is(fd) || isSmall(fd):
 			_ = unix.Close(fd)
 		default:
 			d.closeLater(fd)
@@ -54,7 +57,7 @@ func (d *Disposer) closeLater(fd int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.waiting = append(d.waiting, fd)
-	if d.closing == maxClosers {
+	if d.closing == MaxClosers {
 		return
 	}
 	next := d.takeLocked()
@@ -85,10 +88,16 @@ func (d *Disposer) closed() (fd int, ok bool) {
 	return d.takeLocked(), true
 }
 
-// isMemory reports whether fd is a file of tmpfs or hugetlbfs, such as a memfd:
+// isSmall reports whether fd is a file of little memory.
+func isSmall(fd int) bool {
+	var st unix.Stat_t
+	return IsMemory(fd) && unix.Fstat(fd, &st) == nil && st.Blocks <= smallFile
+}
+
+// IsMemory reports whether fd is a file of tmpfs or hugetlbfs, such as a memfd:
 // no other file has seals. Unlike fstat(2), the question reaches no file system
 // of the peer.
-func isMemory(fd int) bool {
+func IsMemory(fd int) bool {
 	_, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	return err == nil
 }
