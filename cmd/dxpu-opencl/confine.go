@@ -10,8 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// confinedVar tells the process that it has confined itself.
+// confinedVar tells the process that it has confined itself, and what the kernel cannot do.
 const confinedVar = "DXPU_OPENCL_CONFINED"
+
+// errLess is the error of a process that is less confined than it should be.
+var errLess = errors.New("less confined")
 
 // readable are the files that platforms, compilers and their headers need, and devices
 // the directories with the nodes of GPUs. The program of a tenant, and the compiler with
@@ -49,13 +52,43 @@ func rulesetFor(version uintptr) (attr unix.LandlockRulesetAttr, size uintptr) {
 // errNoLandlock means that the kernel cannot confine the process.
 var errNoLandlock = errors.New("the kernel has no Landlock: a tenant's program can read the files of the box's user")
 
-// confine executes the program again, confined to the files that it needs. The restriction
-// holds for a thread and those that it starts, so it must be there before the others. It
-// returns only with an error, or in the confined process.
+// confine executes the program again, confined to the files and the system calls that it
+// needs. The restrictions hold for a thread and those that it starts, so they must be there
+// before the others. It returns only with an error, or in the confined process: errLess if the
+// kernel cannot do all of it.
 func confine() error {
-	if os.Getenv(confinedVar) != "" {
+	const whole = "yes"
+	switch said := os.Getenv(confinedVar); said {
+	case "":
+	case whole:
 		return os.Unsetenv(confinedVar)
+	default:
+		return errors.Join(fmt.Errorf("%w: %s", errLess, said), os.Unsetenv(confinedVar))
 	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	said := whole
+	files, calls := confineFiles(self), filter()
+	for _, err := range []error{files, calls} {
+		if err != nil && !errors.Is(err, errNoLandlock) && !errors.Is(err, errNoFilter) {
+			return err
+		}
+	}
+	if less := errors.Join(files, calls); less != nil {
+		said = less.Error()
+	}
+	return unix.Exec(self, os.Args, append(os.Environ(), confinedVar+"="+said))
+}
+
+// confineFiles confines the calling thread to the files that the program needs.
+func confineFiles(self string) error {
 	version, _, e := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
 	if e != 0 {
 		return fmt.Errorf("%w: %w", errNoLandlock, e)
@@ -63,8 +96,6 @@ func confine() error {
 	if version < 2 {
 		return fmt.Errorf("%w: version %d, want 2 or later", errNoLandlock, version)
 	}
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
 	attr, size := rulesetFor(version)
 	ruleset, _, e := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attr)), size, 0)
 	if e != 0 {
@@ -87,18 +118,11 @@ func confine() error {
 	if home := os.Getenv("HOME"); home != "" { // the directory of this process
 		allow(ruleset, home, attr.Handled_access_fs)
 	}
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
 	allow(ruleset, self, rightsFile)
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return err
-	}
 	if _, _, e := unix.Syscall(unix.SYS_LANDLOCK_RESTRICT_SELF, ruleset, 0, 0); e != 0 {
 		return fmt.Errorf("confine the process: %w", e)
 	}
-	return unix.Exec(self, os.Args, append(os.Environ(), confinedVar+"=1"))
+	return nil
 }
 
 // nvidia returns the device nodes of NVIDIA's driver.

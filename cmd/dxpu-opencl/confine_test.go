@@ -64,6 +64,7 @@ func tryToBreakOut(t *testing.T, victim string) {
 	if err := confine(); err != nil { // executes the program again
 		t.Fatal(err)
 	}
+	tryCalls(t)
 	own := filepath.Join(os.Getenv("HOME"), "f")
 	if err := errors.Join(os.WriteFile(own, []byte("12"), 0o600), os.Truncate(own, 1)); err != nil {
 		t.Errorf("its own file: %v", err)

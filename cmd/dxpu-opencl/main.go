@@ -40,7 +40,7 @@ func run(args []string, out io.Writer) error {
 		return err
 	}
 	if *index >= 0 {
-		if err := confine(); errors.Is(err, errNoLandlock) {
+		if err := confine(); errors.Is(err, errLess) {
 			fmt.Fprintln(os.Stderr, "dxpu-opencl:", err)
 		} else if err != nil {
 			return err
