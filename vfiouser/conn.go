@@ -62,7 +62,9 @@ func newConn(s *Server, sock *socket) *Conn {
 		ended: make(chan struct{}),
 	}
 	peer := sock.peer()
-	c.mem.shared = func(id fileID) error { return checkShared(peer, id) }
+	c.mem.shared = func(id fileID) error {
+		return s.asker.ask(s.cfg.Deadline, func() error { return checkShared(peer, id) })
+	}
 	sock.stall, sock.poller.Polling = s.cfg.Deadline, s.cfg.Polling
 	c.irqs.init(s.cfg.IRQs, sock.trash)
 	c.room = sync.NewCond(&c.mu)

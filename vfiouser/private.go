@@ -6,9 +6,40 @@ import (
 	"io"
 	"os"
 	"strings"
+	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
+
+// asker asks the kernel about the process of a peer, for one connection after the other. The
+// question may wait for locks of the process, which it holds for as long as it likes, for
+// example while a process of its own flushes a file of a FUSE file system at an execve(2).
+type asker struct{ busy atomic.Bool }
+
+var errNoAnswer = fmt.Errorf("the mappings of the VMM cannot be read: %w", unix.ETIMEDOUT)
+
+// ask returns the answer, or errNoAnswer after a time limit. Until a late answer has come, there
+// is no further question.
+func (a *asker) ask(limit time.Duration, question func() error) error {
+	if !a.busy.CompareAndSwap(false, true) {
+		return errNoAnswer
+	}
+	answer := make(chan error, 1)
+	go func() { // not waited for beyond the limit: nothing ends the question
+		err := question()
+		a.busy.Store(false)
+		answer <- err
+	}()
+	timeout := time.NewTimer(limit)
+	defer timeout.Stop()
+	select {
+	case err := <-answer:
+		return err
+	case <-timeout.C:
+		return errNoAnswer
+	}
+}
 
 // checkShared returns an error if the process has mapped a file, but only privately:
 // its guest's writes do not reach the file then, and the device's do not reach the

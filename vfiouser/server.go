@@ -18,6 +18,7 @@ type Server struct {
 	cfg   Config
 	stats counters
 	trash Disposer // of all connections
+	asker asker    // likewise
 
 	// mu guards the fields below.
 	mu        sync.Mutex
