@@ -174,10 +174,8 @@ func (e *env) logSteps(namespace string) {
 				at = step("attached", at, is.LastTransitionTime.Time)
 			}
 		}
-		for _, is := range p.Status.Conditions {
-			if is.Type == corev1.PodScheduled {
-				step("bound", at, is.LastTransitionTime.Time)
-			}
+		if p.Status.StartTime != nil {
+			step("bound", at, p.Status.StartTime.Time) // the nodes of this test run a pod at once
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(steps)) {
