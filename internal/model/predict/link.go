@@ -28,7 +28,7 @@ type linker struct {
 	byEnd       []int32 // operations by recorded end
 	nextEnd     int
 	done        []bool           // by operation: already evaluated
-	median      [8]time.Duration // by kind of call: its duration
+	median      [9]time.Duration // by kind of call: its duration
 }
 
 func newLinker(p *Plan) *linker {
@@ -164,7 +164,8 @@ func (l *linker) waitsOf(i int32) int32 {
 }
 
 // constraintOf finds what explains the start of an operation, and the operation of
-// another stream if it is that: the first of cands that ended just before.
+// another stream if it is that: the first of cands that ended just before. The first of
+// them is the one that a wait of the stream names.
 func (l *linker) constraintOf(op *workload.Op, prev int32, cands [2]int32) (c constraint, cross int32) {
 	switch {
 	case op.Call == none && prev == none:
@@ -177,7 +178,8 @@ func (l *linker) constraintOf(op *workload.Op, prev int32, cands [2]int32) (c co
 	free := call // time at which the stream was free and the launch was made
 	if prev != none {
 		end := l.w.Ops[prev].End()
-		if end > call && op.Start-end <= tightGap {
+		known := cands[0] != none && l.w.Ops[cands[0]].End() > end // by a recorded wait, later than prev
+		if latency > l.p.launchLag && !known && end > call && op.Start-end <= tightGap {
 			return streamConstraint, none
 		}
 		free = max(free, end)
@@ -217,6 +219,10 @@ func (l *linker) callEnd(i int32) {
 	if cand != none && (!l.done[cand] || l.w.Ops[cand].End() > c.End()) {
 		cand = none
 	}
+	if own := l.copied(i); own != none {
+		cp.block, cp.waited, cp.least = own, true, min(c.Dur, l.p.enqueue)
+		return
+	}
 	inside := cand != none && l.w.Ops[cand].End() > c.Start
 	switch {
 	case c.Kind.IsSync() && inside:
@@ -229,6 +235,23 @@ func (l *linker) callEnd(i int32) {
 	if c.Kind == workload.DeviceSync {
 		l.deviceSync(i, proc)
 	}
+}
+
+// copied returns the copy that call i made and waited for: one that a synchronous call
+// made, or one to pageable memory. None if the copy had not ended when the call did.
+func (l *linker) copied(i int32) int32 {
+	c := &l.w.Calls[i]
+	own := l.threadOp[c.Thread]
+	if !c.Kind.IsCopy() || own == none {
+		return none
+	}
+	op := &l.w.Ops[own]
+	waits := c.Kind == workload.SyncCopy && op.Kind == workload.CopyHtoD ||
+		op.Kind == workload.CopyDtoH && (c.Kind == workload.SyncCopy || op.Pageable)
+	if op.Call != i || op.End() > c.End() || !waits {
+		return none
+	}
+	return own
 }
 
 // idleSync links a synchronisation that did not wait to the work before it: it would
@@ -247,7 +270,7 @@ func (l *linker) idleSync(i, cand int32) {
 // of the operation cand: a copy of pageable memory, a full launch queue, an
 // allocation that synchronises.
 func (l *linker) blocked(c *workload.Call, cand int32) bool {
-	if c.Dur < max(blockedCall, 4*l.median[c.Kind]) && !(c.Kind == workload.CopyCall && c.Dur >= blockedCall) {
+	if c.Dur < max(blockedCall, 4*l.median[c.Kind]) && !(c.Kind.IsCopy() && c.Dur >= blockedCall) {
 		return false
 	}
 	return c.End()-l.w.Ops[cand].End() <= max(blockedCall, c.Dur/4)

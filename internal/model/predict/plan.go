@@ -139,7 +139,8 @@ func (p *Plan) opKey(i int32) time.Duration {
 func (p *Plan) estimate() {
 	p.launchLag, p.streamLag = defaultLaunchLag, defaultStreamLag
 	last := nones(len(p.w.Streams))
-	var launch, gap []time.Duration
+	var launch []time.Duration
+	var gap []queued
 	for _, i := range p.order {
 		op := &p.w.Ops[i]
 		prev := last[op.Stream]
@@ -151,7 +152,7 @@ func (p *Plan) estimate() {
 		if g := op.Start - end; end <= call {
 			launch = append(launch, op.Start-call)
 		} else if g >= 0 && g <= tightGap {
-			gap = append(gap, g)
+			gap = append(gap, queued{g, op.Start - call})
 		}
 	}
 	const enough = 16
@@ -159,10 +160,21 @@ func (p *Plan) estimate() {
 		// The lower quartile, because some launches waited for something else too.
 		p.launchLag = max(quantile.Of(launch, 0.25), 0)
 	}
-	if len(gap) >= enough {
-		p.streamLag = quantile.Of(gap, 0.5)
+	// A gap that ends a launch's least time after its call is that of the launch.
+	var gaps []time.Duration
+	for _, g := range gap {
+		if g.latency > p.launchLag {
+			gaps = append(gaps, g.gap)
+		}
+	}
+	if len(gaps) >= enough {
+		p.streamLag = quantile.Of(gaps, 0.5)
 	}
 }
+
+// queued is an operation that was launched while the one before it ran: the gap between
+// them, and the time since its launch.
+type queued struct{ gap, latency time.Duration }
 
 func nones(n int) []int32 { return slices.Repeat([]int32{none}, n) }
 

@@ -177,7 +177,7 @@ func (p *Plan) endOfCall(t *times, rc *rttCosts, i int32) time.Duration {
 	if graph := p.graphOf(rc, i); graph != none && graph != i {
 		return t.callEnd[graph]
 	}
-	if rc.change.Pinned && p.w.Calls[i].Kind == workload.CopyCall && p.calls[i].waited {
+	if rc.change.Pinned && p.w.Calls[i].Kind.IsCopy() && p.calls[i].waited {
 		return t.callStart[i] + rc.host(min(p.calls[i].least, p.enqueue))
 	}
 	// The profiler's own time in a call that did not wait.

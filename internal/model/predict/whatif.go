@@ -119,7 +119,7 @@ func (p *Plan) planSegments() []int32 {
 		if now != step[c.Thread] {
 			open[c.Thread], step[c.Thread] = none, now
 		}
-		captured := c.Kind == workload.Launch || c.Kind == workload.MemsetCall || c.Kind == workload.CopyCall
+		captured := c.Kind == workload.Launch || c.Kind == workload.MemsetCall || c.Kind.IsCopy()
 		if !captured || p.calls[i].waited {
 			open[c.Thread] = none
 			continue

@@ -38,7 +38,7 @@ func ReadSQLite(r io.ReaderAt, size int64, o Options) (*workload.Workload, error
 		t.b.Format = "rocpd"
 		read = newRocpd(t, runs[0], o.stepPrefix()).read
 	} else {
-		read = (&nsys{tables: t, steps: o.stepPrefix(), names: map[int64]uint32{}, nameText: map[int64]string{}, referenced: map[int64]bool{}}).read
+		read = (&nsys{tables: t, steps: o.stepPrefix(), names: map[int64]uint32{}, nameText: map[int64]string{}, referenced: map[int64]bool{}, contexts: map[nsysContext]int64{}}).read
 	}
 	if db.WAL {
 		t.b.Report.Note("the database is in write-ahead-log mode: rows that were not checkpointed are missing")

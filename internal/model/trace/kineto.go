@@ -278,7 +278,7 @@ func (k *kineto) addEvent() {
 		name := e.name.decode()
 		kind, keep := workload.ClassifyCall(string(name))
 		if !keep {
-			k.mark(string(name), ts, uint32(corr))
+			k.mark(string(name), ts, dur, uint32(corr))
 			return
 		}
 		if th, ok := k.thread(); ok {
@@ -296,13 +296,19 @@ func (k *kineto) addEvent() {
 	}
 }
 
-// mark adds a call that orders the work of streams.
-func (k *kineto) mark(name string, ts time.Duration, corr uint32) {
+// mark adds a call that orders the work of streams, or asks whether work is done.
+func (k *kineto) mark(name string, ts, dur time.Duration, corr uint32) {
 	kind, ok := workload.ClassifyMark(name)
-	if !ok {
+	asks := workload.IsQuery(name)
+	if !ok && !asks {
 		return
 	}
-	if th, ok := k.thread(); ok {
+	th, known := k.thread()
+	switch {
+	case !known:
+	case asks:
+		k.b.AddQuery(workload.Call{Start: ts, Dur: dur, Name: k.b.Name([]byte(name)), Thread: th}, k.position)
+	default:
 		k.b.AddMark(kind, ts, corr, th, k.position)
 	}
 }
@@ -364,6 +370,7 @@ func (k *kineto) op(c class, op workload.Op) {
 	switch {
 	case c == classCopy:
 		op.Kind = workload.ClassifyCopy(string(name))
+		op.Pageable = bytes.Contains(name, []byte("Pageable"))
 	case c == classMemset:
 		op.Kind = workload.Memset
 	case inGraph && id != 0:

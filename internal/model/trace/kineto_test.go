@@ -321,3 +321,23 @@ func TestSeveralProcesses(t *testing.T) {
 		t.Errorf("%d threads, %q", len(w.Threads), w.Report.Warning())
 	}
 }
+
+// Queries until the work has ended are a wait, and a copy tells whether its memory is
+// pageable.
+func TestKinetoQueriesAndPageableMemory(t *testing.T) {
+	const file = `{"traceEvents":[
+{"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel","pid":5,"tid":6,"ts":1,"dur":1,"args":{"correlation":1}},
+{"ph":"X","cat":"kernel","name":"k","pid":0,"tid":7,"ts":7,"dur":10,"args":{"stream":7,"device":0,"correlation":1}},
+{"ph":"X","cat":"cuda_runtime","name":"cudaEventQuery","pid":5,"tid":6,"ts":10,"dur":1,"args":{"correlation":2}},
+{"ph":"X","cat":"cuda_runtime","name":"cudaEventQuery","pid":5,"tid":6,"ts":13,"dur":1,"args":{"correlation":3}},
+{"ph":"X","cat":"cuda_runtime","name":"cudaEventQuery","pid":5,"tid":6,"ts":16,"dur":2,"args":{"correlation":4}},
+{"ph":"X","cat":"cuda_runtime","name":"cudaMemcpyAsync","pid":5,"tid":6,"ts":20,"dur":12,"args":{"correlation":5}},
+{"ph":"X","cat":"gpu_memcpy","name":"Memcpy DtoH (Device -> Pageable)","pid":0,"tid":7,"ts":27,"dur":2,"args":{"stream":7,"device":0,"correlation":5,"bytes":4}}]}`
+	w, err := ReadKineto(strings.NewReader(file), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(w.Calls) != 3 || w.Calls[1].Kind != workload.StreamSync || w.Calls[1].Dur != 8*time.Microsecond || !w.Ops[1].Pageable || w.Ops[0].Pageable || w.Ops[1].Call != 2 {
+		t.Errorf("%+v, %+v", w.Calls, w.Ops)
+	}
+}

@@ -23,6 +23,7 @@ const (
 	tableEvent   = "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
 	tableNVTX    = "NVTX_EVENTS"
 	tableGPU     = "TARGET_INFO_GPU"
+	tableStream  = "TARGET_INFO_CUDA_STREAM"
 	// Time that the profiler itself, and the library below it, spent on a thread.
 	tableOverhead      = "PROFILER_OVERHEAD"
 	tableCUPTI         = "CUPTI_ACTIVITY_KIND_OVERHEAD"
@@ -38,13 +39,14 @@ type nsys struct {
 	nameText   map[int64]string
 	referenced map[int64]bool
 	events     []nsysEvent
+	contexts   map[nsysContext]int64 // the devices of contexts
 }
 
 // read reads all tables.
 func (n *nsys) read(progress func(done, of int)) error {
 	passes := []func() error{
 		n.findReferences, n.strings, n.devices, n.kernels, n.copies, n.memsets, n.graphs,
-		func() error { return n.calls(tableRuntime) }, func() error { return n.calls(tableDriver) }, n.cudaEvents, n.syncs, n.marks,
+		func() error { return n.calls(tableRuntime) }, func() error { return n.calls(tableDriver) }, n.cudaEvents, n.syncs, n.streamTypes, n.marks,
 		func() error { return n.overheads(tableOverhead) }, func() error { return n.overheads(tableCUPTI) },
 	}
 	for i, pass := range passes {
@@ -98,9 +100,9 @@ func (n *nsys) devices() error {
 }
 
 // opColumns are the columns that all tables of operations share, in this order.
-var opColumns = []string{"start!", "end!", "deviceId!", "streamId", "correlationId", "globalPid"}
+var opColumns = []string{"start!", "end!", "deviceId!", "streamId", "correlationId", "globalPid", "contextId"}
 
-const nOpColumns = 6
+const nOpColumns = 7
 
 // op reads the shared columns.
 func (n *nsys) op(r *sqlite.Row, c []int, where func() string) (op workload.Op, ok bool) {
@@ -114,6 +116,9 @@ func (n *nsys) op(r *sqlite.Row, c []int, where func() string) (op workload.Op, 
 	stream, _ := r.Int(c[3])
 	corr, _ := r.Int(c[4])
 	pid, _ := r.Int(c[5])
+	if context, ok := r.Int(c[6]); ok && len(n.contexts) < maxContexts {
+		n.contexts[nsysContext{process(pid), context}] = device
+	}
 	op = workload.Op{Start: time.Duration(start), Dur: time.Duration(end) - time.Duration(start), Corr: uint32(corr)}
 	if op.Stream, ok = n.b.Stream(workload.Stream{Process: process(pid), Device: device, ID: uint64(stream)}); !ok {
 		n.b.Report.Drop("on too many streams", where())
@@ -155,9 +160,10 @@ func (n *nsys) copies() error {
 		op.Bytes, _ = r.Int(c[0])
 		op.Bytes = max(op.Bytes, 0)
 		kind, _ := r.Int(c[1])
-		src, _ := r.Int(c[2])
-		dst, _ := r.Int(c[3])
+		src, ok1 := r.Int(c[2])
+		dst, ok2 := r.Int(c[3])
 		op.Kind = copyKind(kind, src, dst)
+		op.Pageable = ok1 && ok2 && (src == memPageable || dst == memPageable)
 		op.Name = n.b.Name([]byte(op.Kind.String()))
 		n.b.AddOp(op, where)
 	})
@@ -169,7 +175,7 @@ const (
 	operAtoA, operAtoD, operDtoA, operDtoD = 5, 6, 7, 8
 	operPtoP, operUVMHtoD, operUVMDtoH     = 10, 11, 12
 
-	memPinned, memDevice, memArray, memDeviceStatic = 1, 2, 3, 5
+	memPageable, memPinned, memDevice, memArray, memDeviceStatic = 0, 1, 2, 3, 5
 )
 
 // copyKind returns the direction of a copy from the kinds of memory and, where
@@ -238,7 +244,8 @@ func (n *nsys) calls(table string) error {
 		name, _ := r.Int(c[4])
 		kind, keep := workload.ClassifyCall(n.nameText[name])
 		mark, isMark := workload.ClassifyMark(n.nameText[name])
-		if !keep && !isMark {
+		asks := workload.IsQuery(n.nameText[name])
+		if !keep && !isMark && !asks {
 			return
 		}
 		th, ok := n.thread(gid)
@@ -246,14 +253,18 @@ func (n *nsys) calls(table string) error {
 			n.b.Report.Drop("on too many threads", where())
 			return
 		}
-		if isMark {
-			n.b.AddMark(mark, time.Duration(start), uint32(corr), th, where)
-			return
-		}
-		n.b.AddCall(workload.Call{
+		call := workload.Call{
 			Start: time.Duration(start), Dur: time.Duration(end) - time.Duration(start),
 			Corr: uint32(corr), Name: n.names[name], Thread: th, Kind: kind,
-		}, where)
+		}
+		switch {
+		case isMark:
+			n.b.AddMark(mark, call.Start, call.Corr, th, where)
+		case asks:
+			n.b.AddQuery(call, where)
+		default:
+			n.b.AddCall(call, where)
+		}
 	})
 }
 

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -40,6 +41,27 @@ func TestNsys(t *testing.T) {
 	}
 	if long := all[2+402+49]; !strings.Contains(long, "kernel_50_x<x<") {
 		t.Errorf("a name on overflow pages: %.60s", long)
+	}
+}
+
+// The types of streams, pageable memory and rows of queries.
+func TestNsysStreams(t *testing.T) {
+	w, err := Open("testdata/streams.sqlite", Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff([]workload.Wait{{Op: 2, On: 0}, {Op: 3, On: 2}}, w.Waits); d != "" {
+		t.Error(d)
+	}
+	if len(w.Streams) != 3 || !w.Ops[4].Pageable || w.Ops[5].Pageable || w.Ops[5].Kind != workload.CopyDtoH {
+		t.Errorf("streams %v, copies %+v", w.Streams, w.Ops[4:])
+	}
+	want := workload.Call{Start: 35 * time.Microsecond, Dur: 4500, Name: w.Calls[4].Name, Stream: workload.None, Event: workload.None, Kind: workload.StreamSync}
+	if d := cmp.Diff(want, w.Calls[4]); d != "" || w.Names[w.Calls[4].Name] != "cudaEventQuery_v3020" {
+		t.Error(d)
+	}
+	if len(w.Calls) != 7 || w.Ops[4].Call != 5 || w.Report.Orphans != 0 {
+		t.Errorf("%d calls, the copy is that of call %d, %+v", len(w.Calls), w.Ops[4].Call, w.Report)
 	}
 }
 
@@ -146,7 +168,7 @@ func TestUnknownExport(t *testing.T) {
 
 func FuzzReadSQLite(f *testing.F) {
 	f.Add(small(f))
-	for _, name := range []string{"testdata/waits.sqlite", "testdata/rocpd.sqlite", "testdata/rocpd40.sqlite", "testdata/rocpd41.sqlite"} {
+	for _, name := range []string{"testdata/waits.sqlite", "testdata/streams.sqlite", "testdata/rocpd.sqlite", "testdata/rocpd40.sqlite", "testdata/rocpd41.sqlite"} {
 		b, err := os.ReadFile(name)
 		if err != nil {
 			f.Fatal(err)

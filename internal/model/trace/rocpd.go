@@ -193,16 +193,20 @@ func (r *rocpd) regions() error {
 		name := r.strings[id]
 		kind, keep := workload.ClassifyCall(name)
 		mark, isMark := workload.ClassifyMark(name)
-		if name == "" || !keep && !isMark {
+		asks := workload.IsQuery(name)
+		if name == "" || !keep && !isMark && !asks {
 			return
 		}
 		th, ok := r.thread(s, where)
+		call := workload.Call{Start: s.start, Dur: s.dur, Corr: s.corr, Name: r.b.Name([]byte(name)), Thread: th, Kind: kind}
 		switch {
 		case !ok:
 		case isMark:
 			r.b.AddMark(mark, s.start, s.corr, th, where)
+		case asks:
+			r.b.AddQuery(call, where)
 		default:
-			r.b.AddCall(workload.Call{Start: s.start, Dur: s.dur, Corr: s.corr, Name: r.b.Name([]byte(name)), Thread: th, Kind: kind}, where)
+			r.b.AddCall(call, where)
 		}
 	})
 }

@@ -38,13 +38,15 @@ type Builder struct {
 	marks     []mark
 	events    []eventRecord
 	waits     []Awaited
+	queries   []query
+	types     map[int32]StreamType // by index of stream
 }
 
 // NewBuilder returns a builder of an empty workload in a format.
 func NewBuilder(format string) *Builder {
 	return &Builder{
 		Format: format, names: map[string]uint32{"": 0},
-		streams: map[Stream]int32{}, threads: map[Thread]int32{}, steps: map[string]bool{},
+		streams: map[Stream]int32{}, threads: map[Thread]int32{}, steps: map[string]bool{}, types: map[int32]StreamType{},
 		w: Workload{Names: []string{""}, Rank: None},
 	}
 }
@@ -184,7 +186,7 @@ func (b *Builder) room(start, dur time.Duration, where func() string) bool {
 		b.Report.Drop("with a negative duration", where())
 	case dur > MaxTime || start > math.MaxInt64-MaxTime || start < -(math.MaxInt64-MaxTime):
 		b.Report.Drop("with an impossible time", where())
-	case len(b.w.Ops)+len(b.w.Calls)+len(b.w.Steps)+len(b.w.Ranges)+len(b.marks) >= MaxRecords:
+	case len(b.w.Ops)+len(b.w.Calls)+len(b.w.Steps)+len(b.w.Ranges)+len(b.marks)+len(b.queries) >= MaxRecords:
 		b.Report.Drop(fmt.Sprintf("beyond the limit of %d", MaxRecords), where())
 	default:
 		return true
@@ -217,7 +219,7 @@ func (b *Builder) Build() (*Workload, error) {
 	})
 	outer := w.flatten()
 	w.join(outer)
-	newResolver(b, base, outer).resolve()
+	newResolver(b, base, outer).resolve(b)
 	if err := w.check(); err != nil {
 		return nil, err
 	}

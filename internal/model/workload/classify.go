@@ -17,6 +17,17 @@ func ClassifyCall(name string) (kind CallKind, keep bool) {
 	return Other, true
 }
 
+// IsQuery reports whether a call asks if work is done, and does not wait.
+func IsQuery(name string) bool {
+	name = trimSuffixes(name)
+	for _, p := range [...]string{"cuda", "hip", "cu"} {
+		if rest, ok := strings.CutPrefix(name, p); ok {
+			return rest == "EventQuery" || rest == "StreamQuery"
+		}
+	}
+	return false
+}
+
 // MarkKind is the kind of a call that orders the work of streams without launching any.
 type MarkKind uint8
 
@@ -58,6 +69,8 @@ func classifyStem(s string) (CallKind, bool) {
 		return Other, true
 	case strings.HasPrefix(s, "Launch"), strings.HasPrefix(s, "ExtLaunch"), strings.HasPrefix(s, "ModuleLaunch"), strings.HasPrefix(s, "ExtModuleLaunch"):
 		return Launch, true
+	case strings.HasPrefix(s, "Memcpy") && !strings.Contains(s, "Async"):
+		return SyncCopy, true
 	case strings.HasPrefix(s, "Memcpy"), strings.HasPrefix(s, "MemPrefetch"):
 		return CopyCall, true
 	case strings.HasPrefix(s, "Memset"):

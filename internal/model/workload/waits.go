@@ -62,6 +62,10 @@ func newResolver(b *Builder, base time.Duration, calls []key) *resolver {
 	for i := range r.marks {
 		r.marks[i].at -= base
 	}
+	for i := range b.queries {
+		b.queries[i].start -= base
+		b.queries[i].end -= base
+	}
 	slices.SortStableFunc(r.marks, func(x, y mark) int { return cmp.Compare(x.at, y.at) })
 	r.byCorr = make([]int32, len(r.marks))
 	for i := range r.byCorr {
@@ -79,11 +83,13 @@ func compareCorr(m *mark, process uint64, corr uint32) int {
 }
 
 // resolve sets Workload.Waits and what the synchronisations wait for.
-func (r *resolver) resolve() {
-	if len(r.awaited) == 0 && len(r.marks) == 0 {
+func (r *resolver) resolve(b *Builder) {
+	if len(r.w.Streams) < 2 && len(r.awaited) == 0 && len(b.queries) < leastSpin {
 		return
 	}
 	r.sortLaunches()
+	r.spins(b.queries)
+	r.implicit(b.types)
 	for i := range r.awaited {
 		r.recorded(&r.awaited[i])
 	}
@@ -197,21 +203,58 @@ func (r *resolver) add(op, on int32) bool {
 // infer resolves the waits whose event the trace does not tell, as is usual unless
 // the profiler was asked for it. A program records the event after the work that a
 // thread launched last and then launches the work that waits: these two are on
-// different streams.
+// different streams. Of several waits in a row the first is for the latest event, the
+// second for the latest of another stream, and so on.
 func (r *resolver) infer() {
-	last := slices.Repeat([]int32{None}, len(r.w.Threads)) // by thread: the operation before the latest event
+	threads := make([]inferred, len(r.w.Threads))
 	for i := range r.marks {
 		m := &r.marks[i]
+		t := &threads[m.thread]
 		before, from := around(r.threads, m.thread, m.at)
 		if m.stream != None {
 			_, from = around(r.streams, m.stream, m.at)
 		}
-		switch {
-		case m.kind == EventRecord:
-			last[m.thread] = before
-		case m.told || last[m.thread] == None || from == None:
-		default:
-			r.add(from, last[m.thread])
+		if m.kind == EventRecord {
+			t.record(r.w, before)
+			continue
+		}
+		on := t.next(before)
+		if !m.told && from != None && on != None {
+			r.add(from, on)
 		}
 	}
+}
+
+// inferred is what the calls of one thread tell so far.
+type inferred struct {
+	events []int32 // the last operation before the latest event of each stream, the latest last
+	waits  int     // since the latest event or launch
+	before int32   // the operation that was launched before the latest wait
+}
+
+// maxEvents bounds how many streams with events are remembered.
+const maxEvents = 8
+
+func (t *inferred) record(w *Workload, op int32) {
+	if t.waits = 0; op == None {
+		return
+	}
+	t.events = slices.DeleteFunc(t.events, func(e int32) bool { return w.Ops[e].Stream == w.Ops[op].Stream })
+	if len(t.events) == maxEvents {
+		t.events = slices.Delete(t.events, 0, 1)
+	}
+	t.events = append(t.events, op)
+}
+
+// next returns the operation before the event for which a wait is, and before which the
+// thread launched before.
+func (t *inferred) next(before int32) int32 {
+	if t.before != before {
+		t.before, t.waits = before, 0
+	}
+	t.waits++
+	if t.waits > len(t.events) {
+		return None
+	}
+	return t.events[len(t.events)-t.waits]
 }

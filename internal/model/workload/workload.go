@@ -50,6 +50,7 @@ const (
 	Launch CallKind = iota
 	GraphLaunch
 	CopyCall
+	SyncCopy // a copy call that also waits for the copy, unless both ends are on the device
 	MemsetCall
 	StreamSync // waits for one stream or event
 	DeviceSync // waits for everything
@@ -63,11 +64,14 @@ func (k CallKind) String() string {
 	if k >= callKinds {
 		return fmt.Sprintf("CallKind(%d)", uint8(k))
 	}
-	return [...]string{"launch", "graph launch", "copy", "memset", "stream sync", "device sync", "memory", "other"}[k]
+	return [...]string{"launch", "graph launch", "copy", "synchronous copy", "memset", "stream sync", "device sync", "memory", "other"}[k]
 }
 
 // IsSync reports whether the purpose of the call is to wait.
 func (k CallKind) IsSync() bool { return k == StreamSync || k == DeviceSync }
+
+// IsCopy reports whether the call copies.
+func (k CallKind) IsCopy() bool { return k == CopyCall || k == SyncCopy }
 
 // None is the index of nothing.
 const None int32 = -1
@@ -81,6 +85,7 @@ type Op struct {
 	Stream     int32  // index into Workload.Streams
 	Call       int32  // index into Workload.Calls of the call that launched it, or None
 	Kind       OpKind
+	Pageable   bool   // a copy to or from memory of the host that is known to be pageable
 	Group      uint32 // index into Workload.Names of a collective's group of processes, 0 if unknown
 }
 

@@ -30,6 +30,9 @@ func TestClassifyCall(t *testing.T) {
 		{"cudaGraphInstantiate", Other, true},
 		{"cudaMemcpyAsync", CopyCall, true},
 		{"cuMemcpyHtoDAsync_v2", CopyCall, true},
+		{"cudaMemcpy_v3020", SyncCopy, true},
+		{"cuMemcpyDtoH_v2", SyncCopy, true},
+		{"hipMemcpyWithStream", SyncCopy, true},
 		{"cudaMemsetAsync", MemsetCall, true},
 		{"cuMemsetD32Async", MemsetCall, true},
 		{"cudaStreamSynchronize_v3020", StreamSync, true},
@@ -52,6 +55,17 @@ func TestClassifyCall(t *testing.T) {
 		kind, keep := ClassifyCall(tc.name)
 		if kind != tc.kind || keep != tc.keep {
 			t.Errorf("%q: %v, %v; want %v, %v", tc.name, kind, keep, tc.kind, tc.keep)
+		}
+	}
+}
+
+func TestIsQuery(t *testing.T) {
+	for name, want := range map[string]bool{
+		"cudaEventQuery_v3020": true, "cuStreamQuery": true, "hipEventQuery": true,
+		"cudaEventRecord": false, "cudaEventQueryLater": false, "EventQuery": false,
+	} {
+		if IsQuery(name) != want {
+			t.Errorf("%q: %v", name, !want)
 		}
 	}
 }
