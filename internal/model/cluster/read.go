@@ -41,6 +41,14 @@ func (b *boundedLines) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// inList adds the name of a list to an error in it.
+func inList(name string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", name, err)
+}
+
 // openList opens a list that a field of the scenario names.
 func openList(data fs.FS, field, name string) (fs.File, error) {
 	if !fs.ValidPath(name) {

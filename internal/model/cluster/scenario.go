@@ -335,7 +335,7 @@ func (s *Scenario) nodes(data fs.FS) ([]Node, error) {
 		}
 		defer f.Close()
 		nodes, err := ReadNodes(f)
-		return withGPUs(nodes), err
+		return withGPUs(nodes), inList(s.Nodes, err)
 	}
 	var out []Node
 	for i, v := range s.Servers {
@@ -362,7 +362,8 @@ func (s *Scenario) pods(data fs.FS) ([]Pod, error) {
 			return nil, err
 		}
 		defer f.Close()
-		return ReadJobs(f, JobDefaults{Cores: s.CoresPerGPU, MemoryGiB: s.MemoryPerGPU})
+		pods, err := ReadJobs(f, JobDefaults{Cores: s.CoresPerGPU, MemoryGiB: s.MemoryPerGPU})
+		return pods, inList(s.Pods, err)
 	}
 	var out []Pod
 	for i, r := range s.Requests {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/fstest"
 )
 
 // A field that is set to zero is zero, and refused where zero makes no sense. Only one that
@@ -70,5 +71,22 @@ func TestPartsAreRounded(t *testing.T) {
 	}
 	if e.Pods[0].MilliGPU != 565 || e.Pods[0].MilliCPU != 1001 || e.Pods[1].MilliGPU != 1 {
 		t.Errorf("%+v", e.Pods)
+	}
+}
+
+// An error in a list names its file, whose line it tells.
+func TestErrorsInListsNameTheFile(t *testing.T) {
+	const nodes, pods = "sn,cpu_milli,memory_mib,gpu,model\na,9000,9000,8,T4\n", "name,cpu_milli,memory_mib,num_gpu,gpu_milli\np,1,1,1,1000\n"
+	for want, lists := range map[string][2]string{
+		"broken-nodes.csv: cluster: nodes, line 2:": {strings.Replace(nodes, "9000", "many", 1), pods},
+		"broken-pods.csv: cluster: pods, line 2:":   {nodes, strings.Replace(pods, "1000", "1500", 1)},
+	} {
+		data := fstest.MapFS{
+			"s.yaml":           {Data: []byte("nodes: broken-nodes.csv\npods: broken-pods.csv\npolicies: [fgd]\n")},
+			"broken-nodes.csv": {Data: []byte(lists[0])}, "broken-pods.csv": {Data: []byte(lists[1])},
+		}
+		if _, err := Load(data, "s.yaml", data); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
 	}
 }
