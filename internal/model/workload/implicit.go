@@ -3,6 +3,7 @@ package workload
 import (
 	"cmp"
 	"slices"
+	"sort"
 )
 
 // StreamType tells whether a stream and the default stream wait for each other.
@@ -87,28 +88,29 @@ func (r *resolver) defaultStreams(types map[int32]StreamType) map[gpu]int32 {
 // serial returns the waits of two streams that never work at the same time: of each
 // operation for the last one that was launched on the other stream before. It returns
 // none if an operation started earlier, and none of a stream of which fewer than enough
-// were held up.
+// were held up. It looks at no more launches than twice those of the shorter queue, since
+// a trace can have many streams beside a long default stream.
 func (r *resolver) serial(a, b []launch, enough int) []Wait {
+	queues := [2][]launch{a, b}
 	last := [2]int32{None, None} // by stream: the operation that was launched last
-	seen := [2]int32{None, None} // by stream: the last one of the other stream for which it waits
 	var waits [2][]Wait
 	var held [2]int
-	for len(a) > 0 || len(b) > 0 {
+	for len(queues[0]) > 0 || len(queues[1]) > 0 {
 		own := 0
-		if len(a) == 0 || len(b) > 0 && compareLaunch(&b[0], &a[0]) < 0 {
+		if len(queues[0]) == 0 || len(queues[1]) > 0 && compareLaunch(&queues[1][0], &queues[0][0]) < 0 {
 			own = 1
-			a, b = b, a
 		}
-		l := a[0]
-		if a = a[1:]; own == 1 {
-			a, b = b, a
+		l, n := queues[own][0], len(queues[own])
+		if other := queues[1-own]; len(other) > 0 {
+			n = sort.Search(n, func(i int) bool { return compareLaunch(&queues[own][i], &other[0]) > 0 })
 		}
-		last[own] = l.op
+		// The others of these wait for the same operation, and for the first of these.
+		last[own] = queues[own][n-1].op
+		queues[own] = queues[own][n:]
 		on := last[1-own]
-		if on == None || on == seen[own] {
+		if on == None {
 			continue
 		}
-		seen[own] = on
 		op, before := &r.w.Ops[l.op], &r.w.Ops[on]
 		switch {
 		case op.Call == before.Call && op.Call != None:

@@ -1,0 +1,23 @@
+package workload
+
+import (
+	"testing"
+	"time"
+)
+
+// TestManyStreamsBesideALongDefaultStream: a file can name sixty thousand streams, and millions of
+// operations of the default stream. If each stream took a look at all of these, this test would
+// take an hour.
+func TestManyStreamsBesideALongDefaultStream(t *testing.T) {
+	r := &resolver{w: &Workload{Ops: []Op{{Call: None}, {Call: None}}}}
+	long := make([]launch, 2_000_000)
+	for i := range long {
+		long[i].at = time.Duration(2 * i)
+	}
+	for i := range 1 << 16 {
+		at := time.Duration(2*(i*29%len(long)) + 1)
+		if waits := r.serial(long, []launch{{queue: 1, at: at, op: 1}}, 0); len(waits) != 2 {
+			t.Fatalf("stream %d: waits %v; want one of each stream", i, waits)
+		}
+	}
+}
