@@ -147,7 +147,11 @@ func (o *runOptions) run(cmd *cobra.Command, args []string) (err error) {
 		fmt.Sprintf("DXPU_LEASED_NS=%d", time.Now().UnixNano()),
 	}
 	if o.cache != "" {
-		env = append(env, "DXPU_CL_CACHE="+o.cache)
+		cache, err := filepath.Abs(o.cache)
+		if err != nil {
+			return err
+		}
+		env = append(env, "DXPU_CL_CACHE="+cache)
 	}
 	return runProgram(cmd, args, env)
 }
@@ -189,10 +193,22 @@ func (o *runOptions) sockets(l *dxpuv1.Lease) string {
 	var paths []string
 	for _, b := range l.Bindings {
 		if b.State == dxpuv1.BindingState_BINDING_STATE_ATTACHED {
-			paths = append(paths, filepath.Join(o.socketDir, fmt.Sprintf("slot%d.sock", b.HostSlot)))
+			paths = append(paths, fromAnywhere(filepath.Join(o.socketDir, fmt.Sprintf("slot%d.sock", b.HostSlot))))
 		}
 	}
 	return strings.Join(paths, ":")
+}
+
+// maxSocketPath is the length, in bytes, of the longest path of a UNIX socket (unix(7)).
+const maxSocketPath = 107
+
+// fromAnywhere returns the absolute path of a socket, so that a program may change its working
+// directory before it connects. A path that would be too long stays as it is.
+func fromAnywhere(path string) string {
+	if abs, err := filepath.Abs(path); err == nil && len(abs) <= maxSocketPath {
+		return abs
+	}
+	return path
 }
 
 // releaseTimeout bounds the release of a lease after its program has ended.
