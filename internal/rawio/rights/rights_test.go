@@ -97,7 +97,9 @@ func TestCloseDoesNotWait(t *testing.T) {
 				rightstest.Send(t, peer, []byte{1}, 1)
 			}
 			rightstest.AtOnce(t, "CloseSocket", func() { d.CloseSocket(own) })
-			if err := unix.Sendto(peer, []byte{1}, unix.MSG_NOSIGNAL, nil); !errors.Is(err, unix.EPIPE) {
+			// The close of a socket that was not emptied tells its peer so, once.
+			err := unix.Sendto(peer, []byte{1}, unix.MSG_NOSIGNAL, nil)
+			if !errors.Is(err, unix.EPIPE) && !errors.Is(err, unix.ECONNRESET) {
 				t.Errorf("the peer of a closed socket sends: %v", err)
 			}
 			if d.Unclosed() == 0 {
