@@ -89,7 +89,7 @@ func (t *tx) createLease(request string, spec *dxpuv1.LeaseSpec) (*leaseRecord, 
 		t.renew(l.ID)
 	}
 	t.setTarget(l.ID)
-	t.event(leaseEvent(l, dxpuv1.EventType_EVENT_TYPE_LEASE_CREATED), "tenant %s requested %d GPUs: lease %s", spec.Tenant, spec.Count, l.ID)
+	t.event(leaseEvent(l, dxpuv1.EventType_EVENT_TYPE_LEASE_CREATED), "tenant %s requested %s: lease %s", spec.Tenant, numberOfGPUs(spec.Count), l.ID)
 	if spec.StartTime != nil {
 		if why := t.makePromise(l.ID); why != "" {
 			return nil, errorf(connect.CodeResourceExhausted, "no capacity for this lease from %s to %s: %s", rfc3339(startTime(spec)), rfc3339(expireTime(spec)), why)

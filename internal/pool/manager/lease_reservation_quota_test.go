@@ -157,7 +157,7 @@ func TestPromiseYieldsToAGuarantee(t *testing.T) {
 	waits := w.create(of("a", &dxpuv1.LeaseSpec{Count: 1, Wait: true}))
 	grows := w.create(borrows("a", &dxpuv1.LeaseSpec{Count: 1}))
 	w.settle()
-	wantErr(t, w.resize(grows, 2, 0), connect.CodeResourceExhausted, "cannot grow by 1 GPUs now")
+	wantErr(t, w.resize(grows, 2, 0), connect.CodeResourceExhausted, "cannot grow by 1 GPU now")
 	w.delete(first, true)
 	w.settle()
 	if err := w.resize(grows, 2, 0); err != nil {

@@ -98,10 +98,10 @@ func (t *tx) grow(l *leaseRecord, count uint32) error {
 	d, h := t.chooseGPUs(req), t.chooseHost(host)
 	if !d.OK() || !h.OK() {
 		why := strings.Join(append(h.Why, d.Why...), " ")
-		return errorf(connect.CodeResourceExhausted, "count: lease %s cannot grow by %d GPUs now: %s", l.ID, more, strings.TrimSuffix(why, "."))
+		return errorf(connect.CodeResourceExhausted, "count: lease %s cannot grow by %s now: %s", l.ID, numberOfGPUs(more), strings.TrimSuffix(why, "."))
 	}
 	l = t.setCount(l.ID, count, "")
-	l.explain(fmt.Sprintf("It grew by %d GPUs.", more))
+	l.explain(fmt.Sprintf("It grew by %s.", numberOfGPUs(more)))
 	l.explain(d.Why...)
 	for i, pick := range d.Picks {
 		t.bind(l, h.Host, h.Slots[i], pick, nil).Grown = true
@@ -169,7 +169,7 @@ func (t *tx) setCount(id string, count uint32, why string) *leaseRecord {
 	l.setSpec(spec)
 	e := leaseEvent(l, dxpuv1.EventType_EVENT_TYPE_LEASE_RESIZED)
 	e.Reason = dxpuv1.Reason_REASON_LEASE_RESIZED
-	t.event(e, "lease %s was resized from %d to %d GPUs%s", id, was, count, why)
+	t.event(e, "lease %s was resized from %d to %s%s", id, was, numberOfGPUs(count), why)
 	return l
 }
 

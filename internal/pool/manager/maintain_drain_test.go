@@ -133,7 +133,7 @@ func TestGrowthFails(t *testing.T) {
 		w.settle()
 	}
 	l := w.wantLease(id, leaseActive)
-	if l.Spec.Count != 1 || !strings.Contains(w.events(), "was resized from 2 to 1 GPUs: GPU") {
+	if l.Spec.Count != 1 || !strings.Contains(w.events(), "was resized from 2 to 1 GPU: GPU") {
 		t.Errorf("lease %v\n%s", l, w.events())
 	}
 	if p := w.m.totals(); p.GpusFree != 3 {
