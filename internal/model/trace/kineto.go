@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"time"
 
 	"github.com/dxpu-project/dxpu/internal/model/workload"
 )
@@ -276,13 +275,12 @@ func (k *kineto) addEvent() {
 		}
 	case classCall:
 		name := e.name.decode()
-		kind, keep := workload.ClassifyCall(string(name))
+		f, keep := workload.Classify(string(name))
 		if !keep {
-			k.mark(string(name), ts, dur, uint32(corr))
 			return
 		}
 		if th, ok := k.thread(); ok {
-			k.b.AddCall(workload.Call{Start: ts, Dur: dur, Corr: uint32(corr), Name: k.b.Name(name), Thread: th, Kind: kind}, k.position)
+			k.b.AddFunction(f, workload.Call{Start: ts, Dur: dur, Corr: uint32(corr), Name: k.b.Name(name), Thread: th}, k.position)
 		}
 	case classSync:
 		k.awaited(uint32(corr))
@@ -293,23 +291,6 @@ func (k *kineto) addEvent() {
 	case classKernel, classCopy, classMemset:
 		k.op(c, workload.Op{Start: ts, Dur: dur, Corr: uint32(corr)})
 	case classNone:
-	}
-}
-
-// mark adds a call that orders the work of streams, or asks whether work is done.
-func (k *kineto) mark(name string, ts, dur time.Duration, corr uint32) {
-	kind, ok := workload.ClassifyMark(name)
-	asks := workload.IsQuery(name)
-	if !ok && !asks {
-		return
-	}
-	th, known := k.thread()
-	switch {
-	case !known:
-	case asks:
-		k.b.AddQuery(workload.Call{Start: ts, Dur: dur, Name: k.b.Name([]byte(name)), Thread: th}, k.position)
-	default:
-		k.b.AddMark(kind, ts, corr, th, k.position)
 	}
 }
 

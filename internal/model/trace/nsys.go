@@ -242,10 +242,8 @@ func (n *nsys) calls(table string) error {
 		}
 		corr, _ := r.Int(c[3])
 		name, _ := r.Int(c[4])
-		kind, keep := workload.ClassifyCall(n.nameText[name])
-		mark, isMark := workload.ClassifyMark(n.nameText[name])
-		asks := workload.IsQuery(n.nameText[name])
-		if !keep && !isMark && !asks {
+		f, keep := workload.Classify(n.nameText[name])
+		if !keep {
 			return
 		}
 		th, ok := n.thread(gid)
@@ -253,18 +251,10 @@ func (n *nsys) calls(table string) error {
 			n.b.Report.Drop("on too many threads", where())
 			return
 		}
-		call := workload.Call{
+		n.b.AddFunction(f, workload.Call{
 			Start: time.Duration(start), Dur: time.Duration(end) - time.Duration(start),
-			Corr: uint32(corr), Name: n.names[name], Thread: th, Kind: kind,
-		}
-		switch {
-		case isMark:
-			n.b.AddMark(mark, call.Start, call.Corr, th, where)
-		case asks:
-			n.b.AddQuery(call, where)
-		default:
-			n.b.AddCall(call, where)
-		}
+			Corr: uint32(corr), Name: n.names[name], Thread: th,
+		}, where)
 	})
 }
 

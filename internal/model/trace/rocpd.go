@@ -191,22 +191,12 @@ func (r *rocpd) regions() error {
 		}
 		id, _ := row.Int(c[0])
 		name := r.strings[id]
-		kind, keep := workload.ClassifyCall(name)
-		mark, isMark := workload.ClassifyMark(name)
-		asks := workload.IsQuery(name)
-		if name == "" || !keep && !isMark && !asks {
+		f, keep := workload.Classify(name)
+		if name == "" || !keep {
 			return
 		}
-		th, ok := r.thread(s, where)
-		call := workload.Call{Start: s.start, Dur: s.dur, Corr: s.corr, Name: r.b.Name([]byte(name)), Thread: th, Kind: kind}
-		switch {
-		case !ok:
-		case isMark:
-			r.b.AddMark(mark, s.start, s.corr, th, where)
-		case asks:
-			r.b.AddQuery(call, where)
-		default:
-			r.b.AddCall(call, where)
+		if th, ok := r.thread(s, where); ok {
+			r.b.AddFunction(f, workload.Call{Start: s.start, Dur: s.dur, Corr: s.corr, Name: r.b.Name([]byte(name)), Thread: th}, where)
 		}
 	})
 }

@@ -159,6 +159,19 @@ func (b *Builder) AddOverhead(o Overhead, where func() string) {
 	}
 }
 
+// AddFunction adds a call of a function, whose kind follows from what it does.
+func (b *Builder) AddFunction(f Function, c Call, where func() string) {
+	switch f.role {
+	case marks:
+		b.AddMark(f.mark, c.Start, c.Corr, c.Thread, where)
+	case asks:
+		b.AddQuery(c, where)
+	case calls:
+		c.Kind = f.call
+		b.AddCall(c, where)
+	}
+}
+
 // AddMark adds a call that records an event or makes a stream wait for one.
 func (b *Builder) AddMark(kind MarkKind, start time.Duration, corr uint32, thread int32, where func() string) {
 	if b.room(start, 0, where) {

@@ -2,31 +2,21 @@ package workload
 
 import "strings"
 
-// ClassifyCall returns the kind of a function of the CUDA or HIP runtime or driver
-// by its name, with or without a version ("cudaLaunchKernel_v7000") and a suffix
-// for per-thread streams ("cuMemcpyAsync_ptsz"). keep is false for calls that
-// neither launch work nor wait for it: their time remains as the gap between two
-// other calls.
-func ClassifyCall(name string) (kind CallKind, keep bool) {
-	name = trimSuffixes(name)
-	for _, p := range [...]string{"cuda", "hip", "cu"} {
-		if rest, ok := strings.CutPrefix(name, p); ok {
-			return classifyStem(rest)
-		}
-	}
-	return Other, true
+// Function is what a function of the CUDA or HIP runtime or driver does for the work of
+// streams.
+type Function struct {
+	role role
+	call CallKind // of an ordinary call
+	mark MarkKind // of a call that orders the work of streams
 }
 
-// IsQuery reports whether a call asks if work is done, and does not wait.
-func IsQuery(name string) bool {
-	name = trimSuffixes(name)
-	for _, p := range [...]string{"cuda", "hip", "cu"} {
-		if rest, ok := strings.CutPrefix(name, p); ok {
-			return rest == "EventQuery" || rest == "StreamQuery"
-		}
-	}
-	return false
-}
+type role uint8
+
+const (
+	calls role = iota // launches work, waits for it, or takes time beside it
+	marks             // orders the work of streams
+	asks              // asks whether work is done, and does not wait
+)
 
 // MarkKind is the kind of a call that orders the work of streams without launching any.
 type MarkKind uint8
@@ -37,20 +27,29 @@ const (
 	StreamWait                  // makes the next work on a stream wait for an event
 )
 
-// ClassifyMark returns the kind of a call that records an event or makes a stream
-// wait for one; ok is false for all others.
-func ClassifyMark(name string) (kind MarkKind, ok bool) {
+// Classify returns what a function does by its name, with or without a version
+// ("cudaLaunchKernel_v7000") and a suffix for per-thread streams ("cuMemcpyAsync_ptsz"). keep
+// is false for functions that do nothing for the work of streams: the time of their calls
+// remains as the gap between two others.
+func Classify(name string) (f Function, keep bool) {
 	name = trimSuffixes(name)
 	for _, p := range [...]string{"cuda", "hip", "cu"} {
-		switch rest, found := strings.CutPrefix(name, p); {
-		case !found:
-		case rest == "EventRecord", rest == "EventRecordWithFlags":
-			return EventRecord, true
-		case rest == "StreamWaitEvent":
-			return StreamWait, true
+		stem, ok := strings.CutPrefix(name, p)
+		if !ok {
+			continue
 		}
+		switch stem {
+		case "EventRecord", "EventRecordWithFlags":
+			return Function{role: marks, mark: EventRecord}, true
+		case "StreamWaitEvent":
+			return Function{role: marks, mark: StreamWait}, true
+		case "EventQuery", "StreamQuery":
+			return Function{role: asks}, true
+		}
+		f.call, keep = classifyStem(stem)
+		return f, keep
 	}
-	return 0, false
+	return Function{call: Other}, true
 }
 
 func trimSuffixes(name string) string {

@@ -12,60 +12,54 @@ const us = time.Microsecond
 
 func nowhere() string { return "nowhere" }
 
-func TestClassifyCall(t *testing.T) {
+func TestClassify(t *testing.T) {
 	for _, tc := range []struct {
 		name string
-		kind CallKind
+		want Function
 		keep bool
 	}{
-		{"cudaLaunchKernel", Launch, true},
-		{"cudaLaunchKernel_v7000", Launch, true},
-		{"cudaLaunchKernelExC_v11060", Launch, true},
-		{"cuLaunchKernel", Launch, true},
-		{"cuLaunchKernelEx_ptsz", Launch, true},
-		{"cudaLaunchCooperativeKernel_ptsz_v9000", Launch, true},
-		{"hipExtModuleLaunchKernel", Launch, true},
-		{"cudaLaunchHostFunc", Other, true},
-		{"cudaGraphLaunch_v10000", GraphLaunch, true},
-		{"cudaGraphInstantiate", Other, true},
-		{"cudaMemcpyAsync", CopyCall, true},
-		{"cuMemcpyHtoDAsync_v2", CopyCall, true},
-		{"cudaMemcpy_v3020", SyncCopy, true},
-		{"cuMemcpyDtoH_v2", SyncCopy, true},
-		{"hipMemcpyWithStream", SyncCopy, true},
-		{"cudaMemsetAsync", MemsetCall, true},
-		{"cuMemsetD32Async", MemsetCall, true},
-		{"cudaStreamSynchronize_v3020", StreamSync, true},
-		{"cudaEventSynchronize", StreamSync, true},
-		{"cudaDeviceSynchronize", DeviceSync, true},
-		{"cuCtxSynchronize", DeviceSync, true},
-		{"cudaMalloc", Memory, true},
-		{"cudaFree", Memory, true},
-		{"cuMemFree_v2", Memory, true},
-		{"cudaHostAlloc", Memory, true},
-		{"cudaStreamIsCapturing", Other, false},
-		{"cudaEventQuery", Other, false},
-		{"cudaEventRecordWithFlags_v11010", Other, false},
-		{"cudaStreamWaitEvent", Other, false},
-		{"cudaGetDevice", Other, false},
-		{"", Other, true},
-		{"cuda", Other, true},
-		{"_v", Other, true},
+		{"cudaLaunchKernel", Function{call: Launch}, true},
+		{"cudaLaunchKernel_v7000", Function{call: Launch}, true},
+		{"cudaLaunchKernelExC_v11060", Function{call: Launch}, true},
+		{"cuLaunchKernel", Function{call: Launch}, true},
+		{"cuLaunchKernelEx_ptsz", Function{call: Launch}, true},
+		{"cudaLaunchCooperativeKernel_ptsz_v9000", Function{call: Launch}, true},
+		{"hipExtModuleLaunchKernel", Function{call: Launch}, true},
+		{"cudaLaunchHostFunc", Function{call: Other}, true},
+		{"cudaGraphLaunch_v10000", Function{call: GraphLaunch}, true},
+		{"cudaGraphInstantiate", Function{call: Other}, true},
+		{"cudaMemcpyAsync", Function{call: CopyCall}, true},
+		{"cuMemcpyHtoDAsync_v2", Function{call: CopyCall}, true},
+		{"cudaMemcpy_v3020", Function{call: SyncCopy}, true},
+		{"cuMemcpyDtoH_v2", Function{call: SyncCopy}, true},
+		{"hipMemcpyWithStream", Function{call: SyncCopy}, true},
+		{"cudaMemsetAsync", Function{call: MemsetCall}, true},
+		{"cuMemsetD32Async", Function{call: MemsetCall}, true},
+		{"cudaStreamSynchronize_v3020", Function{call: StreamSync}, true},
+		{"cudaEventSynchronize", Function{call: StreamSync}, true},
+		{"cudaDeviceSynchronize", Function{call: DeviceSync}, true},
+		{"cuCtxSynchronize", Function{call: DeviceSync}, true},
+		{"cudaMalloc", Function{call: Memory}, true},
+		{"cudaFree", Function{call: Memory}, true},
+		{"cuMemFree_v2", Function{call: Memory}, true},
+		{"cudaHostAlloc", Function{call: Memory}, true},
+		{"cudaStreamIsCapturing", Function{call: Other}, false},
+		{"cudaEventQuery", Function{role: asks}, true},
+		{"cudaEventQuery_v3020", Function{role: asks}, true},
+		{"cuStreamQuery", Function{role: asks}, true},
+		{"hipEventQuery", Function{role: asks}, true},
+		{"cudaEventQueryLater", Function{call: Other}, false},
+		{"EventQuery", Function{call: Other}, true},
+		{"cudaEventRecord", Function{role: marks, mark: EventRecord}, true},
+		{"cudaEventRecordWithFlags_v11010", Function{role: marks, mark: EventRecord}, true},
+		{"cudaStreamWaitEvent", Function{role: marks, mark: StreamWait}, true},
+		{"cudaGetDevice", Function{call: Other}, false},
+		{"", Function{call: Other}, true},
+		{"cuda", Function{call: Other}, true},
+		{"_v", Function{call: Other}, true},
 	} {
-		kind, keep := ClassifyCall(tc.name)
-		if kind != tc.kind || keep != tc.keep {
-			t.Errorf("%q: %v, %v; want %v, %v", tc.name, kind, keep, tc.kind, tc.keep)
-		}
-	}
-}
-
-func TestIsQuery(t *testing.T) {
-	for name, want := range map[string]bool{
-		"cudaEventQuery_v3020": true, "cuStreamQuery": true, "hipEventQuery": true,
-		"cudaEventRecord": false, "cudaEventQueryLater": false, "EventQuery": false,
-	} {
-		if IsQuery(name) != want {
-			t.Errorf("%q: %v", name, !want)
+		if got, keep := Classify(tc.name); got != tc.want || keep != tc.keep {
+			t.Errorf("%q: %+v, %v; want %+v, %v", tc.name, got, keep, tc.want, tc.keep)
 		}
 	}
 }
