@@ -120,7 +120,7 @@ func Await(socket uintptr, block bool, trash *rights.Disposer) error {
 		flags = 0
 	}
 	var b [8]byte
-	n, carried, err := trash.Receive(int(socket), b[:], make([]byte, rights.Space), flags)
+	n, carried, err := trash.Receive(int(socket), b[:], flags)
 	switch {
 	case errors.Is(err, unix.EAGAIN):
 		return reader.ErrNothing

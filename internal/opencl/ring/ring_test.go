@@ -429,3 +429,17 @@ func TestWakeUpWithADescriptor(t *testing.T) {
 		}
 	})
 }
+
+// Each kernel that is waited for takes a wake-up.
+func TestWakeUpsDoNotAllocate(t *testing.T) {
+	p := newPair(t)
+	trash := new(rights.Disposer)
+	n := testing.AllocsPerRun(100, func() {
+		if err := errors.Join(Wake(uintptr(p.sockets[1])), Await(uintptr(p.sockets[0]), true, trash)); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if n != 0 {
+		t.Errorf("%v allocations for each", n)
+	}
+}

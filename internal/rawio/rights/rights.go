@@ -14,8 +14,10 @@
 package rights
 
 import (
+	"bytes"
 	"errors"
 	"os"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,8 +25,11 @@ import (
 // Most is the largest number of descriptors that one message carries (SCM_MAX_FD).
 const Most = 253
 
-// Space is the room, in bytes, for all that comes beside the bytes of a message.
-var Space = unix.CmsgSpace(Most*4) + unix.CmsgSpace(unix.SizeofUcred)
+// Space is the room, in bytes, for all that comes beside the bytes of a message: descriptors and
+// credentials, each behind a header and filled up to a word (CMSG_SPACE).
+const Space = (unix.SizeofCmsghdr+Most*4+word)&^word + (unix.SizeofCmsghdr+unix.SizeofUcred+word)&^word
+
+const word = 7 // the largest alignment, less one
 
 // Parse returns the descriptors in the control messages of a message. The caller owns them.
 func Parse(oob []byte) ([]int, error) {
@@ -57,13 +62,14 @@ func (d *Disposer) Discard(oob []byte) bool {
 func Inline(fd int) { _ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, 1) }
 
 // Receive is recv(2) for a socket whose peer sends no descriptors. It closes those that
-// come nevertheless, and reports them. oob has Space bytes.
-func (d *Disposer) Receive(fd int, p, oob []byte, flags int) (n int, carried bool, err error) {
-	n, got, err := receive(fd, p, oob, flags)
-	if err != nil {
-		return 0, false, err
+// come nevertheless, and reports them. p is not empty. It does not allocate.
+func (d *Disposer) Receive(fd int, p []byte, flags int) (n int, carried bool, err error) {
+	var oob [Space]byte
+	n, got, err := receive(fd, p, oob[:], flags)
+	if err != nil || got == 0 {
+		return n, false, err
 	}
-	return n, d.Discard(oob[:got]), nil
+	return n, d.Discard(bytes.Clone(oob[:got])), nil // oob itself would be on the heap
 }
 
 // CloseSocket ends a connection and closes its socket, which has no other descriptor. It does not wait.
@@ -126,11 +132,21 @@ func (d *Disposer) empty(fd int) bool {
 	}
 }
 
+// receive is recvmsg(2). That of package unix makes an address of the sender.
 func receive(fd int, p, oob []byte, flags int) (n, got int, err error) {
+	iov := unix.Iovec{Base: &p[0]}
+	iov.SetLen(len(p))
 	for {
-		n, got, _, _, err = unix.Recvmsg(fd, p, oob, flags|unix.MSG_CMSG_CLOEXEC)
-		if err != unix.EINTR {
-			return n, got, err
+		msg := unix.Msghdr{Iov: &iov, Control: &oob[0]}
+		msg.SetIovlen(1)
+		msg.SetControllen(len(oob))
+		read, _, e := unix.Syscall(unix.SYS_RECVMSG, uintptr(fd), uintptr(unsafe.Pointer(&msg)), uintptr(flags|unix.MSG_CMSG_CLOEXEC))
+		switch e {
+		case 0:
+			return int(read), int(msg.Controllen), nil
+		case unix.EINTR:
+		default:
+			return 0, 0, e
 		}
 	}
 }

@@ -56,7 +56,7 @@ func TestReceiveDoesNotWait(t *testing.T) {
 			rightstest.Send(t, peer, []byte("hello"), 3)
 			rightstest.AtOnce(t, "Receive", func() {
 				var p [8]byte
-				n, carried, err := d.Receive(own, p[:], make([]byte, rights.Space), 0)
+				n, carried, err := d.Receive(own, p[:], 0)
 				if string(p[:n]) != "hello" || !carried || err != nil {
 					t.Errorf("received %q, with descriptors: %v, %v", p[:n], carried, err)
 				}
@@ -261,5 +261,11 @@ func TestClosesTakeTurns(t *testing.T) {
 	}
 	if n := stuck.Unclosed(); n != rights.MaxClosing {
 		t.Errorf("%d descriptors wait for their turn, want %d", n, rights.MaxClosing)
+	}
+}
+
+func TestSpace(t *testing.T) {
+	if want := unix.CmsgSpace(rights.Most*4) + unix.CmsgSpace(unix.SizeofUcred); rights.Space < want {
+		t.Errorf("%d bytes, and the kernel may write %d", rights.Space, want)
 	}
 }
