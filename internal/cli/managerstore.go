@@ -151,7 +151,7 @@ type savedBackup struct {
 // saveBackup writes a backup to a file, atomically and verified.
 func saveBackup(path string, chunks *connect.ServerStreamForClient[dxpuv1.BackupResponse]) (*savedBackup, error) {
 	b := &savedBackup{}
-	if _, err := os.Stat(filepath.Dir(path)); err != nil { // before atomicfile, which names its temporary file
+	if _, err := os.Stat(filepath.Dir(path)); err != nil { // names the directory, if that is what is missing
 		return nil, err
 	}
 	err := atomicfile.Replace(path, func(f *os.File) (err error) {
