@@ -5,7 +5,6 @@
 package cluster
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -262,9 +261,7 @@ func totalGPU(nodes []Node) int64 {
 	return sum
 }
 
-// withGPUs returns the nodes that have GPUs, by name.
+// withGPUs returns the nodes that have GPUs, in their order.
 func withGPUs(nodes []Node) []Node {
-	out := slices.DeleteFunc(slices.Clone(nodes), func(n Node) bool { return n.GPUs == 0 })
-	slices.SortStableFunc(out, func(a, b Node) int { return cmp.Compare(a.Name, b.Name) })
-	return out
+	return slices.DeleteFunc(slices.Clone(nodes), func(n Node) bool { return n.GPUs == 0 })
 }

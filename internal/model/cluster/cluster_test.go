@@ -229,7 +229,7 @@ func TestFragmentation(t *testing.T) {
 				s.free[i] = rapid.Int64Range(0, Milli).Draw(t, "free")
 			}
 			cpu := rapid.Int64Range(0, 128_000).Draw(t, "cpu")
-			var want float64
+			var want int64
 			for _, p := range typical {
 				pod := Pod{MilliCPU: p.cpu, GPUs: p.gpus, MilliGPU: p.milli, Models: p.models}
 				var total, below int64
@@ -243,16 +243,29 @@ func TestFragmentation(t *testing.T) {
 					}
 				}
 				if p.gpus > 0 && pod.accepts(s.spec.Model) && n >= p.gpus && cpu >= p.cpu {
-					want += p.share * float64(below)
+					want += p.count * below
 				} else {
-					want += p.share * float64(total)
+					want += p.count * total
 				}
 			}
-			if got := fragmented(f.model[s.spec.Model], cpu, s.free); got < want-1e-6 || got > want+1e-6 {
+			if got := fragmented(f.model[s.spec.Model], cpu, s.free); got != want {
 				t.Fatalf("%v, want %v: %v free, %d millicores", got, want, s.free, cpu)
 			}
 		}
 	})
+}
+
+// A pod that fragments no server scores the same on all, however many GPUs are free: a
+// third of the pods finds less useless GPU, and a third more.
+func TestFragmentationIsExact(t *testing.T) {
+	typical := typicalPods([]Pod{{MilliCPU: 1000, GPUs: 4, MilliGPU: Milli, Models: "B"}, {MilliCPU: 1000, GPUs: 1, MilliGPU: Milli}, {MilliCPU: 1000, GPUs: 1, MilliGPU: 500}})
+	pod := &Pod{MilliCPU: 1000, GPUs: 1, MilliGPU: 500}
+	for n := 1; n <= MaxGPUs; n++ {
+		nodes := []Node{{MilliCPU: 64_000, MemoryMiB: 1, GPUs: n, Model: "A"}}
+		if got, gpu := newFGD(nodes, typical).score(&newServers(nodes)[0], pod); got != maxScore/2 || gpu != 0 {
+			t.Errorf("%d GPUs: score %d and GPU %d, want %d and 0", n, got, gpu, maxScore/2)
+		}
+	}
 }
 
 func load(t *testing.T, text string) (*Experiment, error) {

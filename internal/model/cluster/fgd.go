@@ -5,19 +5,19 @@ import (
 	"slices"
 )
 
-// popularity is the share of all pods that the typical ones cover.
-const popularity = 0.95
+// popularity is the share of all pods that the typical ones cover, in per cent.
+const popularity = 95
 
 // typicalPod is a shape of pods and how often it occurs.
 type typicalPod struct {
 	shape
-	share float64
+	count int64
 }
 
 // typicalPods returns the most frequent shapes, without memory, that together are
 // at least popularity of all pods. The order breaks ties as the authors' does.
 func typicalPods(pods []Pod) []typicalPod {
-	count := map[shape]int{}
+	count := map[shape]int64{}
 	for i := range pods {
 		s := pods[i].shape()
 		s.memory = 0
@@ -25,28 +25,25 @@ func typicalPods(pods []Pod) []typicalPod {
 	}
 	all := make([]typicalPod, 0, len(count))
 	for s, n := range count {
-		all = append(all, typicalPod{s, float64(n)})
+		all = append(all, typicalPod{s, n})
 	}
 	slices.SortFunc(all, func(a, b typicalPod) int {
-		return cmp.Or(cmp.Compare(b.share, a.share), cmp.Compare(b.cpu, a.cpu), cmp.Compare(b.milli, a.milli), cmp.Compare(b.gpus, a.gpus), cmp.Compare(b.models, a.models))
+		return cmp.Or(cmp.Compare(b.count, a.count), cmp.Compare(b.cpu, a.cpu), cmp.Compare(b.milli, a.milli), cmp.Compare(b.gpus, a.gpus), cmp.Compare(b.models, a.models))
 	})
-	var covered float64
+	var covered int64
 	n := 0
-	for covered < popularity*float64(len(pods)) && n < len(all) {
-		covered += all[n].share
+	for covered*100 < popularity*int64(len(pods)) && n < len(all) {
+		covered += all[n].count
 		n++
 	}
-	all = all[:n]
-	for i := range all {
-		all[i].share /= covered
-	}
-	return all
+	return all[:n]
 }
 
 // fgd scores servers by how much the pod would reduce their fragmentation: the GPU
 // that a typical pod could not use, weighted by how often it occurs.
 type fgd struct {
 	model map[string][]fragGroup // by model of the node's GPUs
+	pods  int64                  // all typical pods
 }
 
 // fragGroup holds the typical pods with the same GPUs; a node of this model takes
@@ -54,9 +51,8 @@ type fgd struct {
 type fragGroup struct {
 	gpus  int
 	milli int64
-	// cpu is ascending, and within[i] is the share of pods with at most cpu[i].
-	cpu    []int64
-	within []float64
+	// cpu is ascending, and within[i] is the number of pods with at most cpu[i].
+	cpu, within []int64
 }
 
 func newFGD(nodes []Node, typical []typicalPod) *fgd {
@@ -65,6 +61,9 @@ func newFGD(nodes []Node, typical []typicalPod) *fgd {
 		if m := nodes[i].Model; f.model[m] == nil {
 			f.model[m] = groupsFor(m, typical)
 		}
+	}
+	for _, t := range typical {
+		f.pods += t.count
 	}
 	return f
 }
@@ -78,40 +77,39 @@ func groupsFor(model string, typical []typicalPod) []fragGroup {
 		milli int64
 	}
 	by := map[gpus][]typicalPod{}
-	var useless float64
+	var useless int64
 	for _, t := range typical {
 		p := Pod{GPUs: t.gpus, MilliGPU: t.milli, Models: t.models}
 		if t.milli == 0 || !p.accepts(model) {
-			useless += t.share
+			useless += t.count
 			continue
 		}
 		g := gpus{t.gpus, t.milli}
 		by[g] = append(by[g], t)
 	}
-	out := []fragGroup{{gpus: MaxGPUs + 1, cpu: []int64{0}, within: []float64{useless}}}
+	out := []fragGroup{{gpus: MaxGPUs + 1, cpu: []int64{0}, within: []int64{useless}}}
 	for g, pods := range by {
 		slices.SortFunc(pods, func(a, b typicalPod) int { return cmp.Compare(a.cpu, b.cpu) })
 		group := fragGroup{gpus: g.n, milli: g.milli}
-		var sum float64
+		var sum int64
 		for _, t := range pods {
-			sum += t.share
+			sum += t.count
 			group.cpu = append(group.cpu, t.cpu)
 			group.within = append(group.within, sum)
 		}
 		out = append(out, group)
 	}
-	// The order decides how sums are rounded.
-	slices.SortFunc(out, func(a, b fragGroup) int { return cmp.Or(cmp.Compare(a.gpus, b.gpus), cmp.Compare(a.milli, b.milli)) })
 	return out
 }
 
-// fragmented returns the GPU of a server that typical pods cannot use, in thousandths.
-func fragmented(groups []fragGroup, cpu int64, free []int64) float64 {
+// fragmented returns the GPU of a server that typical pods cannot use, in thousandths and
+// summed over the pods. Whole numbers are exact: the score of a server that a pod does not
+// fragment is just at the step between two.
+func fragmented(groups []fragGroup, cpu int64, free []int64) (sum int64) {
 	var total int64
 	for _, f := range free {
 		total += f
 	}
-	var sum float64
 	for i := range groups {
 		g := &groups[i]
 		n, below := 0, int64(0)
@@ -124,15 +122,15 @@ func fragmented(groups []fragGroup, cpu int64, free []int64) float64 {
 		}
 		all := g.within[len(g.within)-1]
 		if n < g.gpus {
-			sum += all * float64(total)
+			sum += all * total
 			continue
 		}
 		at, _ := slices.BinarySearch(g.cpu, cpu+1) // the first that needs more
-		var enough float64
+		var enough int64
 		if at > 0 {
 			enough = g.within[at-1]
 		}
-		sum += enough*float64(below) + (all-enough)*float64(total)
+		sum += enough*below + (all-enough)*total
 	}
 	return sum
 }
@@ -143,7 +141,10 @@ func (f *fgd) score(s *server, p *Pod) (int64, int) {
 	cpu := s.cpu - p.MilliCPU
 	free := make([]int64, len(s.free), MaxGPUs)
 	copy(free, s.free)
-	gain := func() int64 { return int64(sigmoid((now-fragmented(groups, cpu, free))/Milli) * maxScore) }
+	gain := func() int64 {
+		less := float64(now-fragmented(groups, cpu, free)) / float64(f.pods*Milli)
+		return int64(sigmoid(less) * maxScore)
+	}
 	if p.shared() {
 		best, gpu := int64(0), -1
 		for i, left := range s.free {

@@ -192,12 +192,14 @@ func rngOf(seed, stream uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, s
 
 // orderOf returns the servers in the order that decides between equal scores. The FGD
 // authors' simulator draws another one for each run: it puts a random number before the name
-// of each server and takes the first name. First-fit is about the order of the list.
+// of each server and takes the first name. First-fit is about the order of the list; for the
+// others it does not matter.
 func orderOf(policy string, nodes []Node, rng *rand.Rand) []Node {
 	if policy == "first-fit" {
 		return nodes
 	}
 	nodes = slices.Clone(nodes)
+	slices.SortStableFunc(nodes, func(a, b Node) int { return cmp.Compare(a.Name, b.Name) })
 	rng.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
 	return nodes
 }

@@ -24,6 +24,8 @@ func TestWrongLists(t *testing.T) {
 		{nodes + "a,1e300,1,1,\n", `cpu_milli "1e300"`},
 		{nodes + "a,1e13,1,1,\n", `cpu_milli "1e13"`},
 		{nodes + "a,1,1,0,\n", "has a GPU"},
+		{nodes + "a,1,1,1,\nb,1,1,1,\na,1,1,1,\n", `line 4: name "a" is in line 2, too`},
+		{nodes + "a,1,1,1," + strings.Repeat("m", 257) + "\n", "line 2: model has 257 bytes: want at most 256"},
 	} {
 		text, want := tc[0], tc[1]
 		if _, err := ReadNodes(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
@@ -36,8 +38,10 @@ func TestWrongLists(t *testing.T) {
 		{pods + "a,1,1,1,0\n", "1 GPUs of 0 thousandths"},
 		{pods + "a,1,1,0,0\n", "asks for a GPU"},
 		{pods + "a,NaN,1,1,1\n", `cpu_milli "NaN"`},
-		{pods + "a,1,1,1,1000\na,1,1,32,1000\n", `line 3: pod "a": 32 GPUs`},
+		{pods + "a,1,1,1,1000\nb,1,1,32,1000\n", `line 3: pod "b": 32 GPUs`},
 		{pods + "a,1,1,1,\n", "line 2: gpu_milli is empty"},
+		{pods + "a,1,1,1,0.5\n", "line 2: gpu_milli 0.5: want a whole number"},
+		{pods + ",1,1,1,1000\n,1,1,1,1000\n\"a\",1,1,1,5\na,1,1,1,5\n", `line 5: name "a" is in line 4, too`},
 		{pods + "a,1,1,0.5,1000\n", "line 2: num_gpu 0.5: want a whole number"},
 		{pods + "a,1,1,1,1000,\n", "line 2: 6 columns: want 5"},
 		{strings.ReplaceAll(pods, "\n", ",creation_time,deletion_time\n") + "a,1,1,1,1000,7,6\n", "line 2: pod \"a\": deleted at 6 s"},
@@ -79,7 +83,10 @@ func TestEndlessLine(t *testing.T) {
 			t.Errorf("%q and then %q: %v after %d bytes", tc.start, tc.text, err, in.read)
 		}
 	}
-	long := header + strings.Repeat("a,1,1,8,"+strings.Repeat("x", maxLine/2)+"\n", 4)
+	long := "x,name,cpu_milli,memory_mib,gpu\n"
+	for i := range 4 {
+		long += fmt.Sprint(strings.Repeat("x", maxLine/2), ",", i, ",1,1,8\n")
+	}
 	if nodes, err := ReadNodes(strings.NewReader(long)); err != nil || len(nodes) != 4 {
 		t.Errorf("%d nodes in lines of half the length: %v", len(nodes), err)
 	}
@@ -87,15 +94,32 @@ func TestEndlessLine(t *testing.T) {
 
 // Lists of other sources: other columns, in another order, with other ends of lines.
 func TestOddLists(t *testing.T) {
-	want := []Pod{{Name: "a,b", MilliCPU: 500, MemoryMiB: 1, GPUs: 1, MilliGPU: 460, Models: "A|B C"}, {Name: "", MilliGPU: Milli}}
+	want := []Pod{{Name: "a,b", MilliCPU: 500, MemoryMiB: 1, GPUs: 1, MilliGPU: 460, Models: "A|B C"}, {}}
 	for _, text := range []string{
 		"name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\n\"a,b\",499.6,1,1,460,A | B C\n,0,0,0,1000,\n",
+		"\ufeff\"name\",\"cpu_milli\",\"memory_mib\",\"num_gpu\",\"gpu_milli\",\"gpu_spec\"\r\n\"a,b\",\"500\",\"1\",\"1\",\"460\",\"A|B C\"\r\n\"\",\"0\",\"0\",\"0\",\"1000\",\"\"",
 		"\ufeffx,GPU_SPEC , Num_GPU,memory_mib,cpu_milli,gpu_milli,name\r\n,A|B C,1.0,1,500,460,\"a,b\"\r\n\r\n,,0,0,0,1000,\r\n",
 	} {
-		pods, err := ReadPods(strings.NewReader(text))
+		pods, err := ReadJobs(strings.NewReader("\n"+text), JobDefaults{})
+		if strings.HasPrefix(text, "\ufeff") {
+			pods, err = ReadJobs(strings.NewReader(text), JobDefaults{})
+		}
 		if err != nil || fmt.Sprint(pods) != fmt.Sprint(want) {
 			t.Errorf("%q: %v: %+v, want %+v", text, err, pods, want)
 		}
+	}
+}
+
+// First-fit takes the first server of the list that fits, whatever the names.
+func TestFirstOfTheList(t *testing.T) {
+	nodes, err := ReadNodes(strings.NewReader("sn,cpu_milli,memory_mib,gpu,model\nn-2,9,9,0,\nn-10,9,9,4,\nn-1,9,9,4,\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodes = withGPUs(nodes)
+	order := orderOf("first-fit", nodes, rngOf(1, 3))
+	if got := newFirstFit(nodes); order[0].Name != "n-10" || got.place[&nodes[0]] != 0 {
+		t.Errorf("%v, %v", order, got)
 	}
 }
 

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"bufio"
 	"encoding/csv"
 	"errors"
 	"fmt"
@@ -73,6 +74,17 @@ type column struct {
 	need  need
 }
 
+// in returns the index of the column in a header, or -1. If the header has several of its
+// names, the first of them counts, wherever it stands.
+func (c column) in(header []string) int {
+	for _, name := range c.names {
+		if i := slices.Index(header, name); i >= 0 {
+			return i
+		}
+	}
+	return -1
+}
+
 // need says what a list must have of a column.
 type need uint8
 
@@ -90,11 +102,24 @@ type table struct {
 	row  []string
 	cols []column
 	what string
+	// lines has the line of each name.
+	lines map[string]int
+}
+
+// withoutMark skips the mark before a text in UTF-8 that some programs write. A quote after
+// it would else not begin its field.
+func withoutMark(r io.Reader) io.Reader {
+	const mark = "\ufeff"
+	in := bufio.NewReader(r)
+	if head, _ := in.Peek(len(mark)); string(head) == mark {
+		_, _ = in.Discard(len(mark)) // it is there
+	}
+	return in
 }
 
 func openTable(r io.Reader, what string, cols []column) (*table, error) {
-	in := &boundedLines{r: r, left: maxLine}
-	t := &table{in: in, r: csv.NewReader(in), cols: cols, what: what, at: make([]int, len(cols))}
+	in := &boundedLines{r: withoutMark(r), left: maxLine}
+	t := &table{in: in, r: csv.NewReader(in), cols: cols, what: what, at: make([]int, len(cols)), lines: map[string]int{}}
 	t.r.ReuseRecord = true
 	header, err := t.r.Read()
 	if err != nil {
@@ -102,14 +127,13 @@ func openTable(r io.Reader, what string, cols []column) (*table, error) {
 	}
 	header = slices.Clone(header)
 	for i := range header {
-		header[i] = strings.ToLower(strings.TrimSpace(strings.TrimPrefix(header[i], "\ufeff")))
+		header[i] = strings.ToLower(strings.TrimSpace(header[i]))
 	}
 	if err := checkHeader(header); err != nil {
 		return nil, fmt.Errorf("cluster: %s: %w", what, err)
 	}
 	for i, c := range cols {
-		is := func(h string) bool { return slices.Contains(c.names, h) }
-		t.at[i] = slices.IndexFunc(header, is)
+		t.at[i] = c.in(header)
 		if t.at[i] < 0 {
 			if c.need != optional {
 				return nil, fmt.Errorf("cluster: %s: no column %s among %s", what, strings.Join(c.names, " or "), listed(header))
@@ -189,6 +213,31 @@ func (t *table) text(i int) string {
 	return strings.TrimSpace(t.row[t.at[i]])
 }
 
+// word returns a column as text that a list may not have longer than maxName. A cut would
+// take the difference from two names, or a model from a list of them.
+func (t *table) word(i int) (string, error) {
+	s := t.text(i)
+	if len(s) > maxName {
+		return "", t.wrong("%s has %d bytes: want at most %d", t.cols[i].names[0], len(s), maxName)
+	}
+	return strings.Clone(s), nil
+}
+
+// name returns a column as a name, which no other line has; an empty one is not a name. A
+// name that occurs twice is a list that was put together wrong, or a column that names
+// something else.
+func (t *table) name(i int) (string, error) {
+	s, err := t.word(i)
+	if err != nil || s == "" {
+		return "", err
+	}
+	if line, ok := t.lines[s]; ok {
+		return "", t.wrong("%s %q is in line %d, too: want a name of its own in each line", t.cols[i].names[0], s, line)
+	}
+	t.lines[s], _ = t.r.FieldPos(0)
+	return s, nil
+}
+
 // amount returns a column as a number; an empty one is 0.
 func (t *table) amount(i int) (float64, error) {
 	s := t.text(i)
@@ -202,7 +251,7 @@ func (t *table) amount(i int) (float64, error) {
 	return f, nil
 }
 
-// count returns a column as a number of GPUs.
+// count returns a column as a whole number.
 func (t *table) count(i int) (int, error) {
 	f, err := t.amount(i)
 	if err == nil && f != math.Trunc(f) {
@@ -263,11 +312,8 @@ func ReadNodes(r io.Reader) ([]Node, error) {
 		if !ok {
 			return out, checkNodes(out)
 		}
-		n := Node{Name: clip(t.text(0)), Model: clip(t.text(4))}
-		if err := t.numbers(number[int64]{1, &n.MilliCPU}, number[int64]{2, &n.MemoryMiB}); err != nil {
-			return nil, err
-		}
-		if n.GPUs, err = t.count(3); err != nil {
+		n, err := t.node()
+		if err != nil {
 			return nil, err
 		}
 		if err := n.check(); err != nil {
@@ -275,6 +321,21 @@ func ReadNodes(r io.Reader) ([]Node, error) {
 		}
 		out = append(out, n)
 	}
+}
+
+// node reads a row of a node list.
+func (t *table) node() (n Node, err error) {
+	if n.Name, err = t.name(0); err != nil {
+		return n, err
+	}
+	if n.Model, err = t.word(4); err != nil {
+		return n, err
+	}
+	if err := t.numbers(number[int64]{1, &n.MilliCPU}, number[int64]{2, &n.MemoryMiB}); err != nil {
+		return n, err
+	}
+	n.GPUs, err = t.count(3)
+	return n, err
 }
 
 // ReadPods reads a list of pods as CSV: the columns name, cpu_milli, memory_mib,
@@ -294,27 +355,42 @@ func ReadPods(r io.Reader) ([]Pod, error) {
 	if err != nil {
 		return nil, err
 	}
-	return readRows(t, func() (Pod, error) {
-		p := Pod{Name: clip(t.text(0)), Models: models(t.text(5))}
-		err := t.numbers(number[int64]{1, &p.MilliCPU}, number[int64]{2, &p.MemoryMiB}, number[int64]{4, &p.MilliGPU}, number[int64]{6, &p.Created}, number[int64]{7, &p.Deleted})
-		if err == nil {
-			p.GPUs, err = t.count(3)
-		}
+	return readRows(t, t.pod)
+}
+
+// pod reads a row of a list of pods.
+func (t *table) pod() (p Pod, err error) {
+	if p.Name, err = t.name(0); err != nil {
 		return p, err
-	})
+	}
+	if p.Models, err = t.models(5); err != nil {
+		return p, err
+	}
+	if err := t.numbers(number[int64]{1, &p.MilliCPU}, number[int64]{2, &p.MemoryMiB}, number[int64]{6, &p.Created}, number[int64]{7, &p.Deleted}); err != nil {
+		return p, err
+	}
+	if p.GPUs, err = t.count(3); err != nil {
+		return p, err
+	}
+	milli, err := t.count(4)
+	if p.GPUs > 0 { // a pod without GPUs needs none, whatever this says of each
+		p.MilliGPU = int64(milli)
+	}
+	return p, err
 }
 
 // models returns the names of GPU models without spaces around them.
-func models(s string) string {
-	if !strings.Contains(s, " ") {
-		return clip(s)
+func (t *table) models(i int) (string, error) {
+	s, err := t.word(i)
+	if err != nil || !strings.Contains(s, " ") {
+		return s, err
 	}
-	names := strings.Split(clip(s), "|")
+	names := strings.Split(s, "|")
 	for i := range names {
 		names[i] = strings.TrimSpace(names[i])
 	}
-	return strings.Join(names, "|")
+	return strings.Join(names, "|"), nil
 }
 
-// clip copies a field of a reused record and bounds its length.
+// clip bounds the length of a text in a message.
 func clip(s string) string { return strings.Clone(s[:min(len(s), maxName)]) }

@@ -24,7 +24,7 @@ func ReadJobs(r io.Reader, d JobDefaults) ([]Pod, error) {
 	if err != nil && len(head) == 0 {
 		return nil, fmt.Errorf("cluster: pods: no header line: %w", err)
 	}
-	line, _, _ := strings.Cut(strings.ToLower(string(head)), "\n")
+	line, _, _ := strings.Cut(strings.ToLower(strings.TrimLeft(string(head), "\ufeff\r\n")), "\n")
 	switch {
 	case strings.Contains(line, "gpu_milli"):
 		return ReadPods(in)
@@ -52,22 +52,26 @@ func readInstances(r io.Reader) ([]Pod, error) {
 	if err != nil {
 		return nil, err
 	}
-	return readRows(t, func() (Pod, error) {
-		p := Pod{Name: clip(t.text(0)), MilliGPU: Milli}
-		var cores, memory float64
-		err := t.amounts(number[float64]{1, &cores}, number[float64]{2, &memory})
-		if err == nil {
-			err = t.numbers(number[int64]{4, &p.Created}, number[int64]{5, &p.Deleted})
-		}
-		if err == nil {
-			p.GPUs, err = t.count(3)
-		}
-		p.MilliCPU, p.MemoryMiB = int64(math.Round(cores*1000)), int64(math.Round(memory*1024))
-		if p.GPUs == 0 {
-			p.MilliGPU = 0
-		}
+	return readRows(t, t.instance)
+}
+
+// instance reads a row of that trace.
+func (t *table) instance() (p Pod, err error) {
+	if p.Name, err = t.name(0); err != nil {
 		return p, err
-	})
+	}
+	var cores, memory float64
+	if err := t.amounts(number[float64]{1, &cores}, number[float64]{2, &memory}); err != nil {
+		return p, err
+	}
+	if err := t.numbers(number[int64]{4, &p.Created}, number[int64]{5, &p.Deleted}); err != nil {
+		return p, err
+	}
+	p.MilliCPU, p.MemoryMiB = int64(math.Round(cores*1000)), int64(math.Round(memory*1024))
+	if p.GPUs, err = t.count(3); p.GPUs > 0 {
+		p.MilliGPU = Milli
+	}
+	return p, err
 }
 
 // Columns of the generic list.
@@ -75,6 +79,7 @@ const (
 	colName = iota
 	colGPUs
 	colSubmit
+	colStart
 	colDuration
 	colEnd
 	colCores
@@ -84,9 +89,10 @@ const (
 )
 
 var genericColumns = []column{
-	colName:     {[]string{"job", "name", "job_id", "jobid", "id"}, required},
+	colName:     {[]string{"job", "job_id", "jobid", "id", "name"}, required},
 	colGPUs:     {[]string{"gpus", "num_gpus", "num_gpu", "gpu_num", "gpu"}, filled},
-	colSubmit:   {[]string{"submit", "submit_time", "submitted_time", "arrival_time", "start_time", "timestamp"}, optional},
+	colSubmit:   {[]string{"submit", "submit_time", "submitted_time", "arrival_time", "timestamp"}, optional},
+	colStart:    {[]string{"start", "start_time", "started_time"}, optional},
 	colDuration: {[]string{"duration", "run_time", "runtime", "duration_s"}, optional},
 	colEnd:      {[]string{"end", "end_time", "finished_time"}, optional},
 	colCores:    {[]string{"cores", "cpus", "num_cpus", "cpu_num", "cpu"}, optional},
@@ -105,33 +111,68 @@ func readGeneric(r io.Reader, d JobDefaults) ([]Pod, error) {
 	if err != nil {
 		return nil, err
 	}
-	return readRows(t, func() (Pod, error) {
-		p := Pod{Name: clip(t.text(colName)), Models: models(t.text(colModels)), Profile: clip(t.text(colProfile)), MilliGPU: Milli}
-		var gpus, cores, memory, duration float64
-		if err := t.amounts(number[float64]{colGPUs, &gpus}, number[float64]{colCores, &cores}, number[float64]{colMemory, &memory}, number[float64]{colDuration, &duration}); err != nil {
-			return p, err
-		}
-		if err := t.splitGPUs(&p, gpus); err != nil {
-			return p, err
-		}
-		if cores == 0 {
-			cores = d.Cores * gpus
-		}
-		if memory == 0 {
-			memory = d.MemoryGiB * gpus
-		}
-		copies := float64(p.copies())
-		p.MilliCPU, p.MemoryMiB = int64(math.Round(cores*1000/copies)), int64(math.Round(memory*1024/copies))
+	return readRows(t, func() (Pod, error) { return t.job(d) })
+}
+
+// job reads a row of the generic list.
+func (t *table) job(d JobDefaults) (p Pod, err error) {
+	if p.Name, err = t.name(colName); err != nil {
+		return p, err
+	}
+	if p.Models, err = t.models(colModels); err != nil {
+		return p, err
+	}
+	if p.Profile, err = t.word(colProfile); err != nil {
+		return p, err
+	}
+	var gpus, cores, memory float64
+	if err := t.amounts(number[float64]{colGPUs, &gpus}, number[float64]{colCores, &cores}, number[float64]{colMemory, &memory}); err != nil {
+		return p, err
+	}
+	if err := t.splitGPUs(&p, gpus); err != nil {
+		return p, err
+	}
+	if cores == 0 {
+		cores = d.Cores * gpus
+	}
+	if memory == 0 {
+		memory = d.MemoryGiB * gpus
+	}
+	copies := float64(p.copies())
+	p.MilliCPU, p.MemoryMiB = int64(math.Round(cores*1000/copies)), int64(math.Round(memory*1024/copies))
+	return p, t.life(&p)
+}
+
+// life sets when a job came and when it would go if it started at once. The time for which
+// it waited in the recorded cluster, from its submission to its start, is not its own.
+func (t *table) life(p *Pod) error {
+	var duration float64
+	if err := t.amounts(number[float64]{colDuration, &duration}); err != nil {
+		return err
+	}
+	var at [3]int64 // submission, start and end
+	for i, column := range []int{colSubmit, colStart, colEnd} {
 		var err error
-		if p.Created, err = t.time(colSubmit); err != nil {
-			return p, err
+		if at[i], err = t.time(column); err != nil {
+			return err
 		}
-		if p.Deleted, err = t.time(colEnd); err != nil || duration == 0 {
-			return p, err
+	}
+	submit, start, end := at[0], at[1], at[2]
+	switch {
+	case t.text(colSubmit) == "":
+		submit = start
+	case start > 0 && start < submit:
+		return t.wrong("started at %d s, before its submission at %d s", start, submit)
+	case start > 0 && end > 0:
+		if end < start {
+			return t.wrong("ended at %d s, before its start at %d s", end, start)
 		}
-		p.Deleted = p.Created + max(int64(math.Round(duration)), 1)
-		return p, nil
-	})
+		end = submit + max(end-start, 1)
+	}
+	if p.Created, p.Deleted = submit, end; duration > 0 {
+		p.Deleted = submit + max(int64(math.Round(duration)), 1)
+	}
+	return nil
 }
 
 // splitGPUs sets what a job needs on each host.
@@ -139,15 +180,14 @@ func (t *table) splitGPUs(p *Pod, gpus float64) error {
 	whole := math.Trunc(gpus)
 	switch {
 	case gpus == 0:
-		p.MilliGPU = 0
 	case gpus < 1:
 		p.GPUs, p.MilliGPU = 1, max(int64(math.Round(gpus*Milli)), 1)
 	case whole != gpus || gpus > wholeHost*maxCopies:
 		return t.wrong("%v GPUs: want a part of one, or a whole number up to %d", gpus, wholeHost*maxCopies)
 	case gpus > MaxGPUs:
-		p.GPUs, p.Copies = wholeHost, (int(whole)+wholeHost-1)/wholeHost
+		p.GPUs, p.MilliGPU, p.Copies = wholeHost, Milli, (int(whole)+wholeHost-1)/wholeHost
 	default:
-		p.GPUs = int(whole)
+		p.GPUs, p.MilliGPU = int(whole), Milli
 	}
 	return nil
 }

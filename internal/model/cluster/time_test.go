@@ -148,6 +148,19 @@ d,0,,0,4,,
 	if fmt.Sprint(pods) != fmt.Sprint(want) {
 		t.Errorf("\n%+v, want\n%+v", pods, want)
 	}
+	pods, err = ReadJobs(strings.NewReader(`start_time,submit_time,end_time,name,job_id,gpus
+70,40,90,same,a,1
+,50,60,same,b,1
+30,,35,same,c,1
+`), JobDefaults{})
+	want = []Pod{
+		{Name: "a", GPUs: 1, MilliGPU: Milli, Created: 40, Deleted: 60},
+		{Name: "b", GPUs: 1, MilliGPU: Milli, Created: 50, Deleted: 60},
+		{Name: "c", GPUs: 1, MilliGPU: Milli, Created: 30, Deleted: 35},
+	}
+	if err != nil || fmt.Sprint(pods) != fmt.Sprint(want) {
+		t.Errorf("%v: %+v, want %+v", err, pods, want)
+	}
 	pods, err = ReadJobs(strings.NewReader(`instance_sn,role,cpu_request,gpu_request,memory_request,creation_time,deletion_time
 i,HN,12,1,120.5,,
 k,CN,64,0,400.0,183233.0,214387.0
@@ -169,6 +182,9 @@ func TestWrongJobs(t *testing.T) {
 		{"job,gpus\na,99999\n", "line 2: 99999 GPUs"},
 		{"job,gpus,submit\na,1,yesterday\n", `line 2: submit "yesterday"`},
 		{"job,gpus,submit\na,1,-4\n", `submit "-4"`},
+		{"job,gpus,submit,start\na,1,4,3\n", "line 2: started at 3 s, before its submission at 4 s"},
+		{"job,gpus,submit,start,end\na,1,1,5,4\n", "line 2: ended at 4 s, before its start at 5 s"},
+		{"job,gpus\na,1\na,1\n", `line 3: job "a" is in line 2, too`},
 		{"job,gpus,duration\na,1,1e300\n", `duration "1e300"`},
 	} {
 		if _, err := ReadJobs(strings.NewReader(tc[0]), JobDefaults{}); err == nil || !strings.Contains(err.Error(), tc[1]) {
