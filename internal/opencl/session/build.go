@@ -53,10 +53,8 @@ func (s *Session) compile(h reg.PacketHeader, c *cursor) error {
 	if err == nil && c.bad {
 		err = cl.InvalidValue
 	}
-	for _, p := range t.programs {
-		if err == nil && p.busy {
-			err = cl.InvalidOperation
-		}
+	if err == nil && !t.free() {
+		err = cl.InvalidOperation
 	}
 	if err != nil {
 		return s.send(reg.Event{Cookie: h.Cookie, Status: status(err)})
@@ -65,14 +63,14 @@ func (s *Session) compile(h reg.PacketHeader, c *cursor) error {
 		return s.send(reg.Event{Cookie: h.Cookie, Status: int32(cl.OutOfResources)})
 	}
 	s.building++
-	setBusy(t.programs, true)
+	t.hold()
 	s.tasks.Go(func() {
 		s.builds <- struct{}{} // each that holds it ends
 		err := t.run()
 		<-s.builds
 		s.mu.Lock()
 		s.building--
-		setBusy(t.programs, false)
+		t.leave()
 		t.programs[0].end(t.after, err)
 		s.mu.Unlock()
 		// Without the connection, Run ends as well.
@@ -81,9 +79,28 @@ func (s *Session) compile(h reg.PacketHeader, c *cursor) error {
 	return nil
 }
 
-func setBusy(programs []*program, busy bool) {
-	for _, p := range programs {
-		p.busy = busy
+// free reports whether no other task keeps this one from its programs. Several may read one: a
+// program compiles with the same headers in many threads.
+func (t task) free() bool {
+	for _, p := range t.programs {
+		if p.busy {
+			return false
+		}
+	}
+	return t.programs[0].users == 0
+}
+
+func (t task) hold() {
+	t.programs[0].busy = true
+	for _, p := range t.programs[1:] {
+		p.users++
+	}
+}
+
+func (t task) leave() {
+	t.programs[0].busy = false
+	for _, p := range t.programs[1:] {
+		p.users--
 	}
 }
 

@@ -30,7 +30,7 @@ func (s *Session) setConstant(c *cursor) error {
 		return err
 	case p.kind != reg.ProgramIL || p.program == 0:
 		return cl.InvalidProgram
-	case p.busy:
+	case p.busy || p.users > 0:
 		return cl.InvalidOperation
 	case c.bad || size == 0 || size&(size-1) != 0:
 		return cl.InvalidValue

@@ -32,7 +32,8 @@ type program struct {
 	constants
 	state     programState
 	described cl.Program // see describer
-	busy      bool       // a build is under way
+	busy      bool       // a task that changes it is under way
+	users     int        // tasks that read it, as a header or a part of a link
 	version   uint32     // rises with each task that ends
 }
 
@@ -90,7 +91,7 @@ func (s *Session) release(c *cursor) error {
 	case *sampler:
 		s.releaseLater(o.sampler)
 	case *program:
-		if o.busy {
+		if o.busy || o.users > 0 {
 			return cl.InvalidOperation
 		}
 		if err := s.Library.Release(o.program); err != nil {
