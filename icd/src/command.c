@@ -91,8 +91,6 @@ void part_end(cl_event e, int32_t status, const struct times *t)
 	if (!last)
 		return;
 	struct channel *ch = event_channel(e);
-	if (e->map)
-		channel_set(ch, &e->map->pending, 0);
 	/* From here on, the program may release the event, unless a callback holds it. */
 	channel_finish(ch, &e->status, code, e->queue ? &e->queue->pending : NULL);
 	while (calls) {
@@ -308,9 +306,6 @@ cl_int begin(struct command *c)
 	code = wait_list(c->queue->context, c->waits, c->list);
 	if (code)
 		return code;
-	for (cl_uint i = 0; i < c->waits; i++)
-		if (__atomic_load_n(&c->list[i]->status, __ATOMIC_ACQUIRE) < 0)
-			return CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST;
 	if (channel_failed(channel_of(c->queue)))
 		return CL_DEVICE_NOT_AVAILABLE;
 	code = shorten(c);
@@ -391,10 +386,35 @@ static cl_int run_packet(struct command *c)
 	return post(part, c->packet);
 }
 
+/* failed_wait reports whether an event that a command waits for has failed. */
+static int failed_wait(const struct command *c)
+{
+	for (cl_uint i = 0; i < c->waits; i++)
+		if (__atomic_load_n(&c->list[i]->status, __ATOMIC_ACQUIRE) < 0)
+			return 1;
+	return 0;
+}
+
+/* drop ends a command that does not run. */
+static void drop(struct command *c, cl_int code)
+{
+	if (c->map)
+		mapping_release(c->map);
+	if (c->later)
+		free(c->later->data);
+	free(c->later);
+	c->later = NULL;
+	part_end(c->event, code, NULL);
+}
+
 cl_int command_run(struct command *c)
 {
 	cl_int code;
 
+	if (failed_wait(c)) { /* the call succeeds, and the event fails */
+		drop(c, CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST);
+		return CL_SUCCESS;
+	}
 	switch (c->kind) {
 	case COMMAND_MOVE:
 		code = move(c);

@@ -73,7 +73,9 @@ cl_context CL_API_CALL dxpu_CreateContext(const cl_context_properties *propertie
 		if (earlier < count)
 			code = CL_INVALID_PROPERTY;
 		else if (properties[count] == CL_CONTEXT_PLATFORM)
-			code = object_is((void *)properties[count + 1], KIND_PLATFORM) ? CL_SUCCESS : CL_INVALID_PLATFORM;
+			code = !object_is((void *)properties[count + 1], KIND_PLATFORM)		     ? CL_INVALID_PLATFORM
+			       : list[0]->platform != (cl_platform_id)properties[count + 1] ? CL_INVALID_DEVICE
+											     : CL_SUCCESS;
 		else
 			code = properties[count] == CL_CONTEXT_INTEROP_USER_SYNC && (cl_bool)properties[count + 1] <= CL_TRUE
 				       ? CL_SUCCESS

@@ -18,7 +18,7 @@ struct kept {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the fields below, and deferred of events */
 static struct kept *first, **last = &first;
 static int open;     /* user events without a status; read without the lock */
-static int keeping;  /* entries; read without the lock */
+static int keeping;  /* entries that have not run; read without the lock */
 
 static int is_open(cl_event e) { return !e->queue && __atomic_load_n(&e->status, __ATOMIC_ACQUIRE) > 0; }
 
@@ -146,14 +146,6 @@ int release_defer(cl_context c, cl_uint handle)
 	return wait;
 }
 
-static cl_int failed_wait(const struct command *c)
-{
-	for (cl_uint i = 0; i < c->waits; i++)
-		if (__atomic_load_n(&c->list[i]->status, __ATOMIC_ACQUIRE) < 0)
-			return CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST;
-	return CL_SUCCESS;
-}
-
 /* next takes the first entry that need not wait. */
 static struct kept *next(void)
 {
@@ -164,7 +156,6 @@ static struct kept *next(void)
 		*at = k->next;
 		if (!*at)
 			last = at;
-		__atomic_sub_fetch(&keeping, 1, __ATOMIC_ACQ_REL);
 		return k;
 	}
 	return NULL;
@@ -178,13 +169,11 @@ static struct kept *run_kept(void)
 
 	while ((k = next())) {
 		if (!k->context) {
-			cl_int code = failed_wait(&k->command);
-			if (code)
-				part_end(k->command.event, code, NULL);
-			else
-				(void)command_run(&k->command);
+			(void)command_run(&k->command);
 			k->command.event->deferred = 0;
 		}
+		/* Until here, a command that another thread enqueues has to come behind this one. */
+		__atomic_sub_fetch(&keeping, 1, __ATOMIC_ACQ_REL);
 		k->next = done;
 		done = k;
 	}

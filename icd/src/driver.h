@@ -89,7 +89,6 @@ struct mapping {
 	cl_map_flags flags;
 	int owned; /* pointer was allocated for it */
 	int references; /* that of the buffer, and those of commands; under the driver's lock */
-	volatile int32_t pending; /* 1: the bytes are on their way */
 };
 
 /* image describes a memory object that is an image. */
@@ -270,6 +269,9 @@ cl_int transfer_now(cl_context c, cl_mem m, int write, size_t offset, size_t n, 
 cl_int wait_list(cl_context c, cl_uint n, const cl_event *list);
 cl_event event_new(cl_context c, cl_command_queue q, cl_command_type type);
 
+/* no_program returns no program, and a code. */
+cl_program no_program(cl_int code, cl_int *error);
+
 /* Kinds of texts of PACKET_PROGRAM. */
 enum { PROGRAM_SOURCE = 0, PROGRAM_IL = 1, PROGRAM_BINARY = 2 };
 
@@ -278,6 +280,7 @@ struct inputs {
 	cl_uint count;
 	const cl_program *programs;
 	const char **names;
+	const cl_uint *handles; /* instead of those of the programs, where they are not 0; or NULL */
 };
 
 /* program_send sends a packet that names a text in VRAM, behind two words, and other programs. */

@@ -301,8 +301,11 @@ cl_int CL_API_CALL dxpu_EnqueueNDRangeKernel(cl_command_queue q, cl_kernel k, cl
 	if (dims < 1 || dims > 3)
 		return CL_INVALID_WORK_DIMENSION;
 	int empty = !global;
-	for (cl_uint i = 0; i < dims; i++)
+	for (cl_uint i = 0; i < dims; i++) {
 		empty = empty || global[i] == 0;
+		if (!empty && offset && offset[i] > SIZE_MAX - global[i])
+			return CL_INVALID_GLOBAL_OFFSET;
+	}
 	size_t required[3];
 	if (!local && required_size(k, required)) /* older platforms do not choose what the kernel requires */
 		local = sizes[2] = required;

@@ -13,6 +13,8 @@ cl_int CL_API_CALL dxpu_WaitForEvents(cl_uint n, const cl_event *list)
 	for (cl_uint i = 0; i < n && !code; i++)
 		if (!object_is(list[i], KIND_EVENT))
 			code = CL_INVALID_EVENT;
+		else if (list[i]->context != list[0]->context)
+			code = CL_INVALID_CONTEXT;
 	if (code)
 		return code;
 	for (cl_uint i = 0; i < n; i++)
@@ -96,7 +98,8 @@ cl_int CL_API_CALL dxpu_SetEventCallback(cl_event e, cl_int type, void(CL_CALLBA
 		return CL_OUT_OF_HOST_MEMORY;
 	*b = (struct callback){.type = type, .call = call, .data = data};
 	pthread_mutex_lock(&dxpu_lock);
-	int done = e->parts == 0;
+	/* A user event is submitted from the start. */
+	int done = e->parts == 0 || (!e->queue && type == CL_SUBMITTED);
 	int32_t code = e->error;
 	e->object.references++;
 	if (!done) { /* in the order of the states, and of the calls */

@@ -51,7 +51,9 @@ static cl_int check_desc(cl_device_id device, struct image *m, const void *host)
 	if (__builtin_mul_overflow(m->extent[0], m->extent[1], &pixels) || __builtin_mul_overflow(pixels, m->extent[2], &pixels) ||
 	    pixels == 0 || pixels > (size_t)1 << 40 || too_large(device, m))
 		return CL_INVALID_IMAGE_SIZE;
-	if (d->image_row_pitch % m->pixel || !image_strides(m, m->extent, d->image_row_pitch, d->image_slice_pitch, m->stride))
+	size_t row = d->image_row_pitch ? d->image_row_pitch : m->extent[0] * m->pixel;
+	if (row % m->pixel || ((d->image_depth || d->image_array_size) && d->image_slice_pitch % row) ||
+	    !image_strides(m, m->extent, row, d->image_slice_pitch, m->stride))
 		return CL_INVALID_IMAGE_DESCRIPTOR;
 	return CL_SUCCESS;
 }

@@ -416,5 +416,7 @@ cl_int CL_API_CALL dxpu_GetKernelArgInfo(cl_kernel k, cl_uint i, cl_kernel_arg_i
 		return CL_INVALID_KERNEL;
 	if (i >= k->count)
 		return CL_INVALID_ARG_INDEX;
+	if (param < CL_KERNEL_ARG_ADDRESS_QUALIFIER || param > CL_KERNEL_ARG_NAME)
+		return CL_INVALID_VALUE;
 	return give_property(k, param, i, room, out, size, CL_KERNEL_ARG_INFO_NOT_AVAILABLE);
 }

@@ -60,7 +60,6 @@ static cl_int fill(struct command *c, struct mapping *map, int blocking, cl_even
 	pthread_mutex_unlock(&dxpu_lock);
 	c->event->map = map;
 	c->event->mem = m;
-	map->pending = 1;
 	return map->flags & CL_MAP_WRITE_INVALIDATE_REGION ? end_empty(c, blocking, event) : end(c, blocking, event);
 }
 
@@ -139,8 +138,7 @@ cl_int unmap(struct command *c, cl_mem m, void *pointer, cl_event *event)
 		packet_start(&p, PACKET_MARKER, c->queue->handle);
 		return simple(c, &p, event);
 	}
-	/* The bytes that the program maps must not arrive after those that it has written. */
-	channel_wait(channel_of(c->queue), &map->pending);
+	/* If the bytes that the program maps are on their way, the write waits for them (part_settle). */
 	c->mem = m;
 	c->write = 1;
 	c->offset = map->offset;

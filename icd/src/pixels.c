@@ -59,7 +59,7 @@ static cl_int transfer(struct command *c, cl_bool blocking, const size_t *origin
 	cl_mem m = c->mem;
 	cl_int code = check_image(c->queue, m, origin, region);
 
-	if (!code && (!host || row % m->image->pixel || !image_strides(m->image, region, row, slice, c->pixels.stride)))
+	if (!code && (!host || !image_strides(m->image, region, row, slice, c->pixels.stride)))
 		code = CL_INVALID_VALUE;
 	if (!code &&
 	    m->flags & (c->write ? CL_MEM_HOST_READ_ONLY | CL_MEM_HOST_NO_ACCESS : CL_MEM_HOST_WRITE_ONLY | CL_MEM_HOST_NO_ACCESS))

@@ -3,7 +3,7 @@
 
 #include "calls.h"
 
-static cl_program no_program(cl_int code, cl_int *error)
+cl_program no_program(cl_int code, cl_int *error)
 {
 	if (error)
 		*error = code;
@@ -30,7 +30,7 @@ cl_int program_send(cl_context c, uint16_t op, cl_uint a, cl_uint b, const void 
 	packet_u64(&p, s.at);
 	packet_u64(&p, n);
 	for (cl_uint i = 0; in && i < in->count; i++) {
-		packet_u32(&p, in->programs[i]->handle);
+		packet_u32(&p, in->handles && in->handles[i] ? in->handles[i] : in->programs[i]->handle);
 		if (!in->names)
 			continue;
 		packet_u32(&p, (uint32_t)strlen(in->names[i]));
@@ -135,8 +135,13 @@ cl_program CL_API_CALL dxpu_CreateProgramWithBinary(cl_context c, cl_uint n, con
 		return no_program(CL_INVALID_VALUE, error);
 	if (n != 1 || list[0] != c->device) /* the context has one device, and a list has none twice */
 		return no_program(CL_INVALID_DEVICE, error);
-	if (!lengths || !binaries || !binaries[0] || lengths[0] == 0)
+	if (!lengths || !binaries)
 		return no_program(CL_INVALID_VALUE, error);
+	if (!binaries[0] || lengths[0] == 0) {
+		if (status)
+			status[0] = CL_INVALID_VALUE;
+		return no_program(CL_INVALID_VALUE, error);
+	}
 	cl_int code;
 	cl_program g = new_program(c, PROGRAM_BINARY, binaries[0], lengths[0], &code);
 	if (status)
@@ -177,146 +182,6 @@ cl_int CL_API_CALL dxpu_ReleaseProgram(cl_program g)
 }
 
 int program_executable(cl_program g) { return g->status == CL_BUILD_SUCCESS && g->type == CL_PROGRAM_BINARY_TYPE_EXECUTABLE; }
-
-/* check_devices checks the devices and the callback of a build. */
-static cl_int check_devices(cl_context c, cl_uint n, const cl_device_id *list, int notified, const void *data)
-{
-	if ((n == 0) != (list == NULL) || (!notified && data))
-		return CL_INVALID_VALUE;
-	return list && (n != 1 || list[0] != c->device) ? CL_INVALID_DEVICE : CL_SUCCESS;
-}
-
-/* send_source gives the device another source of a program. */
-static cl_int send_source(cl_program g, const char *text)
-{
-	cl_uint handle = channel_handle(g->context->device->channel);
-	cl_int code = program_send(g->context, PACKET_PROGRAM, handle, PROGRAM_SOURCE, text, strlen(text), NULL);
-
-	if (!code) {
-		dxpu_release(g->context, g->handle);
-		g->handle = handle;
-		g->loaded = 0;
-	}
-	return code;
-}
-
-/* compile sends the packet of a build, and keeps its options and outcome. */
-static cl_int compile(cl_program g, uint16_t op, const char *options, const struct inputs *in, cl_program_binary_type type)
-{
-	char *copy = strdup(options ? options : "");
-	cl_int code = CL_SUCCESS;
-
-	if (!copy)
-		return CL_OUT_OF_HOST_MEMORY;
-	free(g->options);
-	g->options = copy;
-	g->status = CL_BUILD_IN_PROGRESS;
-	g->type = type;
-	char *files = g->source ? include_files(g->source, copy, in) : NULL;
-	const char *source = files ? files : g->source;
-	cache_forget(g);
-	if (files)
-		g->prints |= strstr(files, "printf") != NULL;
-	if (op != PACKET_BUILD || !source || !cache_load(g, source)) {
-		if (files || g->loaded)
-			code = send_source(g, source);
-		if (!code)
-			code = program_send(g->context, op, g->handle, in ? in->count : 0, copy, strlen(copy), in);
-	}
-	free(files);
-	g->status = code ? CL_BUILD_ERROR : CL_BUILD_SUCCESS;
-	for (cl_uint i = 0; in && i < in->count; i++)
-		g->prints |= in->programs[i]->prints;
-	return code;
-}
-
-cl_int CL_API_CALL dxpu_BuildProgram(cl_program g, cl_uint n, const cl_device_id *list, const char *options,
-					    void(CL_CALLBACK *notify)(cl_program, void *), void *data)
-{
-	cl_int code;
-
-	if (!object_is(g, KIND_PROGRAM))
-		return CL_INVALID_PROGRAM;
-	code = check_devices(g->context, n, list, notify != NULL, data);
-	if (!code && g->kernels > 0)
-		code = CL_INVALID_OPERATION;
-	if (code)
-		return code;
-	code = compile(g, PACKET_BUILD, options, NULL, CL_PROGRAM_BINARY_TYPE_EXECUTABLE);
-	if (notify) {
-		notify(g, data);
-		return CL_SUCCESS;
-	}
-	return code;
-}
-
-cl_int CL_API_CALL dxpu_CompileProgram(cl_program g, cl_uint n, const cl_device_id *list, const char *options, cl_uint headers,
-				       const cl_program *programs, const char **names, void(CL_CALLBACK *notify)(cl_program, void *),
-				       void *data)
-{
-	const struct inputs in = {headers, programs, names};
-	cl_int code;
-
-	if (!object_is(g, KIND_PROGRAM))
-		return CL_INVALID_PROGRAM;
-	code = check_devices(g->context, n, list, notify != NULL, data);
-	if (!code && (headers == 0) != (!programs && !names))
-		code = CL_INVALID_VALUE;
-	if (!code && headers && (!programs || !names))
-		code = CL_INVALID_VALUE;
-	if (!code && (!g->source || g->kernels > 0))
-		code = CL_INVALID_OPERATION;
-	for (cl_uint i = 0; i < headers && !code; i++)
-		code = !object_is(programs[i], KIND_PROGRAM) ? CL_INVALID_PROGRAM : !names[i] ? CL_INVALID_VALUE : CL_SUCCESS;
-	if (code)
-		return code;
-	code = compile(g, PACKET_COMPILE, options, &in, CL_PROGRAM_BINARY_TYPE_COMPILED_OBJECT);
-	if (notify) {
-		notify(g, data);
-		return CL_SUCCESS;
-	}
-	return code;
-}
-
-cl_program CL_API_CALL dxpu_LinkProgram(cl_context c, cl_uint n, const cl_device_id *list, const char *options, cl_uint count,
-					const cl_program *programs, void(CL_CALLBACK *notify)(cl_program, void *), void *data,
-					cl_int *error)
-{
-	const struct inputs in = {count, programs, NULL};
-	int library = options && strstr(options, "-create-library");
-	cl_program g;
-	cl_int code;
-
-	if (!object_is(c, KIND_CONTEXT))
-		return no_program(CL_INVALID_CONTEXT, error);
-	code = check_devices(c, n, list, notify != NULL, data);
-	if (!code && (count == 0 || !programs))
-		code = CL_INVALID_VALUE;
-	for (cl_uint i = 0; i < count && !code; i++)
-		if (!object_is(programs[i], KIND_PROGRAM))
-			code = CL_INVALID_PROGRAM;
-		else if (programs[i]->context != c || programs[i]->status == CL_BUILD_ERROR || (programs[i]->source && programs[i]->status))
-			code = CL_INVALID_OPERATION; /* not compiled */
-	if (code)
-		return no_program(code, error);
-	g = object_new(KIND_PROGRAM, sizeof *g);
-	if (!g)
-		return no_program(CL_OUT_OF_HOST_MEMORY, error);
-	g->context = c;
-	g->handle = channel_handle(c->device->channel);
-	object_retain(c);
-	code = compile(g, PACKET_LINK, options, &in, library ? CL_PROGRAM_BINARY_TYPE_LIBRARY : CL_PROGRAM_BINARY_TYPE_EXECUTABLE);
-	/* After an error of the linker, the program has its messages. */
-	if (code && code != CL_LINK_PROGRAM_FAILURE) {
-		program_release(g);
-		return no_program(code, error);
-	}
-	if (notify)
-		notify(g, data);
-	if (error)
-		*error = notify ? CL_SUCCESS : code;
-	return g;
-}
 
 cl_int program_text(cl_program g, cl_uint what, void **text, size_t *n)
 {
@@ -491,6 +356,3 @@ cl_int CL_API_CALL dxpu_GetProgramInfo(cl_program g, cl_program_info param, size
 	}
 	return CL_INVALID_VALUE;
 }
-
-cl_int CL_API_CALL dxpu_UnloadPlatformCompiler(cl_platform_id p) { return object_is(p, KIND_PLATFORM) ? CL_SUCCESS : CL_INVALID_PLATFORM; }
-cl_int CL_API_CALL dxpu_UnloadCompiler(void) { return CL_SUCCESS; }

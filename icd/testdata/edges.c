@@ -1,9 +1,11 @@
 /* Calls with arguments at the edges of what OpenCL allows: it prints the same on every platform that works. */
 #define CL_TARGET_OPENCL_VERSION 300
 #include <CL/cl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static cl_context c;
 static cl_device_id d;
@@ -73,6 +75,7 @@ static void kernels(cl_program g, cl_mem a)
 	cl_event e;
 	long v = 1;
 
+	printf("query that does not exist: %d\n", clGetKernelArgInfo(f, 0, CL_KERNEL_ARG_NAME + 1, 0, NULL, NULL));
 	printf("arguments: %d %d %d\n", clSetKernelArg(f, 1, 8, &v), clSetKernelArg(f, 1, 2, &v), clSetKernelArg(f, 1, 4, &v));
 	printf("range of nothing without arguments: %d", clEnqueueNDRangeKernel(q, f, 1, NULL, &nothing, NULL, 0, NULL, NULL));
 	check(clSetKernelArg(f, 0, sizeof a, &a), "argument");
@@ -113,6 +116,53 @@ static void waits(cl_program g, cl_mem a)
 	printf("wait for all of them: %d\n", clWaitForEvents(EVENTS + 1, list));
 }
 
+/* maps_that_wait: a map and its unmap behind a user event. */
+static void maps_that_wait(cl_mem a)
+{
+	cl_event user = clCreateUserEvent(c, &code);
+	cl_int v[2] = {3, 4}, got[2] = {0};
+
+	check(clEnqueueWriteBuffer(q, a, CL_TRUE, 0, sizeof v, v, 0, NULL, NULL), "write");
+	alarm(120); /* ends a wait for ever */
+	void *map = clEnqueueMapBuffer(q, a, CL_FALSE, CL_MAP_READ | CL_MAP_WRITE, 0, sizeof v, 1, &user, NULL, &code);
+	check(code, "map");
+	check(clEnqueueUnmapMemObject(q, a, map, 0, NULL, NULL), "unmap");
+	check(clSetUserEventStatus(user, CL_COMPLETE), "user event");
+	check(clEnqueueReadBuffer(q, a, CL_TRUE, 0, sizeof got, got, 0, NULL, NULL), "read");
+	alarm(0);
+	printf("map and unmap behind an event: %d %d\n", got[0], got[1]);
+	clReleaseEvent(user);
+}
+
+static void *set_event(void *event)
+{
+	check(clSetUserEventStatus(event, CL_COMPLETE), "user event");
+	return NULL;
+}
+
+/* order: another thread lets a long command run, and the next one of the queue comes behind it. */
+static void order(void)
+{
+	enum { N = 32 << 20 };
+	unsigned char *from = malloc(N), last = 0;
+	cl_mem m = clCreateBuffer(c, 0, N, NULL, &code);
+	cl_event user = clCreateUserEvent(c, &code);
+	pthread_t thread;
+
+	memset(from, 7, N);
+	check(clEnqueueFillBuffer(q, m, &last, 1, 0, N, 0, NULL, NULL), "fill");
+	check(clEnqueueWriteBuffer(q, m, CL_FALSE, 0, N, from, 1, &user, NULL), "write");
+	check(pthread_create(&thread, NULL, set_event, user), "thread");
+	while (status(user) != CL_COMPLETE)
+		;
+	check(clEnqueueReadBuffer(q, m, CL_TRUE, N - 1, 1, &last, 0, NULL, NULL), "read");
+	printf("behind a long write: %d\n", last);
+	pthread_join(thread, NULL);
+	clReleaseEvent(user);
+	clReleaseMemObject(m);
+	free(from);
+}
+
 /* programs: one of no source, and one of a binary. */
 static void programs(cl_program g)
 {
@@ -132,6 +182,33 @@ static void programs(cl_program g)
 	check(clBuildProgram(copy, 0, NULL, NULL, NULL, NULL), "build");
 	f = clCreateKernel(copy, "f", &code);
 	printf("kernel of a binary: %d, %d\n", f != NULL, code);
+}
+
+/* refusals are of a program that was linked, a binary of nothing, a range behind the end of numbers and an
+ * image of slices that end within a row. */
+static void refusals(cl_program g)
+{
+	static const char *source = "__kernel void f(__global int *a) { a[0] = 1; }\n";
+	static char host[4096];
+	const cl_image_format format = {CL_RGBA, CL_UNSIGNED_INT8};
+	const cl_image_desc slices = {
+		.image_type = CL_MEM_OBJECT_IMAGE3D, .image_width = 8, .image_height = 8, .image_depth = 2, .image_slice_pitch = 8 * 32 + 4,
+	};
+	const size_t nothing = 0, behind = SIZE_MAX, some = 16;
+	const unsigned char *none = NULL;
+	cl_int state = 1;
+	cl_program part = clCreateProgramWithSource(c, 1, &source, NULL, &code);
+
+	check(clCompileProgram(part, 1, &d, "", 0, NULL, NULL, NULL, NULL), "compile");
+	cl_program linked = clLinkProgram(c, 1, &d, "", 1, &part, NULL, NULL, &code);
+	check(code, "link");
+	printf("build of what was linked: %d, ", clBuildProgram(linked, 1, &d, "", NULL, NULL));
+	clCreateProgramWithBinary(c, 1, &d, &nothing, &none, &state, &code);
+	printf("no binary: %d %d, ", code, state);
+	cl_kernel f = clCreateKernel(g, "f", &code);
+	printf("offset: %d, ", clEnqueueNDRangeKernel(q, f, 1, &behind, &some, NULL, 0, NULL, NULL));
+	clCreateImage(c, CL_MEM_COPY_HOST_PTR, &format, &slices, host, &code);
+	printf("slices: %d\n", code);
 }
 
 /* new prints what not every platform does: groups of a size that the kernel requires and the call does not
@@ -229,11 +306,14 @@ int main(int argc, char **argv)
 	check(clBuildProgram(g, 1, &d, "-cl-kernel-arg-info", NULL, NULL), "build");
 	if (argc > 1 && !strcmp(argv[1], "new")) {
 		new(g, a);
+		refusals(g);
 		return 0;
 	}
 	buffers(a);
 	kernels(g, a);
 	waits(g, a);
+	maps_that_wait(a);
+	order();
 	programs(g);
 	relays(g);
 	return 0;

@@ -31,6 +31,21 @@ static void binaries(cl_context c, cl_device_id d, cl_program g)
 	free(bytes);
 }
 
+/* The code of a wait for events of two contexts. */
+static void contexts(cl_context c, cl_device_id d)
+{
+	cl_int code;
+	cl_context other = clCreateContext(NULL, 1, &d, NULL, NULL, &code);
+	check(code, "context");
+	const cl_event both[2] = {clCreateUserEvent(c, NULL), clCreateUserEvent(other, NULL)};
+	check(clSetUserEventStatus(both[0], CL_COMPLETE), "user event");
+	check(clSetUserEventStatus(both[1], CL_COMPLETE), "user event");
+	printf("events of two contexts: %d\n", clWaitForEvents(2, both));
+	clReleaseEvent(both[0]);
+	clReleaseEvent(both[1]);
+	clReleaseContext(other);
+}
+
 int main(void)
 {
 	static const char *source = "__attribute__((reqd_work_group_size(4, 2, 1))) __kernel void f(__global int *a) { a[0] = 1; }\n"
@@ -60,6 +75,7 @@ int main(void)
 	binaries(c, d, g);
 	cl_kernel f = clCreateKernel(g, "f", &code), h = clCreateKernel(g, "g", &code);
 	cl_mem hidden = clCreateBuffer(c, CL_MEM_COPY_HOST_PTR | CL_MEM_HOST_NO_ACCESS, sizeof host, host, &code);
+	contexts(c, d);
 	printf("buffer that the host does not reach: %d, ", code);
 	printf("read %d, ", clEnqueueReadBuffer(q, hidden, CL_TRUE, 0, 4, &v, 0, NULL, NULL));
 	cl_mem b = clCreateBufferWithProperties(c, none, CL_MEM_READ_WRITE, sizeof host, NULL, &code);

@@ -81,7 +81,7 @@ static void user_events(cl_mem m)
 }
 
 /* A user event that fails ends the commands that wait for it. PoCL 3.1 itself hangs here. */
-static void failed_event(void)
+static void failed_event(cl_mem m)
 {
 	cl_int code;
 	cl_event last, user = clCreateUserEvent(c, &code);
@@ -93,6 +93,11 @@ static void failed_event(void)
 	check(clSetUserEventStatus(user, -7), "failure of the event");
 	code = clWaitForEvents(1, &last);
 	printf("failed: %d, callback %c\n", code, told());
+	clReleaseEvent(last);
+	code = clEnqueueMarkerWithWaitList(q, 1, &user, &last);
+	printf("enqueued later: %d", code);
+	printf(", %d", clWaitForEvents(1, &last));
+	printf(", and blocking %d\n", clEnqueueReadBuffer(q, m, CL_TRUE, 0, sizeof code, &code, 1, &user, NULL));
 	clReleaseEvent(last);
 	clReleaseEvent(user);
 }
@@ -194,6 +199,10 @@ static void states(void)
 	cl_event e, user = clCreateUserEvent(c, &code);
 
 	check(code, "user event");
+	check(clSetEventCallback(user, CL_SUBMITTED, note_state, NULL), "callback");
+	alarm(120); /* ends a wait for ever */
+	printf("state of a user event: %c\n", told());
+	alarm(0);
 	check(clEnqueueNDRangeKernel(other, add, 1, NULL, &one, NULL, 1, &user, &e), "kernel that waits");
 	check(clSetEventCallback(e, CL_SUBMITTED, note_state, NULL), "callback");
 	check(clSetEventCallback(e, CL_COMPLETE, note_state, NULL), "callback");
@@ -267,7 +276,7 @@ int main(int argc, char **argv)
 	check(code, "buffer");
 	user_events(m);
 	if (argc > 1 && !strcmp(argv[1], "failures"))
-		failed_event();
+		failed_event(m);
 	out_of_order(m);
 	large_read();
 	callbacks(m);

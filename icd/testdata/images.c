@@ -206,6 +206,24 @@ static void in_buffers(void)
 	clReleaseMemObject(own);
 }
 
+/* rows have pitches that are no multiple of a pixel. */
+static void pitches(void)
+{
+	enum { ROW = W * 4 + 3 };
+	static unsigned char from[H][ROW], to[H][ROW];
+	cl_mem m = image(0, CL_MEM_OBJECT_IMAGE2D, H, 0, 0, NULL);
+	int equal = 1;
+
+	for (int y = 0; y < H; y++)
+		memcpy(from[y], pixels[y], sizeof pixels[y]);
+	check(clEnqueueWriteImage(q, m, CL_TRUE, zero, whole, ROW, 0, from, 0, NULL, NULL), "write");
+	check(clEnqueueReadImage(q, m, CL_TRUE, zero, whole, ROW, 0, to, 0, NULL, NULL), "read");
+	for (int y = 0; y < H; y++)
+		equal &= !memcmp(to[y], pixels[y], sizeof pixels[y]);
+	printf("rows of %d bytes: %s\n", ROW, equal ? "equal" : "different");
+	clReleaseMemObject(m);
+}
+
 int main(void)
 {
 	cl_platform_id p;
@@ -225,6 +243,7 @@ int main(void)
 	kernels(g);
 	copies();
 	in_buffers();
+	pitches();
 	clReleaseProgram(g);
 	clReleaseCommandQueue(q);
 	clReleaseContext(c);

@@ -88,6 +88,24 @@ static void embedded(const char *directory)
 	printf("embedded: %d\n", got[0]);
 }
 
+/* A header that is given to the compiler includes a file. */
+static void outward(const char *directory)
+{
+	cl_int got[2] = {0}, code;
+	const char *name = "given.h";
+	char options[8192];
+
+	file(directory, "inner.h", "#define INNER 5\n");
+	snprintf(options, sizeof options, "-I %s", directory);
+	cl_program header = made("#include <inner.h>\n#define GIVEN (INNER + 1)\n");
+	cl_program g = made("#include \"given.h\"\n__kernel void f(__global int *a) { a[0] = GIVEN; a[1] = __LINE__; }\n");
+	check(clCompileProgram(g, 1, &d, options, 1, &header, &name, NULL, NULL), "compile");
+	cl_program linked = clLinkProgram(c, 1, &d, "", 1, &g, NULL, NULL, &code);
+	check(code, "link");
+	run(linked, got);
+	printf("file of an embedded header: %d, line %d\n", got[0], got[1]);
+}
+
 int main(int argc, char **argv)
 {
 	const char *source = "/* comment\n#include \"none.h\"\n*/ // /*\n"
@@ -120,5 +138,6 @@ int main(int argc, char **argv)
 	printf("missing: %d, log %d\n", code, strstr(log, "missing.h") != NULL);
 	here(argv[1]);
 	embedded(argv[1]);
+	outward(argv[1]);
 	return 0;
 }
