@@ -73,6 +73,33 @@ func TestRepeatedAcksAreCheap(t *testing.T) {
 	}
 }
 
+// A peer with the keys acknowledges nothing, and asks for an acknowledgement with each
+// datagram: one that does not follow the one before is answered at once. The records of the
+// answers stand behind that of the oldest datagram in flight, and are bounded. That datagram
+// is sent again.
+func TestRecordsAreBounded(t *testing.T) {
+	box, peer := unacknowledged(t, 1)
+	buf := make([]byte, frame.MaxDatagram)
+	for i := range uint64(maxRecords) {
+		number := 1000 + 2*i
+		h := frame.Header{Version: box.version, Type: frame.TypeTraffic, Binding: 1, Epoch: 1, Number: number}
+		d := frame.AppendPing(h.Append(buf[:0]), box.form)
+		if err := box.Receive(0, 0, peer.close(d, frame.HeaderSize, 0, 0, number), nil); err != nil {
+			t.Fatal(err)
+		}
+		if n, _ := box.Transmit(0, buf); n == 0 {
+			t.Fatalf("ping %d is not acknowledged", number)
+		}
+	}
+	s := &box.paths[0].sent
+	if n := s.next - s.oldest; n > maxRecords || len(s.ring) > maxRecords {
+		t.Errorf("%d records in a ring of %d, want at most %d", n, len(s.ring), maxRecords)
+	}
+	if box.stats.Retransmissions == 0 || box.Idle() {
+		t.Errorf("%d retransmissions of the datagram whose record is gone", box.stats.Retransmissions)
+	}
+}
+
 // A search for a record that is not done finds the same as a look at each.
 func TestUndone(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

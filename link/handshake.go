@@ -52,6 +52,7 @@ type handshake struct {
 	replyTo      uint64 // session that sent the hello
 	replyEcho    uint64 // number of that hello
 	unknownAt    time.Duration
+	provenAt     time.Duration // a confirm that comes before is dropped
 }
 
 // exchange is the state of the handshake datagrams of one version.
@@ -73,6 +74,10 @@ const (
 	// unknownWait is the minimum interval of unknown-session datagrams: they must
 	// not serve for amplification.
 	unknownWait = 10 * time.Millisecond
+	// provenWait is the time after a confirm with a wrong proof in which a responder looks at
+	// no other: the keys of each take as long as two hundred small datagrams. Only a peer with
+	// the secret can make one.
+	provenWait = 10 * time.Millisecond
 	// maxResends bounds the cookies that this end follows between two datagrams of its
 	// schedule: those that an observer forges may come before the peer's.
 	maxResends = 4
@@ -368,9 +373,12 @@ func (l *Link) receiveConfirm(now time.Duration, h *frame.Header, hello *frame.H
 		}
 		l.down(PeerRestarted, 0)
 		return nil
+	case l.state == Connecting && now < hs.provenAt:
+		return ErrFlood
 	case l.state == Connecting:
 		s, err := l.confirmed(h, hello)
 		if err != nil {
+			hs.provenAt = now + provenWait
 			return err
 		}
 		for i := range hs.versions {

@@ -3,6 +3,7 @@ package link
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/dxpu-project/dxpu/frame"
 	"github.com/dxpu-project/dxpu/tlp"
@@ -61,5 +62,44 @@ func TestPeerWaitsBeforeItChangesKeys(t *testing.T) {
 	}
 	if drops := box.stats.Drops; drops.Total() > 0 {
 		t.Errorf("%+v", drops)
+	}
+}
+
+// A peer that sends confirms with wrong proofs makes the responder derive the keys of a
+// session once in a while only. The right one is taken afterwards.
+func TestWrongProofsAreCheap(t *testing.T) {
+	cfg := Config{
+		Binding: 1, Epoch: 1, Session: 1, Ephemeral: [32]byte{1}, Initiator: true, Paths: []PathConfig{{MTU: 9000}},
+		Local: frame.Endpoint{Node: 1}, Remote: frame.Endpoint{Node: 2},
+	}
+	host, err := New(0, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Initiator, cfg.Session, cfg.Local, cfg.Remote = false, 2, cfg.Remote, cfg.Local
+	box, err := New(0, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pass(host, box, 0)
+	pass(box, host, 0)
+	buf := make([]byte, frame.MaxDatagram)
+	confirm := func(now time.Duration) error {
+		host.hs.nextAt = now
+		n, path := host.Transmit(now, buf)
+		return box.Receive(now, path, buf[:n], nil)
+	}
+	host.hs.proof[0] ^= 1
+	if err := confirm(0); !errors.Is(err, ErrSeal) {
+		t.Fatalf("a wrong proof: %v", err)
+	}
+	for range 100 {
+		if err := confirm(provenWait - 1); !errors.Is(err, ErrFlood) {
+			t.Fatalf("a further confirm: %v", err)
+		}
+	}
+	host.hs.proof[0] ^= 1
+	if err := confirm(provenWait); err != nil || box.State() != Up {
+		t.Errorf("the right proof: %v, %v", err, box.State())
 	}
 }

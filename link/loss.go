@@ -130,6 +130,17 @@ func (l *Link) loseOldest(now time.Duration, p *path, n int) {
 	}
 }
 
+// forgetOldest makes room for one more record. That the oldest datagram is lost is only
+// presumed, and nothing shows later that it was not.
+func (l *Link) forgetOldest(now time.Duration, p *path) {
+	for p.sent.full() {
+		if rec := p.sent.at(p.sent.oldest); rec.eliciting && !rec.done && !rec.lost {
+			l.loseRecord(now, p, rec)
+		}
+		p.sent.oldest++
+	}
+}
+
 // expire handles the expired timers.
 func (l *Link) expire(now time.Duration) {
 	if now-l.liveness.lastRan >= quiet {

@@ -2,6 +2,11 @@ package link
 
 import "time"
 
+// maxRecords bounds the records of a path. A window of DefaultWindow has half as many TLPs in
+// flight at most. A peer that asks for acknowledgements without an end, and acknowledges
+// nothing itself, would make their number grow.
+const maxRecords = 1 << 16
+
 // maxRuns bounds the runs of one datagram. New TLPs make one run, and so do
 // retransmissions in sequence, so a datagram rarely needs a second.
 const maxRuns = 4
@@ -103,6 +108,9 @@ func (s *sentRing) trim(lostBefore time.Duration) {
 		s.oldest++
 	}
 }
+
+// full reports whether the next record is one too many.
+func (s *sentRing) full() bool { return s.next-s.oldest >= maxRecords }
 
 // shrink frees the memory when no record is held.
 func (s *sentRing) shrink() {

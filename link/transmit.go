@@ -139,6 +139,7 @@ func (l *Link) begin(now time.Duration, p *path, buf []byte, size int) (d datagr
 	}
 	d.b = h.Append(buf[:0])
 	p.trim(now) // datagrams with only acknowledgements are never acknowledged
+	l.forgetOldest(now, p)
 	d.rec = p.sent.push()
 	d.rec.at = now
 	return d, true
