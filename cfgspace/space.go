@@ -111,12 +111,13 @@ func (s *Space) PokeBits(off int, set, clear uint16) {
 // section 6.6.2) it leaves the sticky bits: error logs, Max_Payload_Size, link
 // control.
 func (s *Space) Reset(keepSticky bool) {
-	for i, r := range s.reset {
-		var keep byte
-		if keepSticky {
-			keep = s.sticky[i]
-		}
-		s.value[i] = r&^keep | s.value[i]&keep
+	if !keepSticky {
+		copy(s.value, s.reset)
+		return
+	}
+	for i := 0; i < len(s.value); i += 8 { // a driver may reset the function as often as it writes a register
+		keep := le.Uint64(s.sticky[i:])
+		le.PutUint64(s.value[i:], le.Uint64(s.reset[i:])&^keep|le.Uint64(s.value[i:])&keep)
 	}
 }
 

@@ -40,7 +40,7 @@ type channel struct {
 
 	inFlight int           // packets without their event
 	since    time.Duration // last progress
-	packet   []byte        // made when the channel starts
+	packet   []byte        // made when the channel first starts
 	epoch    uint64        // of the context: reads of an earlier one do not count
 	fetches  fetches
 
@@ -58,7 +58,10 @@ func (c *channel) reset() {
 	if c.engine != nil {
 		c.engine.Stop()
 	}
-	*c = channel{engine: c.engine, limit: c.limit, vector: reg.ComputeNoVector, epoch: c.epoch + 1, moving: c.moving, streamed: c.streamed}
+	*c = channel{
+		engine: c.engine, limit: c.limit, vector: reg.ComputeNoVector, epoch: c.epoch + 1, packet: c.packet,
+		moving: c.moving, streamed: c.streamed,
+	}
 }
 
 func (c *channel) state() reg.ComputeState {
@@ -164,7 +167,7 @@ func (c *channel) stop() {
 	c.engine.Stop()
 	*c = channel{
 		engine: c.engine, limit: c.limit, ring: c.ring, ringSize: c.ringSize,
-		eventBase: c.eventBase, eventSize: c.eventSize, mirror: c.mirror, vector: c.vector, epoch: c.epoch + 1,
+		eventBase: c.eventBase, eventSize: c.eventSize, mirror: c.mirror, vector: c.vector, epoch: c.epoch + 1, packet: c.packet,
 		moving: c.moving, streamed: c.streamed,
 	}
 }
@@ -178,7 +181,9 @@ func (g *GPU) startChannel() {
 	}
 	c.on = true
 	c.since = g.now
-	c.packet = make([]byte, reg.MaxPacket)
+	if c.packet == nil {
+		c.packet = make([]byte, reg.MaxPacket)
+	}
 	c.engine.Start()
 }
 

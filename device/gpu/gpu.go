@@ -48,9 +48,10 @@ type GPU struct {
 	dead bool              // Inject(Kill)
 	hung bool              // Inject(Hang)
 
-	serial uint64 // that the driver sees: of the GPU from which the state came, see Restore
-	frozen bool   // Freeze
-	ended  *job   // it ended while the GPU was frozen
+	serial   uint64 // that the driver sees: of the GPU from which the state came, see Restore
+	serialAt int    // offset of its capability
+	frozen   bool   // Freeze
+	ended    *job   // it ended while the GPU was frozen
 
 	out tlp.Packet
 	buf [pcie.MaxPayload + 2*pcie.DW]byte
@@ -70,7 +71,8 @@ func New(spec Spec) (*GPU, error) {
 	g := &GPU{
 		spec: spec, cfg: cfg, vram: newVRAM(spec.VRAM),
 		reads: make([]read, spec.Tags), queues: make([]queue, spec.Queues), engines: spec.CopyEngines, serial: spec.Serial,
-		msix: cfgspace.NewMSIXTable(reg.MaxVectors, reg.MSIXPBA),
+		serialAt: cfgspace.FindExtended(cfg.Bytes(), cfgspace.ExtSerial),
+		msix:     cfgspace.NewMSIXTable(reg.MaxVectors, reg.MSIXPBA),
 	}
 	for i := range g.queues {
 		g.queues[i].index = i
@@ -242,6 +244,7 @@ func (g *GPU) Reset(now time.Duration, kind device.ResetKind) {
 		g.messages.asserted = false // the link was down: the other side forgot
 		g.Thaw(now)
 		g.serial = g.spec.Serial
+		defer g.freeWindows()
 	}
 	g.messages.errors = 0
 	g.cfg.Reset(flr)
@@ -252,19 +255,30 @@ func (g *GPU) Reset(now time.Duration, kind device.ResetKind) {
 	g.req.SetID(g.id)
 }
 
-// resetEngines brings queues, registers and DMA to their reset state.
+// resetEngines brings queues, registers and DMA to their reset state. The windows of the
+// queues stay: a driver may reset the engines and enable queues as often as it writes a
+// register.
 func (g *GPU) resetEngines() {
-	g.req.CancelAll(g.now, func(transaction.Result) {})
-	clear(g.reads)
+	if g.req.InFlight() > 0 {
+		g.req.CancelAll(g.now, func(transaction.Result) {})
+		clear(g.reads)
+	}
 	g.held = false
 	for i := range g.queues {
 		g.stop(&g.queues[i])
 		q := &g.queues[i]
-		*q = queue{index: i, epoch: q.epoch}
+		*q = queue{index: i, epoch: q.epoch, win: q.win}
 	}
 	g.channel.reset()
 	g.regs.reset(g.now)
 	g.hung = false
+}
+
+// freeWindows frees the memory of queues that are disabled, with what the last driver left there.
+func (g *GPU) freeWindows() {
+	for i := range g.queues {
+		g.queues[i].win = nil
+	}
 }
 
 // SetMemory changes the size of the memory, in bytes, for the owner of a GPU that is part

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"testing"
 
+	"github.com/dxpu-project/dxpu/cfgspace"
 	"github.com/dxpu-project/dxpu/device/gpu"
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
@@ -96,6 +97,53 @@ func TestRegisterAccessDoesNotAllocate(t *testing.T) {
 		l.g.Transmit(0, take)
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
+	}
+}
+
+// A guest resets the engines or the function, and enables a queue, with each write: the
+// box does not make and erase the memory of a queue each time.
+func TestResetsDoNotAllocate(t *testing.T) {
+	r := newGPUHost(t, gpu.Spec{})
+	l := &loop{g: r.gpu}
+	write := func(off uint64, v uint32) *tlp.Packet {
+		p := &tlp.Packet{Type: tlp.MWr, Data: binary.LittleEndian.AppendUint32(nil, v)}
+		p.SetMemory(r.bars[0].Addr+off, 4)
+		return p
+	}
+	flr := &tlp.Packet{Type: tlp.CfgWr0, Register: uint16(r.gpu.Config().ExpressOffset() + cfgspace.OffDevCtl), Length: 1, FirstBE: 2}
+	flr.Data = []byte{0, cfgspace.DevCtlFLR >> 8, 0, 0}
+	memory := &tlp.Packet{Type: tlp.CfgWr0, Register: cfgspace.OffCommand, Length: 1, FirstBE: 1, Data: []byte{cfgspace.CmdMemory, 0, 0, 0}}
+	bar := &tlp.Packet{Type: tlp.CfgWr0, Register: cfgspace.OffBAR0, Length: 1, FirstBE: 15}
+	bar.Data = binary.LittleEndian.AppendUint32(nil, uint32(r.bars[0].Addr))
+	requests := []*tlp.Packet{write(reg.Control, reg.ControlReset), write(reg.Queue+reg.QControl, reg.QControlEnable), flr, bar, memory}
+	take := l.take
+	if n := testing.AllocsPerRun(200, func() {
+		for _, p := range requests {
+			l.g.Receive(0, p)
+			l.g.Transmit(0, take)
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+	if s := r.queue32(0, reg.QState); s != uint32(reg.QueueDisabled) {
+		t.Errorf("queue 0 is in state %d after a reset", s)
+	}
+}
+
+// BenchmarkReset is a reset of the engines, and the next queue.
+func BenchmarkReset(b *testing.B) {
+	r := newGPUHost(b, gpu.Spec{})
+	var requests []*tlp.Packet
+	for _, w := range [][2]uint64{{reg.Control, reg.ControlReset}, {reg.Queue + reg.QControl, reg.QControlEnable}} {
+		p := &tlp.Packet{Type: tlp.MWr, Data: binary.LittleEndian.AppendUint32(nil, uint32(w[1]))}
+		p.SetMemory(r.bars[0].Addr+w[0], 4)
+		requests = append(requests, p)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		for _, p := range requests {
+			r.gpu.Receive(0, p)
+		}
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"math/bits"
 	"time"
 
-	"github.com/dxpu-project/dxpu/cfgspace"
 	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 	"github.com/dxpu-project/dxpu/pcie"
@@ -110,10 +109,9 @@ func (g *GPU) Window() (id pcie.BDF, header [64]byte) {
 
 // showSerial puts the serial number that the driver sees into the configuration space.
 func (g *GPU) showSerial() {
-	if at := cfgspace.FindExtended(g.cfg.Bytes(), cfgspace.ExtSerial); at != 0 {
-		g.cfg.Poke(at+4, 4, uint32(g.serial))
-		g.cfg.Poke(at+8, 4, uint32(g.serial>>32))
-	}
+	at := g.serialAt
+	g.cfg.Poke(at+4, 4, uint32(g.serial))
+	g.cfg.Poke(at+8, 4, uint32(g.serial>>32))
 }
 
 // Snapshot implements device.Migratable. A command that computes begins again at the
