@@ -32,8 +32,27 @@ func (c *Client) DeviceInfo(ctx context.Context) (DeviceInfo, error) {
 }
 
 // RegionInfo asks about a region, and asks again when its capabilities did not
-// fit. The file is the mappable memory, or nil; the caller closes it.
+// fit. The file is the mappable memory, or nil; the caller closes it. A server that is not
+// trusted chooses what it is, and the close may wait for the server: see RegionSize.
 func (c *Client) RegionInfo(ctx context.Context, index uint32) (RegionInfo, *os.File, error) {
+	r, fds, err := c.regionInfo(ctx, index)
+	if err != nil || len(fds) == 0 {
+		c.main.sock.trash.Close(fds)
+		return r, nil, err
+	}
+	c.main.sock.trash.Close(fds[1:])
+	return r, os.NewFile(uintptr(fds[0]), fmt.Sprintf("region %d", index)), nil
+}
+
+// RegionSize asks for the size of a region in bytes. It does not wait for a file that the
+// server sends beside it.
+func (c *Client) RegionSize(ctx context.Context, index uint32) (uint64, error) {
+	r, fds, err := c.regionInfo(ctx, index)
+	c.main.sock.trash.Close(fds)
+	return r.Size, err
+}
+
+func (c *Client) regionInfo(ctx context.Context, index uint32) (RegionInfo, []int, error) {
 	for argsz := uint32(regionInfoSize); ; {
 		body, fds, err := c.roundTrip(ctx, CmdGetRegionInfo, RegionInfo{ArgSize: argsz, Index: index}.Append(nil), nil)
 		if err != nil {
@@ -48,12 +67,7 @@ func (c *Client) RegionInfo(ctx context.Context, index uint32) (RegionInfo, *os.
 		if err == nil && r.Index != index {
 			err = &ProtocolError{fmt.Sprintf("information on region %d instead of %d", r.Index, index)}
 		}
-		if err != nil || len(fds) == 0 {
-			c.main.sock.trash.Close(fds)
-			return r, nil, err
-		}
-		c.main.sock.trash.Close(fds[1:])
-		return r, os.NewFile(uintptr(fds[0]), fmt.Sprintf("region %d", index)), nil
+		return r, fds, err
 	}
 }
 

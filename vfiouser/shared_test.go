@@ -191,6 +191,19 @@ func TestTooManyDescriptors(t *testing.T) {
 			must(t, c.Close())
 		})
 	})
+	t.Run("a region that lingers", func(t *testing.T) {
+		c, err := fakeServer(t, ClientConfig{}, `{}`, nil, func(p *rawPeer) {
+			p.id = p.recv().id - 1
+			control(t, p.UnixConn, func(fd int) { rightstest.Send(t, fd, p.message(5, 1, le(32, 7, 0, 0, uint64(4096), uint64(0))), 1) })
+		})
+		must(t, err)
+		rightstest.AtOnce(t, "the client", func() {
+			if n, err := c.RegionSize(bg, 0); n != 4096 || err != nil {
+				t.Errorf("%d bytes, %v", n, err)
+			}
+			must(t, c.Close())
+		})
+	})
 	t.Run("a twin socket that lingers", func(t *testing.T) {
 		const twin = `{"capabilities":{"twin_socket":{"supported":true,"fd_index":0}}}`
 		fd := rightstest.Lingering(t)

@@ -41,7 +41,7 @@ func describe(ctx context.Context, c *vfiouser.Client) (d description, err error
 			return d, err
 		}
 	}
-	size, err := regionSize(ctx, c, vfiouser.RegionConfig)
+	size, err := c.RegionSize(ctx, vfiouser.RegionConfig)
 	if err != nil {
 		return d, err
 	}
@@ -68,19 +68,11 @@ func describe(ctx context.Context, c *vfiouser.Client) (d description, err error
 	return d, nil
 }
 
-func regionSize(ctx context.Context, c *vfiouser.Client, index uint32) (uint64, error) {
-	info, file, err := c.RegionInfo(ctx, index)
-	if file != nil {
-		_ = file.Close()
-	}
-	return info.Size, err
-}
-
 // readBARs takes the sizes from the regions, because not every server answers the
 // sizing of firmware, and the kinds from configuration space.
 func (d *description) readBARs(ctx context.Context, c *vfiouser.Client) error {
 	for i := 0; i < pcie.MaxBARs; i++ {
-		size, err := regionSize(ctx, c, uint32(i))
+		size, err := c.RegionSize(ctx, uint32(i))
 		if err != nil {
 			return err
 		}

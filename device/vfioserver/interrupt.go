@@ -135,25 +135,26 @@ func (s *interruptState) outside(bar int, offset uint64, n int) []tlp.Chunk {
 	return out
 }
 
-// writeTable stores the part of a write that lies in the table and reports
-// whether there is one. The pending bits are read-only.
-func (s *interruptState) writeTable(bar int, offset uint64, src []byte) bool {
+// writeTable stores the part of a write that lies in the table, and returns the vectors
+// first to end-1 to which it belongs. The pending bits are read-only.
+func (s *interruptState) writeTable(bar int, offset uint64, src []byte) (first, end int) {
 	if !s.about.hasMSIX || s.about.msix.TableBAR != bar {
-		return false
+		return 0, 0
 	}
 	start := uint64(s.about.msix.TableOffset)
 	from, to := max(offset, start), min(offset+uint64(len(src)), start+uint64(len(s.table)))
 	if from >= to {
-		return false
+		return 0, 0
 	}
 	copy(s.table[from-start:to-start], src[from-offset:])
-	for v := (from - start) / msixEntrySize; v*msixEntrySize < to-start; v++ {
+	first, end = int(from-start)/msixEntrySize, int(to-start+msixEntrySize-1)/msixEntrySize
+	for v := first; v < end; v++ {
 		e := s.table[v*msixEntrySize:]
 		e[msixAddr] &^= 3
 		e[msixControl] &= 1
 		clear(e[msixControl+1 : msixEntrySize])
 	}
-	return true
+	return first, end
 }
 
 func (s *interruptState) vectorMasked(v int) bool {
@@ -196,18 +197,21 @@ func (c *connection) interruptsConfigured(command uint16) {
 	}
 	s.wireAllowed = wireNow && command&cfgspace.CmdINTxDisable == 0
 	c.updateWire()
-	c.vectorsChanged()
+	c.allChanged()
 	c.flushMSI()
 }
 
-// vectorsChanged gives descriptors to the MSI-X vectors that have become
+// allChanged is vectorsChanged for all vectors.
+func (c *connection) allChanged() { c.vectorsChanged(0, len(c.irqs.armed)) }
+
+// vectorsChanged gives descriptors to the MSI-X vectors first to end-1 if they have become
 // unmasked, and sends their pending interrupts.
-func (c *connection) vectorsChanged() {
+func (c *connection) vectorsChanged(first, end int) {
 	s := &c.irqs
 	if !s.on {
 		return
 	}
-	for v := range min(len(s.armed), c.about.vectors[vfiouser.IRQMSIX]) {
+	for v := first; v < min(end, c.about.vectors[vfiouser.IRQMSIX]); v++ {
 		if s.vectorMasked(v) {
 			continue
 		}
@@ -310,7 +314,7 @@ func (c *connection) sendOwed() bool {
 	}
 	c.irqs.owed = false
 	c.updateWire()
-	c.vectorsChanged()
+	c.allChanged()
 	c.flushMSI()
 	return true
 }

@@ -9,10 +9,8 @@ import (
 	"github.com/dxpu-project/dxpu/vfiouser"
 )
 
-// Interrupts that a server signals while the host takes none stay pending beyond
-// a bound. None is lost.
-func TestInterruptsOfFullLinkStayPending(t *testing.T) {
-	const vectors = 2048
+// interrupting returns the connection to a server with MSI-X vectors, all unmasked.
+func interrupting(vectors int) *connection {
 	var about description
 	about.hasMSIX = true
 	about.msix = cfgspace.MSIXInfo{Vectors: vectors}
@@ -20,10 +18,39 @@ func TestInterruptsOfFullLinkStayPending(t *testing.T) {
 	about.vectors[vfiouser.IRQINTx] = 1
 	c := &connection{about: about, requests: newWorker(func() {})}
 	c.dma.init(func(*vfiouser.DMARequest, error) {}, c.about.limits())
-	s := &c.irqs
-	s.init(&c.about)
-	s.on = true // every vector is unmasked
+	c.irqs.init(&c.about)
+	c.irqs.on = true
 	c.master.Store(true)
+	return c
+}
+
+// A write to the MSI-X table concerns its own vectors, not the others of which there may be
+// 2047: a host writes there as often as it likes.
+func TestTableWritesLookAtTheirVectors(t *testing.T) {
+	c := interrupting(2048)
+	s := &c.irqs
+	c.fn.BARs[0].Size = 64 << 10
+	c.fn.Snoop(&tlp.Packet{Type: tlp.CfgWr0, Register: cfgspace.OffCommand, FirstBE: 1, Data: []byte{cfgspace.CmdMemory, 0, 0, 0}})
+	for v := range 2048 {
+		s.pending[v/8] |= 1 << (v % 8)
+	}
+	p := tlp.Packet{Type: tlp.MWr, Data: make([]byte, 8)}
+	p.SetMemory(9*msixEntrySize-4, 8) // the control of vector 8, and half of the address of vector 9
+	c.memoryWrite(&p)
+	for v := range 2048 {
+		sent := s.pending[v/8]>>(v%8)&1 == 0
+		if want := v == 8 || v == 9; sent != want || s.armed[v] != want {
+			t.Errorf("vector %d: sent %v, armed %v, want %v", v, sent, s.armed[v], want)
+		}
+	}
+}
+
+// Interrupts that a server signals while the host takes none stay pending beyond
+// a bound. None is lost.
+func TestInterruptsOfFullLinkStayPending(t *testing.T) {
+	const vectors = 2048
+	c := interrupting(vectors)
+	s := &c.irqs
 	for range 3 {
 		for v := range vectors {
 			c.interrupt(vectorID{vfiouser.IRQMSIX, v})

@@ -96,9 +96,7 @@ func (c *connection) memoryWrite(p *tlp.Packet) {
 		if !ok {
 			return pcie.UnsupportedRequest
 		}
-		if c.irqs.writeTable(bar, offset, src) {
-			c.vectorsChanged()
-		}
+		c.vectorsChanged(c.irqs.writeTable(bar, offset, src)) // alone: there may be 2048, and as many writes as the host likes
 		for _, part := range c.irqs.outside(bar, offset, len(src)) {
 			data := append([]byte(nil), src[part.Addr-offset:][:part.Len]...)
 			c.requests.push(len(data), func() {

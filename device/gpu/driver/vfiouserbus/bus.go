@@ -129,7 +129,7 @@ func (b *Bus) release() error {
 }
 
 func (b *Bus) setUp(ctx context.Context) error {
-	size, err := b.regionSize(ctx, vfiouser.RegionConfig)
+	size, err := b.client.RegionSize(ctx, vfiouser.RegionConfig)
 	if err != nil {
 		return err
 	}
@@ -202,7 +202,7 @@ func (b *Bus) reread(ctx context.Context, dump []byte) error {
 func (b *Bus) assign(ctx context.Context, kinds [pcie.MaxBARs]cfgspace.BAR) error {
 	next32, next64 := b.opts.BAR32, b.opts.BAR64
 	for i := range b.bars {
-		size, err := b.regionSize(ctx, uint32(i))
+		size, err := b.client.RegionSize(ctx, uint32(i))
 		if err != nil {
 			return err
 		}
@@ -222,16 +222,6 @@ func (b *Bus) assign(ctx context.Context, kinds [pcie.MaxBARs]cfgspace.BAR) erro
 		}
 	}
 	return nil
-}
-
-// regionSize returns the size of a region. It closes the region's file: all accesses are
-// messages.
-func (b *Bus) regionSize(ctx context.Context, i uint32) (uint64, error) {
-	info, file, err := b.client.RegionInfo(ctx, i)
-	if file != nil {
-		_ = file.Close()
-	}
-	return info.Size, err
 }
 
 // ConfigRead32 implements driver.Bus.
