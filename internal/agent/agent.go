@@ -93,6 +93,8 @@ type Agent struct {
 	renewNow chan struct{} // one element: renew the certificate
 	reached  chan struct{} // one element: the manager answers again
 
+	nameTimeout time.Duration // the constant, except in tests
+
 	connected atomic.Bool
 	known     atomic.Uint64 // revision of the last snapshot applied
 
@@ -125,6 +127,7 @@ func New(cfg Config, h Handler) (*Agent, error) {
 	a := &Agent{
 		cfg: cfg, managers: managers, handler: h, log: cfg.Log, instance: rand.Text()[:12],
 		changed: make(chan struct{}, 1), rewatch: make(chan struct{}, 1), renewNow: make(chan struct{}, 1), reached: make(chan struct{}, 1),
+		nameTimeout: nameTimeout,
 	}
 	if a.log == nil {
 		a.log = slog.New(slog.DiscardHandler)

@@ -68,6 +68,7 @@ type pool struct {
 	t       *testing.T
 	url     string
 	handler atomic.Pointer[http.Handler]
+	enrols  atomic.Int32 // calls of Enroll that were answered
 	stop    func()
 }
 
@@ -76,6 +77,9 @@ func newPool(t *testing.T) *pool {
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if h := p.handler.Load(); h != nil {
 			(*h).ServeHTTP(w, r)
+			if r.URL.Path == dxpuv1connect.NodeServiceEnrollProcedure {
+				p.enrols.Add(1)
+			}
 			return
 		}
 		http.Error(w, "away", http.StatusServiceUnavailable)
@@ -89,9 +93,12 @@ func newPool(t *testing.T) *pool {
 }
 
 // arrive starts a manager with this state at the address.
-func (p *pool) arrive(store manager.Store) {
+func (p *pool) arrive(store manager.Store) { p.arriveWith(store, token) }
+
+// arriveWith starts a manager with this state and join token.
+func (p *pool) arriveWith(store manager.Store, joinToken string) {
 	p.t.Helper()
-	m, err := manager.New(p.t.Context(), manager.Config{JoinToken: token, Store: store, Open: manager.OpenLoopback, Heartbeat: 20 * time.Millisecond})
+	m, err := manager.New(p.t.Context(), manager.Config{JoinToken: joinToken, Store: store, Open: manager.OpenLoopback, Heartbeat: 20 * time.Millisecond})
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -237,13 +244,19 @@ func TestReportsWhenTheWatchEnds(t *testing.T) {
 func TestRunFails(t *testing.T) {
 	p := newPool(t)
 	p.arrive(&manager.MemoryStore{})
+	box, _ := p.start("b1", "", &proxy{box: true})
+	eventually(t, "the box reports", box.Connected)
+	host, _ := p.start("h1", "", &proxy{})
+	eventually(t, "the host reports", host.Connected)
 	tests := []struct {
 		name  string
 		cfg   agent.Config
 		wants string
 	}{
-		{"wrong token", agent.Config{Name: "h1", JoinToken: "wrong"}, "join_token: wrong"},
+		{"wrong token", agent.Config{Name: "h2", JoinToken: "wrong"}, "join_token: wrong"},
 		{"bad name", agent.Config{Name: "No Name", JoinToken: token}, "name:"},
+		{"the name of a box", agent.Config{Name: "b1", JoinToken: token}, "name: b1 is a box of this pool, and this node is a host: choose another name, or delete the box"},
+		{"the name of another host", agent.Config{Name: "h1", JoinToken: token}, "name: h1 is in use by another node"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -252,10 +265,37 @@ func TestRunFails(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := c.Run(t.Context()); err == nil || !strings.Contains(err.Error(), tt.wants) {
+			c.SetNameTimeout(time.Millisecond)
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // a node that asks for ever
+			defer cancel()
+			if err := c.Run(ctx); err == nil || !strings.Contains(err.Error(), tt.wants) {
 				t.Errorf("Run: %v, want %q", err, tt.wants)
 			}
 		})
+	}
+}
+
+// A node that has enrolled goes on when a manager with another state and another join token
+// is in the place of its own, and finds its own again: its guests keep their GPUs.
+func TestForeignManager(t *testing.T) {
+	p := newPool(t)
+	store := &manager.MemoryStore{}
+	p.arrive(store)
+	h := &proxy{}
+	c, _ := p.start("h1", t.TempDir(), h) // fails the test if Run returns
+	box, _ := p.start("b1", t.TempDir(), &proxy{box: true})
+	eventually(t, "both report", func() bool { return c.Connected() && box.Connected() })
+	p.lease(t)
+	eventually(t, "the host has the binding", func() bool { return h.bindings() == 1 })
+	p.leave()
+	p.enrols.Store(0)
+	p.arriveWith(&manager.MemoryStore{}, "another-token")
+	eventually(t, "each has been refused twice", func() bool { return p.enrols.Load() >= 4 })
+	p.leave()
+	p.arrive(store)
+	eventually(t, "both report again", func() bool { return c.Connected() && box.Connected() })
+	if h.bindings() != 1 {
+		t.Error("the host has lost its binding")
 	}
 }
 

@@ -35,6 +35,14 @@ const (
 	callTimeout = 5 * time.Second
 	// reportTimeout bounds a report if the pool has other managers.
 	reportTimeout = 2 * time.Second
+	// nameTimeout is how long a node asks for a name that another node has. A node that
+	// has lost its state directory gets its name when the manager counts its former self
+	// as lost, which takes a second. A node that asked for ever would take the name of
+	// another one at the first restart of that one.
+	nameTimeout = 30 * time.Second
+	// lastRefusedBackoff is the longest pause of an enrolled node whose join token is
+	// refused: only an operator can end that.
+	lastRefusedBackoff = 30 * time.Second
 )
 
 // errEnrolAgain reports that the manager does not know the node's credential.
@@ -42,7 +50,8 @@ var errEnrolAgain = errors.New("agent: the manager does not know this node")
 
 // Run applies the state on disk, then talks to the manager until ctx ends. It
 // returns nil then, and an error only where a retry cannot help: a refused join
-// token or name, or a state directory that cannot be written.
+// token of a node that has not enrolled, a refused name, a name that another node keeps,
+// or a state directory that cannot be written.
 func (a *Agent) Run(ctx context.Context) error {
 	a.mu.Lock()
 	kept := a.applied
@@ -51,8 +60,10 @@ func (a *Agent) Run(ctx context.Context) error {
 		a.log.Info("using the desired state on disk", "revision", kept.Revision, "bindings", len(kept.Bindings))
 		a.handler.Apply(proto.CloneOf(kept))
 	}
-	retry := newBackoff()
-	for {
+	retry, refused := newBackoff(), newBackoff()
+	refused.MaxInterval = lastRefusedBackoff
+	var taken time.Time // since when another node has the name; zero: none has
+	for said := ""; ; {
 		err := a.converse(ctx)
 		if ctx.Err() != nil {
 			return nil
@@ -61,13 +72,33 @@ func (a *Agent) Run(ctx context.Context) error {
 		if errors.As(err, &fatal) {
 			return fatal.err
 		}
-		if errors.Is(err, errEnrolAgain) {
+		pause := retry
+		inUse := connect.CodeOf(err) == connect.CodeAlreadyExists
+		if !inUse {
+			taken = time.Time{}
+		}
+		switch {
+		case errors.Is(err, errEnrolAgain):
 			a.log.Warn("the manager does not know this node: enrolling again")
 			retry.Reset()
-		} else {
+			refused.Reset()
+			said = ""
+		case connect.CodeOf(err) == connect.CodeUnauthenticated:
+			pause = refused
+			if err.Error() != said {
+				said = err.Error()
+				a.log.Error("the manager does not know this node, and refuses its join token: attached GPUs work on", "err", err)
+			}
+		case inUse && taken.IsZero():
+			taken = time.Now()
+			a.log.Warn("another node has the name of this one: trying again, then ending", "for", a.nameTimeout, "err", err)
+		case inUse && time.Since(taken) >= a.nameTimeout:
+			return err
+		case inUse: // the log has it
+		default:
 			a.log.Warn("no connection to the manager", "err", err)
 		}
-		if !wait(ctx, retry, nil) {
+		if !wait(ctx, pause, nil) {
 			return nil
 		}
 	}
@@ -103,8 +134,11 @@ func (a *Agent) enrol(ctx context.Context) error {
 		JoinToken: a.cfg.JoinToken, Kind: a.cfg.Kind, Name: a.cfg.Name, Version: a.cfg.Version,
 		PreviousCredential: old.Credential, CsrPem: csr,
 	}))
-	switch connect.CodeOf(err) {
-	case connect.CodeUnauthenticated, connect.CodePermissionDenied, connect.CodeInvalidArgument:
+	switch code := connect.CodeOf(err); {
+	case code == connect.CodeUnauthenticated && old.NodeID != "":
+		// The manager has another state than the one that knew this node: a mistake that an
+		// operator will find. The node's guests keep their GPUs meanwhile.
+	case code == connect.CodeUnauthenticated, code == connect.CodePermissionDenied, code == connect.CodeInvalidArgument:
 		return &fatalError{fmt.Errorf("enrol %q: %w", a.cfg.Name, err)}
 	}
 	if err != nil {

@@ -134,7 +134,7 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 	if o.interference != "" {
 		var err error
 		if cfg.Interference, err = readInterference(o.interference); err != nil {
-			return usage(fmt.Errorf("--interference: %w", err))
+			return fmt.Errorf("--interference: %w", err)
 		}
 	}
 	if o.testingClock != "" {

@@ -3,6 +3,7 @@ package cli
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -79,6 +80,24 @@ func TestUnitsRestartForEver(t *testing.T) {
 		section, _, _ := strings.Cut(string(raw), "[Service]")
 		if !strings.Contains(string(raw), "\nRestart=always\n") || !strings.Contains(section, "\nStartLimitIntervalSec=0\n") {
 			t.Errorf("%s: systemd gives up after some starts", unit)
+		}
+	}
+}
+
+// Where a start cannot help, the unit is "failed" with the reason: after wrong flags, and
+// for a node that the manager refuses.
+func TestUnitsThatCannotStartFail(t *testing.T) {
+	for _, unit := range units(t) {
+		raw, err := os.ReadFile(unit)
+		if err != nil {
+			t.Fatal(err)
+		}
+		codes := fmt.Sprintf("\nRestartPreventExitStatus=%d %d\n", exitUsage, exitRefused)
+		if strings.Contains(unit, "manager") {
+			codes = fmt.Sprintf("\nRestartPreventExitStatus=%d\n", exitUsage)
+		}
+		if !strings.Contains(string(raw), codes) {
+			t.Errorf("%s has no line %q", unit, codes)
 		}
 	}
 }

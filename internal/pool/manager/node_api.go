@@ -65,9 +65,11 @@ func (s *nodeService) Enroll(ctx context.Context, req *connect.Request[dxpuv1.En
 			t.touch(n.ID)
 			t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_ENROLLED), "%s %s enrolled", kindWord(n.Kind), n.ID)
 		case n.Kind != r.Kind:
-			return errorf(connect.CodeAlreadyExists, "name: %s is a %s; choose another name", n.ID, kindWord(n.Kind))
+			// Not ALREADY_EXISTS, after which a node tries again: its name is one that it can never have.
+			return invalid("name: %s is a %s of this pool, and this node is a %s: choose another name, or delete the %s if it is gone for ever (dxpu node delete %s)",
+				n.ID, kindWord(n.Kind), kindWord(r.Kind), kindWord(n.Kind), n.ID)
 		case t.connected(n.ID) && !auth.Matches(r.PreviousCredential, n.CredentialHash):
-			return errorf(connect.CodeAlreadyExists, "name: %s is in use by a connected node; choose another name or stop that node", n.ID)
+			return errorf(connect.CodeAlreadyExists, "name: %s is in use by another node, which is connected; choose another name, or stop that node", n.ID)
 		}
 		n = t.nodes.edit(n.ID)
 		n.CredentialHash = auth.Hash(credential)
