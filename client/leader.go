@@ -280,6 +280,8 @@ func (t *leaderTransport) probeAll(ctx context.Context) (*url.URL, error) {
 		probe(m)
 	}
 	var all []string
+	distrust := error(nil) // of a manager whose certificate does not hold
+	trusted := 0
 	for running > 0 {
 		select {
 		case u := <-s.named:
@@ -292,7 +294,15 @@ func (t *leaderTransport) probeAll(ctx context.Context) (*url.URL, error) {
 			}
 			running--
 			all = append(all, fmt.Sprintf("%s: %v", a.from, a.err))
+			if untrusted(a.err) {
+				distrust = a.err
+			} else {
+				trusted++
+			}
 		}
+	}
+	if trusted == 0 {
+		return nil, distrust // all have certificates of one authority, so one reason says it
 	}
 	return nil, fmt.Errorf("none of the managers leads: %s", strings.Join(all, "; "))
 }
@@ -310,6 +320,9 @@ func (t *leaderTransport) probeUntil(ctx context.Context, m *url.URL, s *search)
 			case s.named <- leader:
 			case <-ctx.Done():
 			}
+		}
+		if untrusted(last) {
+			return struct{}{}, backoff.Permanent(last)
 		}
 		return struct{}{}, last
 	}, backoff.WithMaxElapsedTime(max(time.Until(s.end), 1)), backoff.WithBackOff(&backoff.ExponentialBackOff{

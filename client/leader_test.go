@@ -2,8 +2,12 @@ package client
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
 	"fmt"
 	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -270,6 +274,36 @@ func TestNoManagerLeads(t *testing.T) {
 	time.AfterFunc(50*time.Millisecond, func() { f.set(func() { f.leader = 1 }) })
 	if got := post(t.Context(), f.client(t, time.Minute, 0, 1, 2), strings.NewReader("x")); got != "1 got x" {
 		t.Errorf("after an election: %s", got)
+	}
+}
+
+// Where no certificate holds, the client does not wait for an election, and the caller gets
+// the reason with its type.
+func TestNoManagerIsTrusted(t *testing.T) {
+	var urls []string
+	for range 3 {
+		s := httptest.NewTLSServer(http.NotFoundHandler())
+		s.Config.ErrorLog = log.New(io.Discard, "", 0)
+		t.Cleanup(s.Close)
+		urls = append(urls, s.URL)
+	}
+	us, err := parseURLs(urls)
+	if err != nil {
+		t.Fatal(err)
+	}
+	base := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: x509.NewCertPool()}}
+	t.Cleanup(base.CloseIdleConnections)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	_, err = newLeaderTransport(us, base, "", time.Hour).find(ctx)
+	if authority := (x509.UnknownAuthorityError{}); !errors.As(err, &authority) || strings.Contains(err.Error(), "leads") {
+		t.Errorf("by an authority: %v", err)
+	}
+	pinned := &http.Transport{DialTLSContext: pinnedDialer("sha256:"+strings.Repeat("0", 64), nil, &tls.Config{})}
+	t.Cleanup(pinned.CloseIdleConnections)
+	_, err = newLeaderTransport(us, pinned, "", time.Hour).find(ctx)
+	if err == nil || !strings.HasPrefix(err.Error(), "auth: the manager's authority is not the one with the hash") {
+		t.Errorf("by a hash: %v", err)
 	}
 }
 

@@ -68,8 +68,24 @@ func pinnedDialer(hash string, roots *x509.CertPool, cfg *tls.Config) func(ctx c
 					return nil
 				}
 			}
+			if err != nil {
+				err = &pinError{err}
+			}
 			return err
 		}
 		return (&tls.Dialer{Config: c}).DialContext(ctx, network, addr)
 	}
+}
+
+// pinError says that a certificate is not of the pinned authority.
+type pinError struct{ error }
+
+func (e *pinError) Unwrap() error { return e.error }
+
+// untrusted reports whether an error says that the certificate of a manager does not hold.
+// Another attempt within seconds does not help then.
+func untrusted(err error) bool {
+	var pin *pinError
+	var chain *tls.CertificateVerificationError
+	return errors.As(err, &pin) || errors.As(err, &chain)
 }
