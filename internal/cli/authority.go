@@ -2,14 +2,18 @@ package cli
 
 import (
 	"context"
+	"crypto/x509"
+	"encoding/pem"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/auth"
 )
 
 func newAuthorityCommand(conn *connection) *cobra.Command {
@@ -34,7 +38,7 @@ hash the new one. Leases and bindings are not affected.`,
 }
 
 func newAuthorityShowCommand(conn *connection) *cobra.Command {
-	pem := false
+	onlyPEM := false
 	cmd := valueCommand(&cobra.Command{
 		Use: "show", Short: "Show the authority and the progress of its rotation", Args: cobra.NoArgs,
 		Long: `Show the hash of the authority that signs the certificates of managers (--ca-hash), and
@@ -45,13 +49,13 @@ the progress of a rotation. --pem prints the certificates that a caller has to t
 		res, err := call(cmd.Context(), conn, poolAPI.GetAuthority, &dxpuv1.GetAuthorityRequest{})
 		return res.GetAuthority(), err
 	}, func(w io.Writer, a *dxpuv1.Authority) {
-		if pem {
+		if onlyPEM {
 			fmt.Fprint(w, a.CaPem)
 			return
 		}
 		describeAuthority(w, a)
 	})
-	cmd.Flags().BoolVar(&pem, "pem", false, "print the certificates only")
+	cmd.Flags().BoolVar(&onlyPEM, "pem", false, "print the certificates only")
 	return cmd
 }
 
@@ -65,6 +69,11 @@ node has not renewed; --wait waits for all of them. "dxpu authority --help" list
 steps.`,
 		Example: "  dxpu authority " + use + " --wait",
 	}, func(cmd *cobra.Command, _ []string) (*dxpuv1.Authority, error) {
+		if step == dxpuv1.AuthorityStep_AUTHORITY_STEP_ACTIVATE && !req.Force {
+			if err := checkTrust(cmd.Context(), conn); err != nil {
+				return nil, err
+			}
+		}
 		res, err := call(cmd.Context(), conn, poolAPI.RotateAuthority, req)
 		if err != nil || !wait {
 			return res.GetAuthority(), err
@@ -77,6 +86,30 @@ steps.`,
 		f.BoolVar(&req.Force, "force", false, "do not require that all nodes have renewed: those that have not must be enrolled again")
 	}
 	return cmd
+}
+
+// checkTrust refuses to activate an authority that is not in the caller's own file: the
+// caller, and probably others with a copy of the file, could not reach a manager then.
+func checkTrust(ctx context.Context, conn *connection) error {
+	t, err := conn.resolve()
+	if err != nil || t.CAFile == "" {
+		return err
+	}
+	raw, err := os.ReadFile(t.CAFile)
+	if err != nil {
+		return err
+	}
+	res, err := call(ctx, conn, poolAPI.GetAuthority, &dxpuv1.GetAuthorityRequest{})
+	if err != nil || res.Authority.NextHash == "" {
+		return err // the manager says that there is nothing to activate
+	}
+	for block, rest := pem.Decode(raw); block != nil; block, rest = pem.Decode(rest) {
+		if c, err := x509.ParseCertificate(block.Bytes); err == nil && auth.HashOf(c) == res.Authority.NextHash {
+			return nil
+		}
+	}
+	return withHint(fmt.Errorf("%s has only the old authority: this command could not reach a manager after the step", t.CAFile),
+		`"dxpu authority show --pem" prints the file of both, for --ca-file and for all persons and programs`)
 }
 
 const (
