@@ -73,6 +73,33 @@ func TestQuotaAtCreation(t *testing.T) {
 	}
 }
 
+// The quota of the default tenant ends the time in which a pool takes every name, and the
+// event says whom that shuts out.
+func TestFirstTenantIsTheDefaultOne(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 8))
+	w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "b"})
+	w.putTenant("default", &dxpuv1.Quota{MaxGpus: 4})
+	w.putTenant("default", &dxpuv1.Quota{MaxGpus: 5})
+	_, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 5, Tenant: "b"})
+	if connect.CodeOf(err) != connect.CodeNotFound || !strings.Contains(err.Error(), `tenant "b" does not exist`) {
+		t.Errorf("with a name of its own: %v", err)
+	}
+	w.create(&dxpuv1.LeaseSpec{Count: 1})
+	var said []string
+	for line := range strings.Lines(w.events()) {
+		if strings.Contains(line, " may have ") {
+			said = append(said, strings.TrimSpace(line))
+		}
+	}
+	want := []string{
+		"tenant default may have 4 GPUs in any number of leases; tenants that are not set get no new leases from now on: b",
+		"tenant default may have 5 GPUs in any number of leases",
+	}
+	if !slices.Equal(said, want) {
+		t.Errorf("events %q, want %q", said, want)
+	}
+}
+
 // A lease over its tenant's quota waits with that reason and does not hold up others.
 func TestQuotaInTheQueue(t *testing.T) {
 	w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 8))

@@ -63,7 +63,7 @@ func (t *tx) putTenant(r *dxpuv1.PutTenantRequest, res *dxpuv1.PutTenantResponse
 			set[p] = true
 		}
 	}
-	old := t.tenants.get(want.Id)
+	old, first := t.tenants.get(want.Id), t.tenants.len() == 0
 	switch {
 	case old == nil && want.ResourceVersion != 0:
 		return conflict("tenant", want.Id, 0, want.ResourceVersion)
@@ -81,9 +81,27 @@ func (t *tx) putTenant(r *dxpuv1.PutTenantRequest, res *dxpuv1.PutTenantResponse
 	}
 	record.ResourceVersion = t.revision()
 	t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_TENANT_CHANGED, Tenant: want.Id},
-		"tenant %s may have %s", want.Id, &record.Quota)
+		"tenant %s may have %s%s", want.Id, &record.Quota, t.shutsOut(first))
 	res.Tenant = t.tenantMessage(want.Id)
 	return nil
+}
+
+// shutsOut returns the part of the event of the first tenant about those that get no more
+// leases from then on, because they are not defined: programs that use the pool.
+func (t *tx) shutsOut(first bool) string {
+	if !first {
+		return ""
+	}
+	ids := slices.DeleteFunc(t.tenantIDs(), func(id string) bool { return id == defaultTenant || t.tenants.get(id) != nil })
+	if len(ids) == 0 {
+		return ""
+	}
+	const most = 8
+	names := strings.Join(ids[:min(len(ids), most)], ", ")
+	if len(ids) > most {
+		names = fmt.Sprintf("%s and %d more", names, len(ids)-most)
+	}
+	return "; tenants that are not set get no new leases from now on: " + names
 }
 
 // maxWeight bounds the weight of a tenant.

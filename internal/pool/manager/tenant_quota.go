@@ -26,10 +26,11 @@ func (t *tx) quota(tenant string) quotaRecord {
 const defaultMaxPriority = 0
 
 // admit refuses a request that can never be granted: its tenant must exist and
-// its quota must allow the count. Tenants need not be defined; once one is,
-// only defined tenants may request GPUs. operator is set if the caller is not a tenant.
+// its quota must allow the count. Tenants need not be defined; once one is, the default
+// one too, only defined tenants may request GPUs: programs would get around the quota of
+// the default tenant with a name of their own. operator is set if the caller is not a tenant.
 func (t *tx) admit(s *dxpuv1.LeaseSpec, operator bool) error {
-	if t.tenants.get(s.Tenant) == nil && s.Tenant != defaultTenant && t.anyTenant() {
+	if t.tenants.get(s.Tenant) == nil && s.Tenant != defaultTenant && t.tenants.len() > 0 {
 		return errorf(connect.CodeNotFound, "spec.tenant: tenant %q does not exist; an operator makes it (dxpu tenant set %s)", s.Tenant, s.Tenant)
 	}
 	q := t.quota(s.Tenant)
@@ -47,15 +48,6 @@ func (t *tx) admit(s *dxpuv1.LeaseSpec, operator bool) error {
 		return errorf(connect.CodeResourceExhausted, "spec.tenant: %s has %d leases, which is its quota; delete one first", s.Tenant, u.leases())
 	}
 	return nil
-}
-
-// anyTenant reports whether a tenant other than the default one is defined.
-func (t *tx) anyTenant() bool {
-	n := t.tenants.len()
-	if t.tenants.get(defaultTenant) != nil {
-		n--
-	}
-	return n > 0
 }
 
 // allows returns an error if a quota never allows count GPUs in one lease.
