@@ -212,7 +212,7 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 	}
 	err = withTracing(cmd.Context(), "dxpu-manager", url, func(ctx context.Context) error {
 		g, ctx := errgroup.WithContext(ctx)
-		g.Go(func() error { return o.serve(ctx, m, api, l, tlsConfig, leads, announce) })
+		g.Go(func() error { return o.serve(ctx, m, api, l, tlsConfig, leads, announce, cfg.Log) })
 		g.Go(func() error { return admin(ctx) })
 		g.Go(func() error { return tryProvider(ctx, cfg.SignIn, cfg.Log) })
 		return g.Wait()
@@ -279,8 +279,8 @@ func (o *managerOptions) joinToken(log *slog.Logger) (token string, made bool, e
 // serve serves a manager on a listener until ctx ends: HTTP/1.1 and HTTP/2, with TLS
 // if cfg is not nil. HTTP/2 works without TLS, too, for gRPC. serve calls announce
 // when leads is closed.
-func (o *managerOptions) serve(ctx context.Context, m *manager.Manager, api http.Handler, l net.Listener, cfg *tls.Config, leads <-chan struct{}, announce func() error) error {
-	srv := newServer(o.handler(api))
+func (o *managerOptions) serve(ctx context.Context, m *manager.Manager, api http.Handler, l net.Listener, cfg *tls.Config, leads <-chan struct{}, announce func() error, log *slog.Logger) error {
+	srv := newServer(o.handler(api), log)
 	srv.TLSConfig = cfg
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return m.Run(ctx) })

@@ -7,17 +7,21 @@ import (
 	"crypto/tls"
 	"fmt"
 	"io"
+	stdlog "log"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/dxpu-project/dxpu/internal/atomicfile"
+	"github.com/dxpu-project/dxpu/internal/loglimit"
 	"github.com/dxpu-project/dxpu/internal/pool/manager"
 )
 
@@ -147,14 +151,25 @@ func (o *managerOptions) publish(ctx context.Context, out io.Writer, m *manager.
 
 // newServer returns a server that bounds the cost of unauthenticated callers: a
 // header of 32 KiB within 5 s, two minutes without a request, 100 concurrent requests
-// on a connection.
-func newServer(h http.Handler) *http.Server {
+// on a connection. It writes few of the lines to the log that callers can cause.
+func newServer(h http.Handler, log *slog.Logger) *http.Server {
+	limited := slog.New(loglimit.New(log.Handler()))
 	srv := &http.Server{
 		Handler: h, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10,
 		Protocols: &http.Protocols{}, HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 100},
+		ErrorLog: stdlog.New(connectionLog{limited}, "", 0),
 	}
 	srv.Protocols.SetHTTP1(true)
 	srv.Protocols.SetHTTP2(true)
 	srv.Protocols.SetUnencryptedHTTP2(true)
 	return srv
+}
+
+// connectionLog writes what a server says of the connections of callers to the daemon's log.
+type connectionLog struct{ log *slog.Logger }
+
+func (l connectionLog) Write(line []byte) (int, error) {
+	text := strings.TrimPrefix(strings.TrimSpace(string(line)), "http: ")
+	l.log.Warn("a connection to the API failed", "why", strings.TrimPrefix(text, "TLS handshake error "))
+	return len(line), nil
 }

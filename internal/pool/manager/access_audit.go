@@ -108,7 +108,7 @@ func (m *Manager) auditRefusal(ctx context.Context, c *call, err error) {
 		return nil
 	})
 	if storeErr != nil {
-		m.log.Error("audit entry not stored", "err", storeErr)
+		m.log.Error("audit entry not stored", "err", forLog(storeErr))
 	}
 }
 

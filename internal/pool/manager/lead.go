@@ -60,7 +60,22 @@ func (m *Manager) notLeading() error {
 // errDeposed is the answer to a call that was under way when the leadership ended.
 func errDeposed() error {
 	return unknownFate(connect.CodeUnavailable,
-		"this manager is no longer the leader; the call may or may not have been carried out: look it up, or repeat it with the same request_id")
+		"%w; the call may or may not have been carried out: look it up, or repeat it with the same request_id", errNotLeading)
+}
+
+var errNotLeading = errors.New("this manager is no longer the leader")
+
+// forLog returns an error of a change that the manager itself made, for its log: without
+// the code of the API and the advice to a caller, who is not there.
+func forLog(err error) error {
+	var call *connect.Error
+	switch {
+	case errors.Is(err, errNotLeading):
+		return errNotLeading
+	case errors.As(err, &call):
+		return call.Unwrap()
+	}
+	return err
 }
 
 // leaderURL returns the URL of the leader, "" if it is not known.
@@ -168,7 +183,7 @@ func (m *Manager) lead(ctx context.Context, lost <-chan struct{}) error {
 			}
 		default:
 			if err := m.Tick(ctx); err != nil && ctx.Err() == nil {
-				m.log.Warn("could not store the changes of a clock tick", "err", err)
+				m.log.Warn("could not store the changes of a clock tick", "err", forLog(err))
 			}
 		}
 		// A select among several channels that are ready chooses at random. The loop

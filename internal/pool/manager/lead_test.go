@@ -1,9 +1,11 @@
 package manager
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -146,15 +148,17 @@ type team struct {
 	election *fakeElection
 	managers map[string]*Manager
 	members  map[string]*electionMember
+	log      bytes.Buffer // of all; read it when they have stopped or wait
 }
 
 func newTeam(t *testing.T, names ...string) *team {
 	w := &team{t: t, election: &fakeElection{records: map[string][]byte{}}, managers: map[string]*Manager{}, members: map[string]*electionMember{}}
 	ctx, cancel := context.WithCancel(context.Background())
+	log := slog.New(slog.NewTextHandler(&w.log, nil))
 	var wg sync.WaitGroup
 	for _, name := range names {
 		f := w.election.member(name)
-		m, err := New(ctx, Config{JoinToken: "token-for-tests", Store: f, Open: OpenInsecure, LostAfter: time.Hour, AttachTimeout: time.Hour})
+		m, err := New(ctx, Config{JoinToken: "token-for-tests", Store: f, Open: OpenInsecure, LostAfter: time.Hour, AttachTimeout: time.Hour, Log: log})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -292,6 +296,25 @@ func TestDeposedLeaderIsSilent(t *testing.T) {
 		time.Sleep(time.Second)
 		w.want(w.call(w.leader(), "PoolService/GetPool", `{}`), 200, `"leasesPending":2`)
 	})
+}
+
+// A manager that was deposed meanwhile describes what its clock could not store without the
+// advice to a caller, who is not there.
+func TestLogOfADeposedLeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTeam(t, "a", "b")
+		w.want(w.call("a", "PoolService/CreateLease", `{"spec":{"count":1,"wait":true,"waitTimeout":"1s"}}`), 200, `"lease"`)
+		w.election.depose(false)
+		time.Sleep(2 * time.Second) // the lease leaves the queue
+		synctest.Wait()
+		said := w.log.String()
+		if !strings.Contains(said, `of a clock tick" err=`) || strings.Contains(said, "look it up") || strings.Contains(said, "unavailable: ") {
+			t.Errorf("the log has advice to a caller, or no line of the clock:\n%s", said)
+		}
+	})
+	if got := forLog(errDeposed()).Error(); got != "this manager is no longer the leader" {
+		t.Errorf("deposed: %s", got)
+	}
 }
 
 // Watches end with the leadership, so that no client waits for events of a follower.
