@@ -1,36 +1,54 @@
 #!/bin/bash
 # Fuzzes every FuzzXxx of the modules for a time each: fuzz.sh TIME
 #
-# go test -fuzz takes one target at a time, so they are found by name. The
-# script runs one target per processor at a time, with one worker each, so all of
-# them together take targets/processors x TIME.
+# A test binary fuzzes one target at a time, so they are found by name. The
+# script builds the binary of a package once and runs one target per processor
+# at a time, with one worker each, so all of them together take
+# targets/processors x TIME and the builds.
 set -eu
 export time=${1:-30s}
-logs=$(mktemp -d)
-export logs
-trap 'rm -rf "$logs"' EXIT
+work=$(mktemp -d)
+cache=$(go env GOCACHE)/fuzz/$(go list -m) # where go test keeps inputs with new coverage, too
+export work cache
+trap 'rm -rf "$work"' EXIT
 
-fuzz() {
-	local pkg name log module=.
-	pkg=./$(dirname "${1%%:*}") name=${1##*:func }
-	case $pkg in
-	./deploy/kubernetes/*) module=./deploy/kubernetes ;; # a module of its own
+# module DIR: the module that holds the package
+module() {
+	case $1 in
+	deploy/kubernetes/*) echo deploy/kubernetes ;; # a module of its own
+	*) echo . ;;
 	esac
-	log=$logs/$(tr -c 'A-Za-z0-9\n' _ <<<"$pkg.$name")
+}
+
+# build DIR: the package's test binary, with the fuzzer's counters of coverage
+build() {
+	local in
+	in=$(module "$1")
+	go test -C "$in" -c -fuzz . -o "$work/${1//\//_}.test" "./${1#"$in"/}"
+}
+
+# fuzz FILE:func NAME
+fuzz() {
+	local dir name log
+	dir=$(dirname "${1%%:*}") name=${1##*:func }
+	log=$work/${dir//\//_}.$name
 	# Go minimises each input with new coverage for up to a minute by default, and
 	# executes nothing else meanwhile.
-	# The end of the time can make go test fail with "context deadline exceeded"
+	# The end of the time can make the run fail with "context deadline exceeded"
 	# although nothing was found: a race in Go's fuzzing coordinator
 	# (golang/go#75804). A finding names a failing input or panics.
-	if go test -C "$module" -run '^$' -fuzz "^$name\$" -fuzztime "$time" -fuzzminimizetime 100x -parallel 1 "./${pkg#"$module"/}" >"$log" 2>&1 ||
+	if (cd "$dir" && "$work/${dir//\//_}.test" -test.run '^$' -test.fuzz "^$name\$" -test.fuzztime "$time" -test.fuzzminimizetime 100x \
+		-test.parallel 1 -test.fuzzcachedir "$cache/$dir") >"$log" 2>&1 ||
 		{ grep -q '^    context deadline exceeded$' "$log" && ! grep -qE 'Failing input|^panic|hung or terminated' "$log"; }; then
-		echo "ok    $pkg $name: $(grep -o 'execs: [0-9]*' "$log" | tail -n 1)"
+		echo "ok    ./$dir $name: $(grep -o 'execs: [0-9]*' "$log" | tail -n 1)"
 	else
 		cat "$log"
-		echo "FAIL  $pkg $name"
+		echo "FAIL  ./$dir $name"
 		return 1
 	fi
 }
-export -f fuzz
+export -f module build fuzz
 
-git grep -oE '^func Fuzz[A-Za-z0-9_]+' -- '*_test.go' | xargs -d '\n' -P "$(nproc)" -I{} bash -c 'fuzz "{}"'
+targets=$(git grep -oE '^func Fuzz[A-Za-z0-9_]+' -- '*_test.go')
+cut -d: -f1 <<<"$targets" | xargs -n 1 dirname | sort -u | xargs -P "$(nproc)" -I{} bash -euc 'build "{}"'
+xargs -d '\n' -P "$(nproc)" -I{} bash -c 'fuzz "{}"' <<<"$targets"
