@@ -89,6 +89,8 @@ func TestStartedAsProgram(t *testing.T) {
 }
 
 func TestScripts(t *testing.T) {
+	commands := scriptCommands()
+	commands["build-opencl"] = openclBuilder(t)
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata",
 		Setup: func(env *testscript.Env) error {
@@ -96,7 +98,7 @@ func TestScripts(t *testing.T) {
 			env.Setenv("TZ", "UTC")
 			return nil
 		},
-		Cmds:      scriptCommands(),
+		Cmds:      commands,
 		Condition: scriptCondition,
 	})
 }
@@ -115,7 +117,6 @@ func scriptCommands() map[string]func(*testscript.TestScript, bool, []string) {
 		"collector":     startCollector,
 		"one-trace":     oneTrace,
 		"notify-socket": notifySocket,
-		"build-opencl":  buildOpenCL,
 		"await-ready":   awaitReady,
 		"leaks":         leaks,
 		"gather":        gather,

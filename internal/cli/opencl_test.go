@@ -6,6 +6,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"sync"
+	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
 )
@@ -29,15 +31,33 @@ func scriptCondition(name string) (bool, error) {
 	return true, nil
 }
 
-// buildOpenCL builds into a directory the engine's program, the driver, and, with
-// sanitizers, the driver (sanitized.so, and threads.so) and the programs of icd/testdata.
-func buildOpenCL(ts *testscript.TestScript, _ bool, args []string) {
+// openclBuilder returns the command build-opencl, which puts into a directory links to the
+// engine's program, the driver, and, with sanitizers, the driver (sanitized.so, and
+// threads.so) and the programs of icd/testdata. They are built once for all scripts.
+func openclBuilder(t *testing.T) func(*testscript.TestScript, bool, []string) {
+	dir := t.TempDir()
+	build := sync.OnceValue(func() error { return buildOpenCL(dir) })
+	return func(ts *testscript.TestScript, _ bool, args []string) {
+		ts.Check(build())
+		bin := ts.MkAbs(args[0])
+		ts.Check(os.MkdirAll(bin, 0o755))
+		built, err := os.ReadDir(dir)
+		ts.Check(err)
+		for _, f := range built {
+			ts.Check(os.Link(filepath.Join(dir, f.Name()), filepath.Join(bin, f.Name())))
+		}
+	}
+}
+
+func buildOpenCL(bin string) error {
 	root, err := filepath.Abs("../..")
-	ts.Check(err)
-	bin := ts.MkAbs(args[0])
-	ts.Check(os.MkdirAll(bin, 0o755))
+	if err != nil {
+		return err
+	}
 	sources, err := filepath.Glob(filepath.Join(root, "icd/src/*.c"))
-	ts.Check(err)
+	if err != nil {
+		return err
+	}
 	flags := []string{"-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"}
 	sanitize := append(slices.Clone(flags), "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 	library := func(name string, flags []string) *exec.Cmd {
@@ -80,7 +100,8 @@ func buildOpenCL(ts *testscript.TestScript, _ bool, args []string) {
 		c.Dir = root
 		c.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := c.CombinedOutput(); err != nil {
-			ts.Fatalf("%v: %v: %s", c.Args, err, out)
+			return fmt.Errorf("%v: %w: %s", c.Args, err, out)
 		}
 	}
+	return nil
 }
