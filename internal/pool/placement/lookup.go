@@ -11,8 +11,11 @@ func (p *Pool) Place(reserve Reserve, req Request) Decision {
 	p.request = req // the argument would escape
 	p.request.setSite()
 	p.decisions++
-	if req.Part != nil {
+	switch {
+	case req.Part != nil && req.Count == 1 && len(req.Together) == 0:
 		return p.placePart(reserve, &p.request)
+	case req.Part != nil:
+		return p.placeParts(reserve, &p.request)
 	}
 	return p.placeGPUs(reserve, &p.request)
 }

@@ -33,7 +33,8 @@
 // A request may ask for a part of a GPU: memory and compute (part.go). The index has the
 // GPUs that parts share by what is left of them (shared.go), beside the free ones. A part
 // goes where it adds least to the fragmentation of the pool, measured interference
-// included; labels of a tenant keep parts together or apart.
+// included; labels of a tenant keep parts together or apart. Several parts of a request go
+// to different GPUs, of one box if possible (placeparts.go).
 //
 // # How to add a rule
 //
@@ -164,14 +165,15 @@ type Request struct {
 	UseSpares bool
 	// Silent leaves the reasons out of a decision on whole GPUs.
 	Silent bool
-	// Part asks for a part of one GPU; nil: whole GPUs. Count is 1, Only names GPUs, and
-	// the pick is a slot for parts. Together, NVLink and SameBox mean nothing then.
+	// Part asks for a part of each GPU; nil: whole GPUs. Only and Together name GPUs, and
+	// the picks are slots for parts. NVLink means nothing then.
 	Part *Part
 	// Near is where the host is; nil: not known, or chosen by PlaceLease.
 	Near    *Location
 	Uplinks Uplinks // the full ones
 
 	site     site            // nil: Near
+	noFresh  bool            // no free GPU is divided for the part
 	contains *restrictionSet // of a view; nil: those that Tolerations are for
 }
 

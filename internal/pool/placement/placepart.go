@@ -24,11 +24,6 @@ type partSearch struct {
 // placePart decides on a request for a part. The costs of a GPU that parts share and of a
 // free GPU are compared; of equal costs the shared GPU wins, which keeps free ones whole.
 func (p *Pool) placePart(reserve Reserve, req *Request) Decision {
-	if req.Count != 1 {
-		var d Decision
-		d.say("A request for a part is for one part.")
-		return d
-	}
 	req = p.excludeGPUs(req)
 	s := &partSearch{pool: p, req: req, part: req.Part}
 	if joined := p.shared.affine[s.part.label(s.part.Affinity)]; s.part.Affinity != "" && joined != nil {
@@ -224,14 +219,14 @@ func (s *partSearch) sayObstacles(d *Decision, all *btree.BTree[*sharedGPU]) {
 		count[s.obstacle(g)]++
 		return n < maxExplained
 	})
-	if n == 0 {
-		return
-	}
 	text := ""
 	for _, why := range []string{lacksMemory, lacksCompute, lacksSlot, otherMode, excluded, sameAverse, unusable, otherKind} {
 		if count[why] > 0 {
 			text += fmt.Sprintf(", %d %s", count[why], why)
 		}
+	}
+	if text == "" {
+		return
 	}
 	of := plural(all.Len(), "GPU that parts share", "GPUs that parts share")
 	if n < all.Len() {
@@ -250,6 +245,9 @@ func (s *partSearch) refuse(fresh Decision) (d Decision) {
 
 // placeFresh looks for a free GPU that can be divided, as for a request of one GPU.
 func (p *Pool) placeFresh(reserve Reserve, req *Request) Decision {
+	if req.noFresh {
+		return Decision{}
+	}
 	whole := *req
 	whole.MinMemory = max(req.MinMemory, req.Part.Memory)
 	whole.Only, whole.Together, whole.NVLink, whole.SameBox = nil, nil, Indifferent, Indifferent

@@ -1,0 +1,400 @@
+package placement
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+)
+
+// A request for several parts gets them on different GPUs of one model, shared in one mode:
+// in one box, or over several boxes if no box has room for all and the request allows it.
+// Of the boxes with room the nearest one wins, then the one whose GPUs the parts fragment
+// least.
+
+// partsSearch looks for a place for several parts.
+type partsSearch struct {
+	*partSearch
+	reserve Reserve
+	boxes   map[*Box]int // upper bounds of the GPUs that may take a part
+}
+
+// partPlace is a GPU that can take a part.
+type partPlace struct {
+	gpu    *GPU
+	shared *sharedGPU // nil: the GPU is free
+	cost   int64
+}
+
+// partsChoice is a place for several parts in one box.
+type partsChoice struct {
+	box      *Box
+	places   []partPlace
+	share    ShareMode
+	cost     int64
+	joins    bool // the lease has parts there already
+	distance distance
+	others   int // GPUs with room that are not taken
+}
+
+// placeParts decides on a request for several parts, or for one beside others of its lease.
+func (p *Pool) placeParts(reserve Reserve, req *Request) (d Decision) {
+	switch {
+	case req.Count < 1:
+		d.say("The request asks for no parts.")
+		return d
+	case req.Box != "" && !req.Several:
+		d.say("The sharing agent of the host gives each lease one GPU: upgrade it for leases of several.")
+		return d
+	case req.Part.Affinity != "":
+		d.say("Parts with an affinity are on one GPU, and those of a lease are on different ones.")
+		return d
+	}
+	req = p.excludeGPUs(req)
+	req.Exclude = append(req.Exclude, req.Together...)
+	s := &partsSearch{partSearch: &partSearch{pool: p, req: req, part: req.Part}, reserve: reserve, boxes: map[*Box]int{}}
+	s.count()
+	if req.SameBox != Avoided {
+		if best := s.bestBox(req.Count); best != nil {
+			return s.takeBox(best)
+		}
+	}
+	if req.SameBox != Required {
+		if d = s.split(); d.OK() {
+			return d
+		}
+	}
+	return s.refuseParts()
+}
+
+// count finds the boxes that may take a part. It looks at the room of each GPU alone, or at
+// those that the request names.
+func (s *partsSearch) count() {
+	for _, r := range s.req.Only {
+		if b := s.pool.boxes[r.Box]; b != nil {
+			s.boxes[&b.Box]++
+		}
+	}
+	if len(s.req.Only) > 0 {
+		return
+	}
+	for _, of := range s.admitted() {
+		for i := range of.table.rows {
+			if r := &of.table.rows[i]; r.gpu != nil && r.compute >= s.part.Compute && r.memory >= s.part.Memory {
+				s.boxes[r.gpu.box]++
+			}
+		}
+	}
+	fresh := s.freshRequest()
+	for name, m := range s.pool.models {
+		v := m.view(fresh, s.pool.decisions)
+		if v == nil || s.req.Model != "" && s.req.Model != name {
+			continue
+		}
+		for id, in := range v.boxes {
+			if in.free > 0 && admits(in.traits, s.req) {
+				s.boxes[&s.pool.boxes[id].Box] += in.free
+			}
+		}
+	}
+}
+
+// freshRequest returns the request for free GPUs that can be divided.
+func (s *partsSearch) freshRequest() *Request {
+	fresh := *s.req
+	fresh.MinMemory = max(fresh.MinMemory, s.part.Memory)
+	return &fresh
+}
+
+// bestBox returns the best choice of n GPUs in one box, nil if there is none.
+func (s *partsSearch) bestBox(n int) (best *partsChoice) {
+	var boxes []*partsChoice
+	for b, count := range s.boxes {
+		c := &partsChoice{box: b, others: count - n, joins: s.joins(b)}
+		if count < n || !hasLabels(b.Labels, s.req.Labels) || s.req.SameBox == Required && len(s.req.Together) > 0 && !c.joins {
+			continue
+		}
+		if s.req.site != nil {
+			c.distance = s.req.site.distance(Location{b.Rack, b.Paths})
+		}
+		boxes = append(boxes, c)
+	}
+	slices.SortFunc(boxes, compareParts)
+	found := 0
+	for _, c := range boxes {
+		if !s.inBox(c, n) {
+			continue
+		}
+		if best == nil || compareParts(c, best) < 0 {
+			best = c
+		}
+		if found++; found == maxFound {
+			break
+		}
+	}
+	return best
+}
+
+// joins reports whether the lease has parts in a box already.
+func (s *partsSearch) joins(b *Box) bool {
+	return slices.ContainsFunc(s.req.Together, func(r Ref) bool { return r.Box == b.ID })
+}
+
+// compareParts puts the better one of two choices first. NVLink boxes come after others of
+// the same cost, which keeps them whole.
+func compareParts(a, b *partsChoice) int {
+	return cmp.Or(
+		cmp.Compare(rank(a.joins), rank(b.joins)), cmp.Compare(a.distance, b.distance), cmp.Compare(a.cost, b.cost),
+		cmp.Compare(rank(a.box.Kind != NVLink), rank(b.box.Kind != NVLink)), cmp.Compare(a.others, b.others),
+		cmp.Compare(a.box.Rack, b.box.Rack), cmp.Compare(a.box.ID, b.box.ID))
+}
+
+// inBox completes a choice with the n GPUs of its box that cost least, of one model and in
+// one mode. It reports whether the box has them. The GPUs that a request names may be of
+// several models.
+func (s *partsSearch) inBox(c *partsChoice, n int) bool {
+	for _, model := range modelsIn(c.box) {
+		s.inModel(c, n, model)
+	}
+	if c.places == nil && len(s.req.Only) > 0 {
+		s.inModel(c, n, "")
+	}
+	return c.places != nil
+}
+
+// inModel completes a choice with GPUs of a model, or of any, if they cost less than those
+// that it has.
+func (s *partsSearch) inModel(c *partsChoice, n int, model string) {
+	for _, mode := range s.part.modes() {
+		places := s.withinReserve(s.placesIn(c.box, model, mode))
+		if len(places) < n {
+			continue
+		}
+		cost := int64(0)
+		for _, p := range places[:n] {
+			cost += p.cost
+		}
+		if c.places == nil || cost < c.cost {
+			c.places, c.share, c.cost, c.others = places[:n], mode, cost, len(places)-n
+		}
+	}
+}
+
+// modes returns the modes in which a GPU may be shared for a part.
+func (p *Part) modes() []ShareMode {
+	if p.Share == AnyShare {
+		return []ShareMode{Space, Time, Partition}
+	}
+	return []ShareMode{p.Share}
+}
+
+// placesIn returns the GPUs of a box that can take a part in a mode, those of least cost
+// first; of one model, or of any that the request admits.
+func (s *partsSearch) placesIn(b *Box, model string, mode ShareMode) (out []partPlace) {
+	shared := s.pool.shared.boxes[b.ID]
+	for i := range b.GPUs {
+		g := &b.GPUs[i]
+		if model != "" && g.Model != model {
+			continue
+		}
+		l := s.pool.lossOf(g.Model, g.Memory)
+		at := slices.IndexFunc(shared, func(o *sharedGPU) bool { return o.gpu.Slot == g.Slot })
+		switch {
+		case at >= 0:
+			o := shared[at]
+			if o.class.share == mode && s.obstacle(o) == "" {
+				out = append(out, partPlace{g, o, l.gradient(o.state.room, g.Memory, s.part) + s.pool.interference.slowdown(s.part, o.beside)})
+			}
+		case g.Free && g.Usable && g.Modes.has(mode) && g.Memory >= s.part.Memory && s.admitsFresh(b, g):
+			out = append(out, partPlace{g, nil, l.gradient(room{g.Memory, Whole}, g.Memory, s.part)})
+		}
+	}
+	slices.SortStableFunc(out, func(a, b partPlace) int {
+		return cmp.Or(cmp.Compare(a.cost, b.cost), cmp.Compare(rank(a.shared != nil), rank(b.shared != nil)))
+	})
+	return out
+}
+
+// admitsFresh reports whether the request may have a part of a free GPU.
+func (s *partsSearch) admitsFresh(b *Box, g *GPU) bool {
+	return whyNotNamed(b, g, s.req) == "" && !slices.Contains(s.req.Exclude, Ref{b.ID, g.Slot}) &&
+		(len(s.req.Only) == 0 || slices.Contains(s.req.Only, Ref{b.ID, g.Slot}))
+}
+
+// withinReserve leaves out the free GPUs that are held back as spares.
+func (s *partsSearch) withinReserve(places []partPlace) []partPlace {
+	opened := map[string]int{}
+	return slices.DeleteFunc(places, func(p partPlace) bool {
+		if p.shared != nil || p.gpu.Restriction.local() {
+			return false
+		}
+		opened[p.gpu.Model]++
+		return opened[p.gpu.Model] > s.toOpen(p.gpu.Model)
+	})
+}
+
+// toOpen returns how many free GPUs of a model the request may take.
+func (s *partsSearch) toOpen(model string) int {
+	m := s.pool.model(model).total()
+	if s.req.UseSpares {
+		return m.free
+	}
+	return m.common().free - m.held(s.reserve)
+}
+
+// takeBox gives the parts their places in one box, in the order of the GPUs.
+func (s *partsSearch) takeBox(c *partsChoice) (d Decision) {
+	s.req.settleAt(Location{c.box.Rack, c.box.Paths})
+	d.Share = c.share
+	slices.SortFunc(c.places, func(a, b partPlace) int { return cmp.Compare(a.gpu.Slot, b.gpu.Slot) })
+	shared := 0
+	for _, p := range c.places {
+		slot := uint32(0)
+		if p.shared != nil {
+			shared++
+			slot = p.shared.slots[0]
+		} else {
+			slot = freePartSlots(c.box, p.gpu.Slot)[0]
+		}
+		d.Picks = append(d.Picks, Ref{c.box.ID, slot})
+	}
+	n := len(c.places)
+	d.say("Box %s (%s) fits best: %s a part each, and %d of %s parts of others.",
+		c.box.ID, c.box.Kind, plural(n, "GPU gets", "GPUs get"), shared, pick(n, "it has", "them have"))
+	return d
+}
+
+// pick returns the word for one, or for several.
+func pick(n int, one, several string) string {
+	if n == 1 {
+		return one
+	}
+	return several
+}
+
+// split places the parts one by one. It stays in the boxes that it has begun with, as long
+// as they have room; a request to spread goes to other boxes first.
+func (s *partsSearch) split() (d Decision) {
+	models := []string{s.req.Model}
+	if s.req.Model == "" && len(s.req.Only) == 0 {
+		models = slices.Sorted(maps.Keys(s.pool.models))
+	}
+	for _, model := range models {
+		for _, mode := range s.part.modes() {
+			if d = s.oneByOne(model, mode); d.OK() {
+				return d
+			}
+		}
+	}
+	return Decision{}
+}
+
+// oneByOne places the parts on GPUs of a model, in a mode.
+func (s *partsSearch) oneByOne(model string, mode ShareMode) (d Decision) {
+	part := *s.part
+	part.Share = mode
+	one := *s.req
+	one.Count, one.Model, one.Part, one.Together, one.SameBox = 1, model, &part, nil, Indifferent
+	one.Exclude = slices.Clone(s.req.Exclude)
+	opened := 0
+	for len(d.Picks) < s.req.Count {
+		one.noFresh = model != "" && opened >= s.toOpen(model)
+		next := s.nextOf(&one, d.Picks)
+		if !next.OK() {
+			return Decision{}
+		}
+		gpu := s.pool.gpuOfSlot(next.Picks[0])
+		if _, g := s.pool.find(gpu); g.Free && !g.Restriction.local() {
+			opened++
+		}
+		d.Picks, d.Share, one.Exclude = append(d.Picks, next.Picks[0]), next.Share, append(one.Exclude, gpu)
+		one.settleAt(s.pool.boxes[gpu.Box].Location)
+	}
+	boxes := boxesOf(d.Picks)
+	if s.req.SameBox == Avoided {
+		d.say("Spread over %s, as asked: each of %d GPUs gets a part.", plural(len(boxes), "box", "boxes"), s.req.Count)
+		return d
+	}
+	d.say("No single box has room for a part on each of %d GPUs: the request is split over %d boxes.", s.req.Count, len(boxes))
+	return d
+}
+
+// nextOf places one more part.
+func (s *partsSearch) nextOf(one *Request, have []Ref) Decision {
+	used := boxesOf(slices.Concat(have, s.req.Together))
+	try := *one
+	if s.req.SameBox == Avoided {
+		for _, id := range used {
+			for i := range s.pool.boxes[id].GPUs {
+				try.Exclude = append(try.Exclude, Ref{id, s.pool.boxes[id].GPUs[i].Slot})
+			}
+		}
+		if d := s.pool.placePart(s.reserve, &try); d.OK() {
+			return d
+		}
+		return s.pool.placePart(s.reserve, one)
+	}
+	for _, id := range used {
+		x := partsSearch{partSearch: &partSearch{pool: s.pool, req: &try, part: try.Part}, reserve: s.reserve}
+		c := &partsChoice{box: &s.pool.boxes[id].Box}
+		if x.inBox(c, 1) && (c.places[0].shared != nil || !one.noFresh) {
+			return x.takeBox(c)
+		}
+	}
+	return s.pool.placePart(s.reserve, one)
+}
+
+// boxesOf returns the boxes of some GPUs, each once.
+func boxesOf(refs []Ref) (out []string) {
+	for _, r := range refs {
+		if !slices.Contains(out, r.Box) {
+			out = append(out, r.Box)
+		}
+	}
+	return out
+}
+
+// gpuOfSlot returns the GPU of a slot for parts.
+func (p *Pool) gpuOfSlot(r Ref) Ref {
+	b := p.boxes[r.Box]
+	at := slices.IndexFunc(b.Parts, func(s PartSlot) bool { return s.Slot == r.Slot })
+	return Ref{r.Box, b.Parts[at].GPU}
+}
+
+// refuseParts explains why the parts have no place.
+func (s *partsSearch) refuseParts() (d Decision) {
+	where := ""
+	if s.req.SameBox == Required {
+		where = " of one box"
+	}
+	if n := len(s.req.Together); n > 0 {
+		where += pick(n, ", other than that of the lease", ", other than those of the lease")
+	}
+	d.say("The request needs %s on each of %s%s.", s.part, plural(s.req.Count, "GPU", "GPUs"), where)
+	one := *s.req
+	one.Count, one.Together = 1, nil
+	for _, r := range s.req.Only {
+		one.Only = []Ref{r}
+		if next := s.pool.placePart(s.reserve, &one); !next.OK() {
+			d.Why = append(d.Why, next.Why...)
+		}
+	}
+	if len(s.req.Only) > 0 {
+		return d
+	}
+	most, all := 0, 0
+	for b := range s.boxes {
+		n := 0
+		for _, model := range modelsIn(b) {
+			for _, mode := range s.part.modes() {
+				n = max(n, len(s.placesIn(b, model, mode)))
+			}
+		}
+		most, all = max(most, n), all+n
+	}
+	d.say("%s room for one, at most %d of them in one box.", plural(all, "GPU has", "GPUs have"), most)
+	s.sayObstacles(&d, s.pool.shared.all)
+	if fresh := s.pool.placeFresh(s.reserve, &one); !fresh.OK() {
+		d.Why = append(d.Why, fresh.Why...)
+	}
+	return d
+}
