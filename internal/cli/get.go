@@ -285,7 +285,7 @@ func describeLease(w io.Writer, l *dxpuv1.Lease) {
 	if g := l.Spec.Gang; g != nil {
 		fmt.Fprintf(w, "gang    %s, of %d leases\n", g.Name, g.Size)
 	}
-	if part := partWord(l.Spec.Part); part != "" {
+	if part := partsWord(l.Spec); part != "" {
 		fmt.Fprintf(w, "part    %s\n", part)
 	}
 	if r := l.Reservation; r != nil {

@@ -139,10 +139,11 @@ The leases of a gang (--gang) are for a job on several hosts: one command for ea
 them. They wait until all exist and all fit at once. When one of them loses its GPUs all
 return to the queue, and when one ends all end.
 
-With --gpu-memory and --compute the lease has a part of one GPU, which other leases
-share: never more than its memory, and its share of the compute. --affinity and
---anti-affinity keep the parts of a tenant together or apart, --exclusion keeps a GPU
-for parts with the same label.
+With --gpu-memory and --compute the lease has a part of each GPU, which other leases
+share: never more than its memory, and its share of the compute. With --count the parts
+are on different GPUs, of one box if one has the room. --affinity and --anti-affinity
+keep the parts of a tenant together or apart, --exclusion keeps a GPU for parts with the
+same label.
 
 With --start and --duration the lease begins at that time and ends that long after it. GPUs
 and slots of a host are promised to it at once, or the command fails; until then only
@@ -152,6 +153,7 @@ With --request-id the command can be repeated: the same ID returns the same leas
 		Example: `  dxpu lease create --count 2 --model DX100 --host h1 --wait
   dxpu lease create --count 8 --nvlink required --queue --queue-timeout 10m
   dxpu lease create --gpu-memory 16GiB --compute 30% --class online --share space --wait
+  dxpu lease create --count 2 --gpu-memory 8GiB --compute 30% --same-box required --wait
   dxpu lease create --count 4 --start "2027-03-01 08:00" --duration 4h
   for h in h1 h2 h3 h4; do dxpu lease create --count 8 --host $h --gang train --gang-size 4; done`,
 	}, poolAPI.CreateLease, func([]string) *dxpuv1.CreateLeaseRequest {
@@ -250,9 +252,9 @@ Additional GPUs meet the constraints of the lease and go to its host. The guest 
 asked to release GPUs that are removed; the manager removes those whose loss leaves
 the best placement.
 
-A part of a GPU gets new limits while it runs. It grows if its GPU has the room. It
-shrinks when its guest does not use the memory any more; after --deadline the part is
-taken away and attached again with its new size.`,
+Parts of GPUs get new limits while they run, all parts of the lease the same. They grow
+if each GPU has the room. A part shrinks when its guest does not use the memory any
+more; after --deadline the part is taken away and attached again with its new size.`,
 		Example: `  dxpu lease resize l-17 --count 4 --wait
   dxpu lease resize l-18 --gpu-memory 24GiB --compute 50%
   dxpu lease resize l-18 --gpu-memory 8GiB --deadline 10m`,
@@ -266,9 +268,9 @@ taken away and attached again with its new size.`,
 		}
 		return req
 	}, (*dxpuv1.ResizeLeaseResponse).GetLease, "the new GPUs are attached and the removed ones are free again", resized)
-	cmd.Flags().Uint32Var(&req.Count, "count", 0, "new `number` of GPUs")
-	memoryVar(cmd.Flags(), &part.MemoryBytes, "gpu-memory", "new memory of the part, such as 16GiB")
-	computeVar(cmd.Flags(), &part.Compute, "compute", "new share of the compute of the part, such as 30%")
+	cmd.Flags().Uint32Var(&req.Count, "count", 0, "new `number` of GPUs, or of parts")
+	memoryVar(cmd.Flags(), &part.MemoryBytes, "gpu-memory", "new memory of each part, such as 16GiB")
+	computeVar(cmd.Flags(), &part.Compute, "compute", "new share of the compute of each part, such as 30%")
 	durationVar(cmd.Flags(), &deadline, "deadline", 0, "take the part away if its guest does not give the memory back until then")
 	cmd.MarkFlagsOneRequired("count", "gpu-memory", "compute")
 	cmd.MarkFlagsMutuallyExclusive("count", "gpu-memory")

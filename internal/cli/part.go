@@ -22,7 +22,7 @@ type partFlags struct {
 }
 
 func (o *partFlags) register(f *pflag.FlagSet) {
-	memoryVar(f, &o.part.MemoryBytes, "gpu-memory", "memory of a part of one GPU, such as 16GiB, instead of whole GPUs; with --compute")
+	memoryVar(f, &o.part.MemoryBytes, "gpu-memory", "memory of a part of each GPU, such as 16GiB, instead of whole GPUs; with --compute")
 	computeVar(f, &o.part.Compute, "compute", "share of the compute of a part, such as 30%; with --gpu-memory")
 	enumVar(f, &o.part.Class, "class", "class of the work on a part: online (bounded latency) or offline")
 	enumVar(f, &o.part.Share, "share", "how the parts share their GPU: space, time or partition (default: any that the GPU has)")
@@ -79,6 +79,15 @@ func partWord(p *dxpuv1.Part) string {
 		return ""
 	}
 	return size(p.MemoryBytes) + ", " + percentWord(p.Compute) + ", " + enumWord(p.Class)
+}
+
+// partsWord returns the parts of a lease as "16 GiB, 30%, online, of each of 2 GPUs", "" for
+// whole GPUs.
+func partsWord(s *dxpuv1.LeaseSpec) string {
+	if s.Part == nil || s.Count == 1 {
+		return partWord(s.Part)
+	}
+	return fmt.Sprintf("%s, of each of %d GPUs", partWord(s.Part), s.Count)
 }
 
 // leasesOn returns the lease of a GPU, or those of its parts.

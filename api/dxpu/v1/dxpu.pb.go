@@ -1519,10 +1519,11 @@ type ResizeLeaseRequest struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	LeaseId         string                 `protobuf:"bytes,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
 	ResourceVersion uint64                 `protobuf:"varint,2,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
-	// The new number of GPUs.
+	// The new number of GPUs, or of parts.
 	Count uint32 `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`
-	// The new memory and compute of a lease of a part, instead of count. 0: as it is. A
-	// part grows on its GPU, or the call fails. It shrinks when the guest uses less.
+	// The new memory and compute of each part of a lease, instead of count. 0: as it is.
+	// All parts grow on their GPUs, or the call fails. A part shrinks when the guest uses
+	// less.
 	Part *Part `protobuf:"bytes,4,opt,name=part,proto3" json:"part,omitempty"`
 	// How long a part may keep memory that its guest still uses. Then the part is taken
 	// away and attached again with its new size. Unset: for ever.

@@ -3237,8 +3237,9 @@ type LeaseSpec struct {
 	Gang *Gang `protobuf:"bytes,19,opt,name=gang,proto3" json:"gang,omitempty"`
 	// The taints that the lease tolerates, at most 16.
 	Tolerations []*Toleration `protobuf:"bytes,21,rep,name=tolerations,proto3" json:"tolerations,omitempty"`
-	// A part of one GPU instead of whole GPUs: count is 1. A part that names a GPU
-	// in gpu_ids is a part of that GPU.
+	// Parts of GPUs instead of whole GPUs: count parts of this size, on different GPUs of
+	// one model. They are of one box if one has the room, unless same_box says otherwise. A
+	// part that names a GPU in gpu_ids is a part of that GPU.
 	Part *Part `protobuf:"bytes,20,opt,name=part,proto3" json:"part,omitempty"`
 	// Which parts may be on one GPU. Only with part.
 	PartRules *PartRules `protobuf:"bytes,22,opt,name=part_rules,json=partRules,proto3" json:"part_rules,omitempty"`

@@ -231,8 +231,8 @@ func (t *tx) decideGang(leases []*leaseRecord, model string) placement.GangDecis
 func (t *tx) overQuotaByModel(leases []*leaseRecord, d *placement.GangDecision) string {
 	more := map[string]milliGPU{}
 	for i := range d.Members {
-		at := d.Members[i].Picks[0]
-		more[t.modelAt(at)] += t.sizeAt(leases[i].spec, at)
+		at := d.Members[i].Picks
+		more[t.modelAt(at[0])] += t.sizeAt(leases[i].spec, at)
 	}
 	for _, model := range slices.Sorted(maps.Keys(more)) {
 		if why := t.overQuota(leases[0].spec.Tenant, more[model], model); why != "" {

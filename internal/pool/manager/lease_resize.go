@@ -47,7 +47,7 @@ func (t *tx) resizeLease(r *dxpuv1.ResizeLeaseRequest, res *dxpuv1.ResizeLeaseRe
 func checkResize(r *dxpuv1.ResizeLeaseRequest) error {
 	switch {
 	case r.Part != nil && r.Count != 0:
-		return invalid("count: a part is resized by part; leave count out")
+		return invalid("count: parts get another number or another size, one at a time; leave count or part out")
 	case r.Part == nil && r.Deadline != nil:
 		return invalid("deadline: only for part: whole GPUs are unplugged at once")
 	case r.Part == nil && (r.Count < 1 || r.Count > maxGPUs):
@@ -62,8 +62,6 @@ func (t *tx) resize(l *leaseRecord, r *dxpuv1.ResizeLeaseRequest) error {
 		return conflict("lease", l.ID, l.ResourceVersion, r.ResourceVersion)
 	case l.State != leaseActive:
 		return errorf(connect.CodeFailedPrecondition, "lease_id: %s is %s; only a lease that is active can be resized", l.ID, leaseWord(l.State))
-	case l.spec.Part != nil:
-		return invalid("count: lease %s has a part of one GPU; set part to resize it", l.ID)
 	case r.Count > l.spec.Count:
 		return t.grow(l, r.Count)
 	}
@@ -78,21 +76,24 @@ func (t *tx) grow(l *leaseRecord, count uint32) error {
 	if n := t.gpusOfGang(l) + more; l.spec.Gang != nil && n > maxGangGPUs {
 		return invalid("count: gang %s would have %d GPUs, at most %d", l.spec.Gang.Name, n, maxGangGPUs)
 	}
-	q := t.quota(l.spec.Tenant)
-	if err := cmp.Or(q.allows(l.spec.Tenant, "count", wholeGPUs(count), l.Model), t.guarantees(l.spec, "count", wholeGPUs(count))); err != nil {
+	grown := proto.CloneOf(l.spec)
+	grown.Count = count
+	if err := checkPart(grown); err != nil {
 		return err
 	}
-	if why := cmp.Or(t.overQuota(l.spec.Tenant, wholeGPUs(more), l.Model), t.overGuarantee(l.spec, wholeGPUs(more))); why != "" {
+	q, size := t.quota(l.spec.Tenant), l.sizeOfMore(more)
+	if err := cmp.Or(q.allows(l.spec.Tenant, "count", l.size()+size, l.Model), t.guarantees(l.spec, "count", l.size()+size)); err != nil {
+		return err
+	}
+	if why := cmp.Or(t.overQuota(l.spec.Tenant, size, l.Model), t.overGuarantee(l.spec, size)); why != "" {
 		return connect.NewError(connect.CodeResourceExhausted, errors.New("count: "+strings.TrimSuffix(why, ".")))
 	}
 	req := t.replacement(l, nil)
 	req.Count, req.UseSpares = int(more), false
 	host := placement.HostRequest{Count: int(more), Host: l.HostID, Domain: t.domainOf(l), Tolerations: req.Tolerations}
-	grown := proto.CloneOf(l.spec)
-	grown.Count = count
 	promised, slots := t.promised(l.ID, grown, t.now, t.until(l))
 	req.Exclude, host.Exclude = append(req.Exclude, promised...), slots
-	if r := t.reservedFrom(l.ID, l.spec, wholeGPUs(more)); r != nil {
+	if r := t.reservedFrom(l.ID, l.spec, size); r != nil {
 		req.Exclude, host.Exclude = append(req.Exclude, r.gpus...), append(host.Exclude, r.slots...)
 	}
 	d, h := t.chooseGPUs(req), t.chooseHost(host)
@@ -106,6 +107,7 @@ func (t *tx) grow(l *leaseRecord, count uint32) error {
 	for i, pick := range d.Picks {
 		t.bind(l, h.Host, h.Slots[i], pick, nil).Grown = true
 	}
+	t.setSize(l.ID)
 	return nil
 }
 
@@ -144,6 +146,7 @@ func (t *tx) shrink(l *leaseRecord, count uint32) {
 		t.release(ids[ref], dxpuv1.Reason_REASON_LEASE_RESIZED, true)
 		t.bindings.edit(ids[ref]).Dropped = true
 	}
+	t.setSize(l.ID)
 }
 
 // setSpec gives a lease a spec that differs from its own only in numbers.
@@ -184,5 +187,6 @@ func (t *tx) advanceGrown(broken []string) {
 		t.bindings.edit(id).Dropped = true
 		l := t.leases.get(b.LeaseID)
 		t.setCount(l.ID, l.spec.Count-1, ": "+b.attachFailure())
+		t.setSize(l.ID)
 	}
 }

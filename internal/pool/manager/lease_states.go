@@ -219,11 +219,14 @@ func (t *tx) replacement(l *leaseRecord, broken []string) placement.Request {
 	for _, id := range t.bindingsOf(l.ID) {
 		b := t.bindings.get(id)
 		if b.serving() && !slices.Contains(broken, id) {
-			req.Together = append(req.Together, b.ref())
+			req.Together = append(req.Together, b.gpu())
 		}
 		if req.Model == "" { // of an earlier version, which did not record it
 			req.Model = t.modelAt(b.ref())
 		}
+	}
+	if len(req.Together) > 0 && req.Part != nil {
+		req.Part.Share = placementShares[cmp.Or(l.spec.Part.Share, l.Share)] // the parts of a lease have one mode
 	}
 	return req
 }
@@ -236,7 +239,7 @@ func (b *bindingRecord) excludesGPU() bool {
 func (t *tx) bindReplacement(id string, pick placement.Ref, share placement.ShareMode) {
 	b := t.bindings.edit(id)
 	l := t.editLease(b.LeaseID)
-	l.Share, l.Size = shareMode(share), uint32(t.sizeAt(l.spec, pick))
+	l.Share = shareMode(share)
 	if b.attachFailed() {
 		l.Attempts++
 	}
@@ -246,6 +249,7 @@ func (t *tx) bindReplacement(id string, pick placement.Ref, share placement.Shar
 	l.explain(fmt.Sprintf("GPU %s was replaced by %s (%s).", b.gpuID(), pick, reasonWord(b.Reason)))
 	next := t.bind(l, b.HostID, b.HostSlot, pick, b)
 	next.Grown, next.Tries = b.Grown, b.Tries+1
+	t.setSize(l.ID)
 	e := next.event(dxpuv1.EventType_EVENT_TYPE_GPU_REPLACED)
 	e.Reason = b.Reason
 	t.event(e, "GPU %s replaces %s in %s slot %d (%s)", next.gpuID(), b.gpuID(), b.HostID, b.HostSlot, reasonWord(b.Reason))

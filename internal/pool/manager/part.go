@@ -14,7 +14,8 @@ import (
 // binding has keys, an epoch and states like that of a whole GPU. Rules that concern the
 // device, such as health, cordons, drains and repairs, hold for its GPU, too. The parts
 // of a GPU never have more than its memory and its compute: placement chooses the GPU by
-// what the bindings hold (partSlots), those that are released or awaited included.
+// what the bindings hold (partSlots), those that are released or awaited included. A lease
+// of several parts has a binding for each, on different GPUs.
 
 // partRecord is the part of a GPU that a binding has. It is not changed once stored.
 type partRecord struct {
@@ -309,12 +310,14 @@ func checkPart(s *dxpuv1.LeaseSpec) error {
 		return invalid("spec.part_rules: the lease asks for whole GPUs, which it never shares; set spec.part too")
 	case p == nil:
 		return nil
-	case s.Count != 1:
-		return invalid("spec.count: a part is of one GPU; create a lease for each of %d parts", s.Count)
 	case s.Gang != nil:
 		return invalid("spec.gang: the leases of a gang have whole GPUs; leave spec.part out")
-	case s.Nvlink != 0 || s.SameBox != 0:
-		return invalid("spec.nvlink, spec.same_box: a part is of one GPU, which has no others beside it")
+	case s.Nvlink != 0:
+		return invalid("spec.nvlink: parts are not joined by NVLink; leave it out")
+	case s.SameBox != 0 && s.Count == 1:
+		return invalid("spec.same_box: the lease has a part of one GPU, which has no others beside it")
+	case s.Count > 1 && r.GetAffinity() != "":
+		return invalid("spec.part_rules.affinity: it puts parts on one GPU, and the %d parts of a lease are on different ones; leave it out", s.Count)
 	case p.MemoryBytes == 0:
 		return invalid("spec.part.memory_bytes: must be set")
 	case p.Compute < 1 || p.Compute > placement.Whole:

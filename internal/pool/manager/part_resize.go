@@ -2,7 +2,8 @@ package manager
 
 import (
 	"errors"
-	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -18,19 +19,23 @@ import (
 // box reports the new limits: a guest may still use the memory. A deadline takes the part
 // away then, and attaches it again with its new size, on this GPU or another one.
 
-// resizePart changes the part of an active lease.
+// resizePart changes the part of an active lease, or all of its parts: all fit, or none is
+// changed.
 func (t *tx) resizePart(l *leaseRecord, r *dxpuv1.ResizeLeaseRequest) error {
-	b := t.partBinding(l)
+	parts := t.attachedParts(l)
 	want := resizedPart(l.spec.Part, r.Part)
+	shrinking := slices.ContainsFunc(parts, func(b *bindingRecord) bool { return b.Part.shrinks() })
 	switch {
 	case l.spec.Part == nil:
 		return errorf(connect.CodeFailedPrecondition, "part: lease %s has whole GPUs; set count to resize it", l.ID)
-	case proto.Equal(want, l.spec.Part) && (b == nil || !b.Part.shrinks() || r.Deadline == nil):
+	case proto.Equal(want, l.spec.Part) && (!shrinking || r.Deadline == nil):
 		return nil
 	case r.ResourceVersion != 0 && r.ResourceVersion != l.ResourceVersion:
 		return conflict("lease", l.ID, l.ResourceVersion, r.ResourceVersion)
-	case l.State != leaseActive || b == nil:
+	case l.State != leaseActive:
 		return errorf(connect.CodeFailedPrecondition, "lease_id: %s is %s; only a lease that is active can be resized", l.ID, leaseWord(l.State))
+	case len(parts) < int(l.spec.Count):
+		return errorf(connect.CodeFailedPrecondition, "lease_id: %s has %d of its %d parts; it can be resized when all are attached", l.ID, len(parts), l.spec.Count)
 	case want.Share != l.spec.Part.Share:
 		return errorf(connect.CodeFailedPrecondition, "part.share: the parts of a GPU share it in one mode; create a new lease for another one")
 	}
@@ -39,10 +44,10 @@ func (t *tx) resizePart(l *leaseRecord, r *dxpuv1.ResizeLeaseRequest) error {
 	if err := checkPart(spec); err != nil {
 		return err
 	}
-	if err := t.partFits(l, spec, b); err != nil {
+	if err := t.partsFit(l, spec, parts); err != nil {
 		return err
 	}
-	t.setPart(l.ID, spec, b.ID, r.Deadline)
+	t.setParts(l.ID, spec, parts, r.Deadline)
 	return nil
 }
 
@@ -56,30 +61,26 @@ func resizedPart(part, change *dxpuv1.Part) *dxpuv1.Part {
 	return out
 }
 
-// partBinding returns the binding that serves a lease of a part, nil for none.
-func (t *tx) partBinding(l *leaseRecord) *bindingRecord {
+// attachedParts returns the bindings of the parts that a lease uses.
+func (t *tx) attachedParts(l *leaseRecord) (out []*bindingRecord) {
 	for _, id := range t.bindingsOf(l.ID) {
 		if b := t.bindings.get(id); b.State == attached && b.Part != nil {
-			return b
+			out = append(out, b)
 		}
 	}
-	return nil
+	return out
 }
 
-// partFits returns an error if a part cannot have its new size: its GPU lacks the room, or
-// the quota of its tenant does not allow it.
-func (t *tx) partFits(l *leaseRecord, spec *dxpuv1.LeaseSpec, b *bindingRecord) error {
+// partsFit returns an error if the parts of a lease cannot have their new size: a GPU lacks
+// the room, or the quota of the tenant does not allow it.
+func (t *tx) partsFit(l *leaseRecord, spec *dxpuv1.LeaseSpec, parts []*bindingRecord) error {
 	t.reindex()
-	box := t.indexedNodes[b.BoxID].placementBox
-	memory, compute, _ := placement.Room(&box, b.Part.GPU)
-	// A part that is shrinking holds more than its size.
-	memory, compute = memory+b.Part.memory(), compute+b.Part.compute()
-	if spec.Part.MemoryBytes > memory || spec.Part.Compute > compute {
-		return errorf(connect.CodeResourceExhausted,
-			"part: GPU %s has room for %d bytes and %d thousandths of compute for this part, and it asks for %d and %d; its other parts must end or shrink first",
-			b.gpu(), memory, compute, spec.Part.MemoryBytes, spec.Part.Compute)
+	for _, b := range parts {
+		if err := t.partFits(spec, b); err != nil {
+			return err
+		}
 	}
-	more := t.sizeAt(spec, b.ref()) - l.size()
+	more := t.sizeAt(spec, t.servingSlots(l.ID)) - l.size()
 	if more <= 0 {
 		return nil
 	}
@@ -96,15 +97,46 @@ func (t *tx) partFits(l *leaseRecord, spec *dxpuv1.LeaseSpec, b *bindingRecord) 
 	return nil
 }
 
-// setPart gives a lease and its binding a new part.
-func (t *tx) setPart(id string, spec *dxpuv1.LeaseSpec, binding string, deadline *durationpb.Duration) {
-	l, b := t.editLease(id), t.bindings.edit(binding)
+// partFits returns an error if the GPU of a part lacks the room for its new size.
+func (t *tx) partFits(spec *dxpuv1.LeaseSpec, b *bindingRecord) error {
+	box := t.indexedNodes[b.BoxID].placementBox
+	memory, compute, _ := placement.Room(&box, b.Part.GPU)
+	// A part that is shrinking holds more than its size.
+	memory, compute = memory+b.Part.memory(), compute+b.Part.compute()
+	if spec.Part.MemoryBytes > memory || spec.Part.Compute > compute {
+		return errorf(connect.CodeResourceExhausted,
+			"part: GPU %s has room for %d bytes and %d thousandths of compute for this part, and it asks for %d and %d; its other parts must end or shrink first",
+			b.gpu(), memory, compute, spec.Part.MemoryBytes, spec.Part.Compute)
+	}
+	return nil
+}
+
+// setParts gives a lease and its bindings parts of a new size.
+func (t *tx) setParts(id string, spec *dxpuv1.LeaseSpec, parts []*bindingRecord, deadline *durationpb.Duration) {
+	l := t.editLease(id)
 	was := l.spec.Part
 	if l.AskedPart == nil {
 		l.AskedPart = &partRecord{Memory: was.MemoryBytes, Compute: was.Compute, Class: was.Class, Share: was.Share}
 	}
 	l.setSpec(spec)
-	l.Size = uint32(t.sizeAt(spec, b.ref()))
+	t.setSize(id)
+	var gpus []string
+	for _, b := range parts {
+		t.setPart(t.bindings.edit(b.ID), spec, deadline)
+		gpus = append(gpus, b.gpu().String())
+	}
+	of := "GPU " + gpus[0]
+	if len(gpus) > 1 {
+		of = "each of GPUs " + strings.Join(gpus, ", ")
+	}
+	e := leaseEvent(l, dxpuv1.EventType_EVENT_TYPE_LEASE_RESIZED)
+	e.Reason = dxpuv1.Reason_REASON_LEASE_RESIZED
+	l.explain("It was resized to " + partText(spec.Part) + ".")
+	t.event(e, "lease %s was resized from %s to %s of %s", id, partText(was), partText(spec.Part), of)
+}
+
+// setPart gives a binding, which is editable, the part of a spec.
+func (t *tx) setPart(b *bindingRecord, spec *dxpuv1.LeaseSpec, deadline *durationpb.Duration) {
 	p := *b.Part
 	p.HeldMemory, p.HeldCompute, p.ShrinkBy = 0, 0, time.Time{}
 	if held := b.Part.memory(); held > spec.Part.MemoryBytes {
@@ -120,11 +152,6 @@ func (t *tx) setPart(id string, spec *dxpuv1.LeaseSpec, binding string, deadline
 	p.Told = t.touch(b.BoxID)
 	t.touch(b.HostID)
 	b.Part = &p
-	e := leaseEvent(l, dxpuv1.EventType_EVENT_TYPE_LEASE_RESIZED)
-	e.Reason = dxpuv1.Reason_REASON_LEASE_RESIZED
-	text := fmt.Sprintf("lease %s was resized from %s to %s of GPU %s", id, partText(was), partText(spec.Part), b.gpu())
-	l.explain("It was resized to " + partText(spec.Part) + ".")
-	t.event(e, "%s", text)
 }
 
 // shrinks reports whether the box still holds more than the part's size.

@@ -21,11 +21,11 @@ func (m milliGPU) String() string {
 // roundedUp returns the number of GPUs, rounded up.
 func (m milliGPU) roundedUp() uint32 { return uint32((m + placement.Whole - 1) / placement.Whole) }
 
-// sizeOf returns what a spec asks for. That of a part is known exactly once its GPU is
-// chosen; until then it is that of its compute.
+// sizeOf returns what a spec asks for. That of parts is known exactly once their GPUs are
+// chosen; until then it is that of their compute.
 func sizeOf(s *dxpuv1.LeaseSpec) milliGPU {
 	if s.Part != nil {
-		return milliGPU(s.Part.Compute)
+		return milliGPU(s.Part.Compute) * milliGPU(s.Count)
 	}
 	return wholeGPUs(s.Count)
 }
@@ -38,14 +38,46 @@ func (l *leaseRecord) size() milliGPU {
 	return sizeOf(l.spec)
 }
 
-// sizeAt returns the size that a spec has on the GPU of a box slot.
-func (t *tx) sizeAt(s *dxpuv1.LeaseSpec, at placement.Ref) milliGPU {
+// sizeAt returns the size that a spec has on the GPUs of some box slots. Parts that have
+// no place yet count as the largest of the others.
+func (t *tx) sizeAt(s *dxpuv1.LeaseSpec, at []placement.Ref) (sum milliGPU) {
 	p := placementPart(s)
-	slot := t.boxSlot(t.gpuAt(at))
-	if p == nil || slot == nil || slot.Device == nil {
+	if p == nil {
 		return sizeOf(s)
 	}
-	return milliGPU(p.Size(slot.Device.MemoryBytes))
+	largest := milliGPU(p.Compute)
+	at = at[:min(len(at), int(s.Count))]
+	for _, r := range at {
+		size := milliGPU(p.Compute)
+		if slot := t.boxSlot(t.gpuAt(r)); slot != nil && slot.Device != nil {
+			size = milliGPU(p.Size(slot.Device.MemoryBytes))
+		}
+		sum, largest = sum+size, max(largest, size)
+	}
+	return sum + largest*milliGPU(int(s.Count)-len(at))
+}
+
+// setSize records what a lease has, after a change of its parts.
+func (t *tx) setSize(id string) {
+	if l := t.leases.get(id); l.spec.Part != nil {
+		t.editLease(id).Size = uint32(t.sizeAt(l.spec, t.servingSlots(id)))
+	}
+}
+
+// servingSlots returns the box slots of the bindings that serve a lease.
+func (t *tx) servingSlots(id string) (out []placement.Ref) {
+	for _, bid := range t.bindingsOf(id) {
+		if b := t.bindings.get(bid); b.serving() {
+			out = append(out, b.ref())
+		}
+	}
+	return out
+}
+
+// sizeOfMore returns the size of n more GPUs for a lease, or parts of them.
+func (l *leaseRecord) sizeOfMore(n uint32) milliGPU {
+	count := milliGPU(l.spec.Count)
+	return (l.size()*milliGPU(n) + count - 1) / count
 }
 
 // requestedSize returns what some leases ask for.
@@ -61,7 +93,8 @@ func (u *tenantUsage) countParts(k *leaseEntry, sign int64) {
 	if k.asks.GetPart() == nil || k.gpus == 0 {
 		return
 	}
-	u.parts += sign
-	u.partMemory += sign * int64(k.asks.Part.MemoryBytes)
-	u.partCompute += sign * int64(k.asks.Part.Compute)
+	n := sign * int64(k.asks.Count)
+	u.parts += n
+	u.partMemory += n * int64(k.asks.Part.MemoryBytes)
+	u.partCompute += n * int64(k.asks.Part.Compute)
 }

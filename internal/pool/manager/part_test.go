@@ -107,7 +107,9 @@ func TestDrainOfAGPUMovesItsParts(t *testing.T) {
 func TestSpecsOfPartsAreChecked(t *testing.T) {
 	w := newWorld(t, Config{}, hostNode("h1", 4), dividedBox("b1", 1))
 	for field, s := range map[string]*dxpuv1.LeaseSpec{
-		"spec.count":               {Count: 2, Part: &dxpuv1.Part{MemoryBytes: 1, Compute: 1}},
+		"spec.same_box":            {Count: 1, SameBox: dxpuv1.Preference_PREFERENCE_REQUIRED, Part: &dxpuv1.Part{MemoryBytes: 1, Compute: 1}},
+		"spec.nvlink":              {Count: 2, Nvlink: dxpuv1.Preference_PREFERENCE_REQUIRED, Part: &dxpuv1.Part{MemoryBytes: 1, Compute: 1}},
+		"on one GPU":               {Count: 2, Part: &dxpuv1.Part{MemoryBytes: 1, Compute: 1}, PartRules: &dxpuv1.PartRules{Affinity: "x"}},
 		"spec.part.memory_bytes":   {Count: 1, Part: &dxpuv1.Part{Compute: 1}},
 		"spec.part.compute":        {Count: 1, Part: &dxpuv1.Part{MemoryBytes: 1, Compute: 1001}},
 		"spec.part.class":          {Count: 1, Part: &dxpuv1.Part{MemoryBytes: 1, Compute: 1, Class: 9}},

@@ -78,7 +78,7 @@ func (t *tx) bindAssignment(id string, a *placement.Assignment, held map[placeme
 	l.explain(slices.Concat(a.Host.Why, a.Why)...)
 	l.HostID, l.Promise = a.Host.Host, nil
 	l.Granted = t.now
-	l.Model, l.Share, l.Size = t.modelAt(a.Picks[0]), shareMode(a.Share), uint32(t.sizeAt(l.spec, a.Picks[0]))
+	l.Model, l.Share, l.Size = t.modelAt(a.Picks[0]), shareMode(a.Share), uint32(t.sizeAt(l.spec, a.Picks))
 	for i, gpu := range a.Picks {
 		t.bindAfter(l, a.Host.Host, a.Host.Slots[i], gpu, held[t.gpuAt(gpu)])
 	}

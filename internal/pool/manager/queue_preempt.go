@@ -183,7 +183,7 @@ func (t *tx) decideWithout(leases []*leaseRecord, gone map[string]bool) (d place
 		d = t.decideGang(leases, anyModel)
 	} else {
 		var a placement.Assignment
-		if a.Decision, a.Host = t.decide(leases[0].ID, leases[0].spec); a.OK() && t.withinClaims(leases[0], a.Picks[0]) {
+		if a.Decision, a.Host = t.decide(leases[0].ID, leases[0].spec); a.OK() && t.withinClaims(leases[0], a.Picks) {
 			d.Members = []placement.Assignment{a}
 		} else {
 			d.Why = a
@@ -203,10 +203,10 @@ func (t *tx) decideWithout(leases []*leaseRecord, gone map[string]bool) (d place
 	return d
 }
 
-// withinClaims reports whether a lease may preempt others for a place. The size of a part is
+// withinClaims reports whether a lease may preempt others for a place. The size of parts is
 // known only there: its tenant must have the claims for it that the choice of the others
 // assumed, or two tenants would take back from each other what both of them borrow.
-func (t *tx) withinClaims(l *leaseRecord, at placement.Ref) bool {
+func (t *tx) withinClaims(l *leaseRecord, at []placement.Ref) bool {
 	if l.spec.Part == nil {
 		return true
 	}

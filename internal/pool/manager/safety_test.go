@@ -81,7 +81,7 @@ func TestSafety(t *testing.T) {
 			},
 			"part": func(t *rapid.T) {
 				id, err := w.tryCreate(&dxpuv1.LeaseSpec{
-					Count: 1, Wait: rapid.Bool().Draw(t, "wait"), Part: drawPart(t),
+					Count: rapid.Uint32Range(1, 2).Draw(t, "count"), Wait: rapid.Bool().Draw(t, "wait"), Part: drawPart(t),
 					Tenant: rapid.SampledFrom([]string{"a", "b"}).Draw(t, "tenant"), Priority: rapid.Int32Range(0, 2).Draw(t, "priority"),
 					Preemptible: rapid.Bool().Draw(t, "preemptible"), PartRules: &dxpuv1.PartRules{
 						AntiAffinity: rapid.SampledFrom([]string{"", "x"}).Draw(t, "anti"), Exclusion: rapid.SampledFrom([]string{"", "", "y"}).Draw(t, "exclusion"),
@@ -396,8 +396,8 @@ func drawPart(t *rapid.T) *dxpuv1.Part {
 }
 
 // checkParts checks that the parts which bindings hold, those on boxes included, never
-// exceed their GPU, that no part is beside a binding of the whole GPU, and that the rules of
-// the parts hold.
+// exceed their GPU, that no part is beside a binding of the whole GPU, that a lease has one
+// part of a GPU, and that the rules of the parts hold.
 func checkParts(t *rapid.T, w *world, tx *tx) {
 	type use struct {
 		memory       uint64
@@ -407,6 +407,11 @@ func checkParts(t *rapid.T, w *world, tx *tx) {
 		share        map[dxpuv1.ShareMode]bool
 		averse       map[string]int
 	}
+	type onGPU struct {
+		lease string
+		gpu   placement.Ref
+	}
+	leases := map[onGPU]bool{} // with a part that serves them
 	uses := map[placement.Ref]*use{}
 	at := func(r placement.Ref) *use {
 		if uses[r] == nil {
@@ -423,6 +428,12 @@ func checkParts(t *rapid.T, w *world, tx *tx) {
 		if b.Part == nil {
 			u.whole++
 			continue
+		}
+		if own := (onGPU{b.LeaseID, b.gpu()}); b.serving() {
+			if leases[own] {
+				t.Fatalf("lease %s has two parts of GPU %s\n%s", b.LeaseID, b.gpu(), w.events())
+			}
+			leases[own] = true
 		}
 		u.parts++
 		u.memory += b.Part.memory()

@@ -120,8 +120,8 @@ func (t *tx) covered(id string, s *dxpuv1.LeaseSpec) bool {
 		return t.withinGuarantee(s.Tenant, sizeOf(s))
 	case !o.holds():
 		return t.withinGuarantee(s.Tenant, t.sizeOfGang(o))
-	case sizeOf(s) > o.size(): // it grows
-		return t.withinGuarantee(s.Tenant, sizeOf(s)-o.size())
+	case s.Count > o.spec.Count: // it grows
+		return t.withinGuarantee(s.Tenant, o.sizeOfMore(s.Count-o.spec.Count))
 	}
 	return !t.borrowing(s.Tenant)[t.firstOfGang(id)]
 }

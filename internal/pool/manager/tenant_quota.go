@@ -104,12 +104,12 @@ func (t *tx) decideWithin(id string, s *dxpuv1.LeaseSpec) (placement.Decision, p
 	d, h := t.decide(id, s)
 	q := t.quota(s.Tenant)
 	if d.OK() && s.Part != nil { // its size is known only now
-		size := t.sizeAt(s, d.Picks[0])
+		size := t.sizeAt(s, d.Picks)
 		if why := cmp.Or(t.overQuota(s.Tenant, size, anyModel), t.overGuarantee(s, size)); why != "" {
 			return placement.Decision{Why: append(d.Why, why)}, h
 		}
 	}
-	if !d.OK() || s.Model != "" && s.Part == nil || len(q.MaxGPUsByModel) == 0 || t.overQuota(s.Tenant, t.sizeAt(s, d.Picks[0]), t.modelAt(d.Picks[0])) == "" {
+	if !d.OK() || s.Model != "" && s.Part == nil || len(q.MaxGPUsByModel) == 0 || t.overQuota(s.Tenant, t.sizeAt(s, d.Picks), t.modelAt(d.Picks[0])) == "" {
 		return d, h
 	}
 	var why []string
