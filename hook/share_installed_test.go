@@ -22,6 +22,7 @@ import (
 type installed struct {
 	*served
 	dir, dxpu string
+	gpus      []string // empty: one
 }
 
 var dxpuOnce sync.Once
@@ -65,8 +66,14 @@ func stopOrContinue(t testing.TB, p *os.Process, s syscall.Signal) {
 func (c *installed) serve(t *testing.T) func(os.Signal) {
 	t.Helper()
 	run := filepath.Join(c.dir, "run")
-	cmd := exec.Command(c.dxpu, "share", "serve", "--gpu", "test,memory=1GiB", "--policy", "timeslice", "--dir", run,
-		"--state", filepath.Join(c.dir, "state", "s.json"), "--kernel-log", "none")
+	args := []string{"share", "serve", "--policy", "timeslice", "--dir", run, "--state", filepath.Join(c.dir, "state", "s.json"), "--kernel-log", "none"}
+	if len(c.gpus) == 0 {
+		c.gpus = []string{"test"}
+	}
+	for _, g := range c.gpus {
+		args = append(args, "--gpu", g+",memory=1GiB")
+	}
+	cmd := exec.Command(c.dxpu, args...)
 	var log bytes.Buffer
 	cmd.Stderr = &log
 	if err := cmd.Start(); err != nil {
