@@ -200,6 +200,9 @@ func (a *action) create(ctx context.Context, api dxpuv1connect.PoolServiceClient
 	if field("together") != "" {
 		spec.SameBox = dxpuv1.Preference_PREFERENCE_REQUIRED
 	}
+	if spec.Part, err = a.part(); err != nil {
+		return "", err
+	}
 	if err := checkTenant(ctx, api, spec.Tenant); err != nil {
 		return "", err
 	}
@@ -209,6 +212,26 @@ func (a *action) create(ctx context.Context, api dxpuv1connect.PoolServiceClient
 	}
 	a.next = "/ui/leases/" + url.PathEscape(res.GetLease().GetId())
 	return fmt.Sprintf("Lease %s was created: it %s.", res.GetLease().GetId(), leaseWord(res.GetLease())), nil
+}
+
+// maxPartMemory is the largest memory of a part that the form takes, in GiB.
+const maxPartMemory = 4096
+
+// part returns the part of each GPU that the form asks for, nil for whole GPUs.
+func (a *action) part() (*dxpuv1.Part, error) {
+	given := func(name string) bool { return strings.TrimSpace(a.form.Get(name)) != "" }
+	if !given("memory") && !given("compute") {
+		return nil, nil
+	}
+	memory, err := a.number("memory", 1, maxPartMemory)
+	if err != nil {
+		return nil, err
+	}
+	compute, err := a.number("compute", 1, 100)
+	if err != nil {
+		return nil, err
+	}
+	return &dxpuv1.Part{MemoryBytes: uint64(memory) << 30, Compute: uint32(compute) * 10}, nil
 }
 
 // checkTenant refuses the name of a tenant that is not defined. Until a pool has a tenant

@@ -201,6 +201,8 @@ func TestActions(t *testing.T) {
 		{"resize to nothing", url.Values{"do": {"resize"}, "id": {lease}, "count": {"0"}}, 400, "is not a number from 1 to 64"},
 		{"resize to a text", url.Values{"do": {"resize"}, "id": {lease}, "count": {hostile}}, 400, "is not a number from 1 to 64"},
 		{"create", url.Values{"do": {"create"}, "count": {"1"}, "host": {"h08"}, "tenant": {"speech"}, "priority": {"-5"}, "hours": {"2"}, "wait": {"yes"}}, 303, "was created: it"},
+		{"create parts of two GPUs", url.Values{"do": {"create"}, "count": {"2"}, "memory": {"8"}, "compute": {"30"}, "tenant": {"speech"}, "wait": {"yes"}}, 303, "was created: it"},
+		{"create a part without its compute", url.Values{"do": {"create"}, "count": {"1"}, "memory": {"8"}}, 400, "compute: \"\" is not a number from 1 to 100"},
 		{"create without a count", url.Values{"do": {"create"}}, 400, "is not a number from 1 to 64"},
 		{"create with a wrong priority", url.Values{"do": {"create"}, "count": {"1"}, "priority": {"200"}}, 400, "is not a number from -100 to 100"},
 		{"create on an unknown host", url.Values{"do": {"create"}, "count": {"1"}, "host": {hostile}, "wait": {"yes"}}, 404, "host"},
@@ -214,7 +216,7 @@ func TestActions(t *testing.T) {
 			tt.fields.Set("next", "/ui/hosts")
 			res, body := post(t, w.url+"/ui/do", tt.fields)
 			if res.StatusCode == http.StatusSeeOther {
-				if to := res.Header.Get("Location"); to != "/ui/hosts" && (tt.name != "create" || !strings.HasPrefix(to, "/ui/leases/l-")) {
+				if to := res.Header.Get("Location"); to != "/ui/hosts" && (!strings.HasPrefix(tt.name, "create") || !strings.HasPrefix(to, "/ui/leases/l-")) {
 					t.Errorf("it redirects to %q", to)
 				}
 				c := cookieOf(res, noticeCookie)
