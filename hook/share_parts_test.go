@@ -200,3 +200,50 @@ func TestServedLeaseLosesAGPU(t *testing.T) {
 		s.until("the lease has ended", func() bool { return len(s.agent.Offered().Shares) == 0 })
 	})
 }
+
+// Launches without permits count for the GPU on which they run: the pool sees by them which
+// GPUs of a lease are in use.
+func TestServedPartsCountLaunches(t *testing.T) {
+	onBoth(t, func(t *testing.T, x *sharing) {
+		s := serveWith(t, agent.Config{Broker: broker.Config{Policy: "gemini", GPUs: fakeGPUs(2)}, Pool: "http://pool"})
+		for gpu := range 2 {
+			for _, kind := range []offer.Kind{offer.Open, offer.Attach} {
+				err := s.agent.Do(&offer.Action{
+					Kind: kind, Lease: offer.Lease{Binding: offer.Binding{Pool: "c", ID: []string{"B-1", "B-2"}[gpu]}, Lease: "l-1", BoxSlot: uint32(gpu), HostSlot: uint32(gpu)},
+					GPU: []string{"fake0", "fake1"}[gpu], Memory: 1000, Compute: share.Whole,
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		made, err := s.api.Enter(t.Context(), "l-1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := x.in(t, made, 0)
+		p.do(success, "other 1")
+		for range 3 {
+			p.do(success, "launch cuLaunchKernel")
+		}
+		for range 5 {
+			p.do(success, "launch-other")
+		}
+		var counts [2]uint64
+		t.Cleanup(func() {
+			if t.Failed() {
+				t.Logf("launches %v", counts)
+			}
+		})
+		s.until("the launches are counted", func() bool {
+			for _, on := range s.agent.Offered().Shares {
+				counts[on.BoxSlot] = on.Launches
+			}
+			return counts[0]+counts[1] == 8
+		})
+		if counts != [2]uint64{3, 5} {
+			t.Errorf("launches %v, want 3 and 5", counts)
+		}
+		p.end()
+	})
+}

@@ -22,12 +22,10 @@ enum { FIRST_ANSWER = 5000, POLL_IDLE = 100, PAUSE_FIRST = 10, PAUSE_LAST = 1000
 #define TIMER_SLACK 1000ul  /* ns */
 #define POLL_GATE 1000000   /* ns between two looks at the page while a launch waits */
 #define POOLS_EVERY 50000000u  /* ns */
-#define USAGE_EVERY 100000000u /* ns */
 
 _Atomic(enum share_state) dxpu_share_state;
 const struct share_page *dxpu_share_page;
 atomic_uint dxpu_share_hold;
-atomic_ullong dxpu_share_launches;
 unsigned dxpu_share_connection;
 bool dxpu_share_told_contexts;
 /* Held for microseconds: a thread that launches spins before it sleeps. */
@@ -46,7 +44,7 @@ struct request {
 /* All guarded by dxpu_share_mu. */
 static enum { DOWN, GREETING, UP } connection;
 static int fd = -1, waker = -1;
-static uint64_t last_id, usage_told, pools_seen, pause_ms, retry_at;
+static uint64_t last_id, pools_seen, pause_ms, retry_at;
 static struct request *requests;
 static unsigned nrequests, nwaiting;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
@@ -297,17 +295,6 @@ static void watch_locked(void)
 		dxpu_share_end_asked(atomic_load(&p->grace));
 }
 
-static void report_usage_locked(void)
-{
-	uint64_t now = dxpu_now(), n = atomic_load_explicit(&dxpu_share_launches, memory_order_relaxed);
-	struct share_message m = {.type = SHARE_USAGE, .arg = {n}};
-
-	if (n == 0 || now - usage_told < USAGE_EVERY || dxpu_share_page->gpus == 0 || !dxpu_share_tell_locked(&m))
-		return;
-	atomic_fetch_sub(&dxpu_share_launches, n);
-	usage_told = now;
-}
-
 /* Sends the reports that waited long enough, or that the program or the agent waits for. */
 static void reports_due_locked(void)
 {
@@ -362,7 +349,7 @@ static void *serve(void *arg)
 		dxpu_share_flush_locked();
 		dxpu_share_flights_flush_locked();
 		reports_due_locked();
-		report_usage_locked();
+		dxpu_share_usage_locked();
 		if (nwaiting > 0)
 			dxpu_share_changed_locked();
 		dxpu_share_end_locked();
@@ -488,7 +475,7 @@ void dxpu_share_in_child(void)
 	dxpu_share_looks = false;
 	stopping = false;
 	atomic_store(&dxpu_share_hold, 0);
-	atomic_store(&dxpu_share_launches, 0);
+	dxpu_share_usage_forget();
 	atomic_store(&dxpu_share_state, SHARE_OFF);
 	dxpu_share_ledger_forget();
 	dxpu_share_flights_forget_locked(NULL);

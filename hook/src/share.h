@@ -87,9 +87,6 @@ extern const struct share_page *dxpu_share_page;
 enum { HOLD_AGENT = 1, HOLD_END = 2 };
 extern atomic_uint dxpu_share_hold;
 
-/* Launches since the last report to the agent. */
-extern atomic_ullong dxpu_share_launches;
-
 /* Guards the connection, the ledger's totals and the launches in flight. */
 extern pthread_mutex_t dxpu_share_mu;
 
@@ -271,6 +268,10 @@ bool dxpu_share_poll_locked(void);
 
 /* Whether the agent is to hear of ends at once: the program waits, or a turn may be over. */
 bool dxpu_share_urgent_locked(void);
+
+/* Tells the agent of launches that went through an open gate, and forgets them. */
+void dxpu_share_usage_locked(void);
+void dxpu_share_usage_forget(void);
 
 /* Forgets the launches in flight of a context that ends, NULL: of all. */
 void dxpu_share_flights_forget_locked(CUcontext c);

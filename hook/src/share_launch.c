@@ -1,7 +1,54 @@
 /* Wrappers of the calls that launch: each passes the gate first. */
 #include "share.h"
 
-/* A launch with an open gate; the inline part is all that it costs. */
+#define USAGE_EVERY 100000000u /* ns */
+
+static atomic_ullong launches[SHARE_GPUS]; /* with an open gate, since the last report, of each GPU of the page */
+static uint64_t told;			   /* ns */
+
+void dxpu_share_usage_locked(void)
+{
+	uint64_t now = dxpu_now();
+
+	if (now - told < USAGE_EVERY)
+		return;
+	for (uint32_t i = 0; i < dxpu_share_page->gpus; i++) {
+		uint64_t n = atomic_load_explicit(&launches[i], memory_order_relaxed);
+		struct share_message m = {.type = SHARE_USAGE, .gpu = i, .arg = {n}};
+
+		if (n == 0 || !dxpu_share_tell_locked(&m))
+			continue;
+		atomic_fetch_sub(&launches[i], n);
+		told = now;
+	}
+}
+
+void dxpu_share_usage_forget(void)
+{
+	for (int i = 0; i < SHARE_GPUS; i++)
+		atomic_store(&launches[i], 0);
+}
+
+/* Counts a launch with an open gate. Which GPU it is for takes calls of the driver, so only a share of several asks. */
+static void count(CUstream s, int thread)
+{
+	int gpu = 0;
+
+	if (dxpu_share_page->gpus > 1) {
+		CUstream stream = dxpu_stream(s, thread);
+		CUcontext was;
+
+		if (!dxpu_not_captured(stream))
+			return; /* it does not run */
+		was = dxpu_share_enter(stream);
+		gpu = dxpu_share_current();
+		dxpu_share_leave(was);
+	}
+	if (gpu >= 0)
+		atomic_fetch_add_explicit(&launches[gpu], 1, memory_order_relaxed);
+}
+
+/* A launch with an open gate; the inline part is all that it costs, for a share of one GPU. */
 static inline CUresult begin(struct share_launch *l, CUstream s, int thread, CUfunction f, uint64_t blocks, uint64_t threads, uint64_t kernels)
 {
 	enum share_state state = atomic_load_explicit(&dxpu_share_state, memory_order_acquire);
@@ -13,7 +60,7 @@ static inline CUresult begin(struct share_launch *l, CUstream s, int thread, CUf
 	if (state == SHARE_OFF)
 		return CUDA_ERROR_NOT_INITIALIZED;
 	if (dxpu_share_is_open()) {
-		atomic_fetch_add_explicit(&dxpu_share_launches, 1, memory_order_relaxed);
+		count(s, thread);
 		return CUDA_SUCCESS;
 	}
 	return dxpu_share_begin_slow(l, s, thread, &w);
