@@ -227,8 +227,8 @@ func (s *poolService) ListAudit(ctx context.Context, req *connect.Request[dxpuv1
 // keepsAuditAfter returns an error unless the log has all entries after a revision. 0 asks
 // for what there is.
 func (t *tx) keepsAuditAfter(after uint64) error {
-	if after > t.meta.Revision {
-		return errorf(connect.CodeOutOfRange, "after_revision: the pool is at revision %d, not yet at %d; was it restored from a backup?", t.meta.Revision, after)
+	if err := reached(t.meta.Revision, after); err != nil {
+		return err
 	}
 	if after == 0 || t.meta.Audits <= keepAudit {
 		return nil

@@ -57,6 +57,7 @@ func TestBadInput(t *testing.T) {
 		{"ReplaceGPU", `{"gpuId":"b1"}`, "not_found", []string{"gpu", "b1"}},
 		{"ReplaceGPU", `{"gpuId":"b1/00"}`, "not_found", []string{"gpu"}},
 		{"ReplaceGPU", `{"gpuId":"b1/-1"}`, "not_found", []string{"gpu"}},
+		{"ListEvents", `{"afterRevision":"999999"}`, "out_of_range", []string{"after_revision: the pool is at revision", "not yet at 999999; was it restored"}},
 		{"Cordon", `{}`, "invalid_argument", []string{"target: one of gpu_id, box_id and host_id must be set"}},
 		{"Cordon", `{"target":{"boxId":"h1"}}`, "not_found", []string{"box", "h1"}},
 		{"Cordon", deep, "invalid_argument", []string{"line 1"}},

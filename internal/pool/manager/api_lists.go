@@ -224,6 +224,9 @@ func (s *poolService) GetLease(ctx context.Context, req *connect.Request[dxpuv1.
 }
 
 func (s *poolService) ListEvents(ctx context.Context, req *connect.Request[dxpuv1.ListEventsRequest]) (*connect.Response[dxpuv1.ListEventsResponse], error) {
+	if err := s.hasReached(req.Msg.AfterRevision); err != nil {
+		return nil, err
+	}
 	events, newest, _, complete := s.m.events.after(req.Msg.AfterRevision)
 	if req.Msg.AfterRevision != 0 && !complete {
 		return nil, errForgotten()

@@ -90,12 +90,38 @@ func matches(e *dxpuv1.Event, f *dxpuv1.EventFilter) bool {
 		(f.HostId == "" || f.HostId == e.HostId) && (len(f.Types) == 0 || slices.Contains(f.Types, e.Type))
 }
 
+// hasReached returns an error if a caller has seen a later revision than the pool has: it
+// would wait for events that it takes for known.
+func (s *poolService) hasReached(after uint64) error {
+	s.m.mu.Lock()
+	state := s.m.state
+	newest := uint64(0)
+	if state != nil {
+		newest = state.meta.Revision
+	}
+	s.m.mu.Unlock()
+	if state == nil {
+		return nil // it is being loaded, and the events are those of before
+	}
+	return reached(newest, after)
+}
+
+func reached(newest, after uint64) error {
+	if after > newest {
+		return errorf(connect.CodeOutOfRange, "after_revision: the pool is at revision %d, not yet at %d; was it restored from a backup?", newest, after)
+	}
+	return nil
+}
+
 func errForgotten() error {
 	return errorf(connect.CodeOutOfRange, "after_revision: these events are no longer kept; list again")
 }
 
 func (s *poolService) WatchEvents(ctx context.Context, req *connect.Request[dxpuv1.WatchEventsRequest], stream *connect.ServerStream[dxpuv1.WatchEventsResponse]) error {
 	at, visible, over := req.Msg.AfterRevision, scopeOf(ctx), s.m.termEnded()
+	if err := s.hasReached(at); err != nil {
+		return err
+	}
 	switch {
 	case req.Msg.FromStart:
 		at = s.m.events.start()
