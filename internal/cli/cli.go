@@ -222,6 +222,8 @@ func hintFor(err error, ce *connect.Error) string {
 		return `--token-file or DXPU_TOKEN names your token; "dxpu token create" makes one`
 	case ce.Code() == connect.CodePermissionDenied && deniedCall.MatchString(ce.Message()):
 		return `"dxpu whoami" shows your role; "dxpu token --help" explains the roles`
+	case ce.Code() == connect.CodeUnavailable && connect.IsWireError(ce):
+		return "" // the manager runs, and has said what it lacks
 	case ce.Code() == connect.CodeUnavailable, isNetwork(err):
 		return `is a manager running at this address? "dxpu manager" starts one; --manager or DXPU_MANAGER names another`
 	case ce.Code() == connect.CodeNotFound && strings.HasPrefix(ce.Message(), "maintenance \""):

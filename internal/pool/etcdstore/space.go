@@ -25,7 +25,7 @@ func (s *Store) checkDisk() error {
 		return fmt.Errorf("etcdstore: %s: %w", s.opts.Dir, err)
 	}
 	if free := st.Bavail * uint64(st.Bsize); free < s.opts.MinFree {
-		return fmt.Errorf("etcdstore: the disk is full: %s has %d MiB left, of which %d stay free: "+
+		return fmt.Errorf("the disk is full: %s has %d MiB left, of which %d stay free: "+
 			"make room there, and the manager continues by itself", s.opts.Dir, free>>20, s.opts.MinFree>>20)
 	}
 	return nil
