@@ -18,6 +18,9 @@ import (
 
 // parseTarget reads the arguments KIND ID.
 func parseTarget(kind, id string) (*dxpuv1.Target, error) {
+	if id == "" {
+		return nil, usagef("the ID of the %s is empty", kind)
+	}
 	switch kind {
 	case "gpu", "gpus":
 		return &dxpuv1.Target{Target: &dxpuv1.Target_GpuId{GpuId: id}}, nil
@@ -184,7 +187,7 @@ func (o *drainOptions) run(cmd *cobra.Command, conn *connection, args []string) 
 	}
 	name := strings.Join(args, " ")
 	if !o.out.structured() {
-		fmt.Fprintf(cmd.OutOrStdout(), "%s is draining: %d bindings are left\n", name, len(res.BindingIds))
+		fmt.Fprintf(cmd.OutOrStdout(), "%s is draining: %s left\n", name, bindingsAre(len(res.BindingIds)))
 	}
 	if o.wait {
 		if err := o.follow(ctx, cmd, events); err != nil {
@@ -231,4 +234,12 @@ func timedOut(ctx context.Context, err error) bool {
 // targetFilter selects the events of a target.
 func targetFilter(t *dxpuv1.Target) *dxpuv1.EventFilter {
 	return &dxpuv1.EventFilter{GpuId: t.GetGpuId(), BoxId: t.GetBoxId(), HostId: t.GetHostId()}
+}
+
+// bindingsAre returns "1 binding is" or "2 bindings are".
+func bindingsAre(n int) string {
+	if n == 1 {
+		return "1 binding is"
+	}
+	return fmt.Sprintf("%d bindings are", n)
 }

@@ -82,7 +82,7 @@ func newGetHostsCommand(conn *connection) *cobra.Command {
 		Example: "  dxpu get hosts --label zone=a",
 	}, poolAPI.ListHosts, req, printHosts, oneOf(poolAPI.GetHost,
 		func(name string) *dxpuv1.GetHostRequest { return &dxpuv1.GetHostRequest{HostId: name} }, (*dxpuv1.GetHostResponse).GetHost))
-	cmd.Flags().StringToStringVar(&req.Labels, "label", nil, "show only hosts with this label, `KEY=VALUE`")
+	labelsVar(cmd.Flags(), &req.Labels, "label", "show only hosts with this label, `KEY=VALUE`")
 	return cmd
 }
 
@@ -152,7 +152,7 @@ func newGetBoxesCommand(conn *connection) *cobra.Command {
 		Example: "  dxpu get boxes",
 	}, poolAPI.ListBoxes, req, printBoxes, oneOf(poolAPI.GetBox,
 		func(name string) *dxpuv1.GetBoxRequest { return &dxpuv1.GetBoxRequest{BoxId: name} }, (*dxpuv1.GetBoxResponse).GetBox))
-	cmd.Flags().StringToStringVar(&req.Labels, "label", nil, "show only boxes with this label, `KEY=VALUE`")
+	labelsVar(cmd.Flags(), &req.Labels, "label", "show only boxes with this label, `KEY=VALUE`")
 	return cmd
 }
 

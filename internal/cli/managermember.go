@@ -26,7 +26,9 @@ now on, give --peer-url. The command may be repeated.`,
 		Example: `  dxpu manager replace-member m3
   dxpu manager replace-member m3 --peer-url http://10.0.0.4:2380`,
 	}, func(cmd *cobra.Command, args []string) (*dxpuv1.ReplaceMemberResponse, error) {
-		req.Name = args[0]
+		if req.Name = args[0]; req.Name == "" {
+			return nil, usagef("the NAME of the manager is empty")
+		}
 		return call(cmd.Context(), conn, poolAPI.ReplaceMember, req)
 	}, func(w io.Writer, r *dxpuv1.ReplaceMemberResponse) {
 		fmt.Fprintf(w, "%s can be replaced. Start the new manager with an empty --data-dir, the join token of the others, and\n  --etcd-name %s --etcd-join --etcd-initial-cluster %s\n",

@@ -123,6 +123,9 @@ create it, and only the owner of the file may read it. It is text with one recor
 per line, for "dxpu manager restore" and "dxpu manager --restore".`,
 		Example: `  dxpu manager backup /var/backups/dxpu-$(date +%F).backup`,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if args[0] == "" {
+				return usagef("the name of the file is empty")
+			}
 			api, err := conn.pool()
 			if err != nil {
 				return err

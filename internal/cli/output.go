@@ -1,8 +1,10 @@
 package cli
 
 import (
+	"encoding/csv"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
 	"net"
 	"slices"
@@ -56,6 +58,39 @@ type flagValue struct {
 
 // Set implements pflag.Value.
 func (f flagValue) Set(s string) error { return f.set(s) }
+
+// labelsVar adds a flag of labels, KEY=VALUE, several with commas or by repetition.
+func labelsVar(f *pflag.FlagSet, into *map[string]string, name, usage string) {
+	f.StringToStringVar(into, name, nil, usage)
+	flag := f.Lookup(name)
+	flag.Value = &labelsValue{flag.Value, into}
+}
+
+// labelsValue refuses a key that is given twice, of which the last one would count.
+type labelsValue struct {
+	pflag.Value
+	labels *map[string]string
+}
+
+func (l *labelsValue) Set(text string) error {
+	before := maps.Clone(*l.labels)
+	pairs := 1
+	if fields, err := csv.NewReader(strings.NewReader(text)).Read(); err == nil {
+		pairs = len(fields)
+	}
+	if err := l.Value.Set(text); err != nil {
+		return err
+	}
+	if len(*l.labels) < len(before)+pairs {
+		return &twiceError{text}
+	}
+	return nil
+}
+
+// twiceError is about labels with a key that is given twice.
+type twiceError struct{ labels string }
+
+func (e *twiceError) Error() string { return fmt.Sprintf("a key of %q is given twice", e.labels) }
 
 // String implements pflag.Value.
 func (f flagValue) String() string { return f.text() }

@@ -68,7 +68,7 @@ func (o *proxyOptions) register(cmd *cobra.Command) {
 	f.BoolVar(&o.noOffload, "no-offload", false, "do not use UDP segmentation and receive offload")
 	pollingFlags(f, &o.polling)
 	f.StringVar(&o.rack, "rack", "", "location of the node")
-	f.StringToStringVar(&o.labels, "label", nil, "label of the node, `KEY=VALUE`; repeatable")
+	labelsVar(f, &o.labels, "label", "label of the node, `KEY=VALUE`; repeatable")
 	o.admin.register(f, "/metrics, /healthz, /readyz, /slots and /capture, of a box also /faults")
 	f.BoolVar(&o.capture, "allow-capture", false, `allow "dxpu capture" on this machine to read the decrypted TLPs of the bindings`)
 	o.log.register(f)

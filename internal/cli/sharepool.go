@@ -49,7 +49,7 @@ func (o *sharePool) register(cmd *cobra.Command) {
 	f.StringVar(&o.tokenFile, "join-token-file", "", "file with the join token, which the agent waits for (default $DXPU_JOIN_TOKEN)")
 	f.StringVar(&o.stateDir, "state-dir", "", "directory for the identities and desired states of host and box (default: nodes/ beside --state)")
 	f.StringVar(&o.rack, "rack", "", "location of the machine")
-	f.StringToStringVar(&o.labels, "label", nil, "label of host and box, `KEY=VALUE`; repeatable")
+	labelsVar(f, &o.labels, "label", "label of host and box, `KEY=VALUE`; repeatable")
 }
 
 // poolFlags are the flags that mean nothing without --manager.

@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -56,6 +57,8 @@ A "-" at the end removes a taint: KEY:EFFECT-, or KEY- for all effects.`,
 				return err
 			case remove:
 				req.Remove = append(req.Remove, t)
+			case slices.ContainsFunc(req.Set, func(o *dxpuv1.Taint) bool { return o.Key == t.Key && o.Effect == t.Effect }):
+				return usagef("the taint %s:%s is given twice", t.Key, effectWord(t.Effect))
 			default:
 				req.Set = append(req.Set, t)
 			}

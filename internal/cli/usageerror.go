@@ -59,6 +59,8 @@ func valueError(err error) error {
 	cause := errors.Unwrap(bad)
 	want := ""
 	switch typ := bad.GetFlag().Value.Type(); {
+	case errors.As(err, new(*twiceError)):
+		return fmt.Errorf("%s: %w", name, cause)
 	case typ == "bool":
 		want = "true or false"
 	case strings.HasPrefix(cause.Error(), "slog: "):
@@ -93,6 +95,11 @@ func checkFlags(cmd *cobra.Command) error {
 	if f := cmd.Flags().Lookup("request-id"); f != nil && f.Changed && f.Value.String() == "" {
 		return errors.New("--request-id: the name of the request is empty")
 	}
+	for _, name := range objectFlags {
+		if f := cmd.Flags().Lookup(name); f != nil && f.Changed && (f.Value.String() == "" || f.Value.String() == "[]") {
+			return fmt.Errorf("--%s: the value is empty; leave the flag out, or name one", name)
+		}
+	}
 	err := cmd.ValidateFlagGroups()
 	if err == nil {
 		return nil
@@ -108,6 +115,10 @@ func checkFlags(cmd *cobra.Command) error {
 	}
 	return err
 }
+
+// objectFlags are flags that name an object. An empty one is that of a script whose
+// variable is not set: the command would go to any host, or to the tenant default.
+var objectFlags = []string{"host", "tenant", "gpu", "box", "lease", "to", "name"}
 
 var (
 	exclusiveFlags = regexp.MustCompile(`\[([^]]*)\] were all set$`)
