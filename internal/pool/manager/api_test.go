@@ -118,7 +118,7 @@ func TestNodesProveThemselves(t *testing.T) {
 	wantCode(t, enroll(&dxpuv1.EnrollRequest{JoinToken: token, Name: "b2"}), connect.CodeInvalidArgument, "kind")
 	wantCode(t, enroll(&dxpuv1.EnrollRequest{JoinToken: token, Kind: box, Name: "../b"}), connect.CodeInvalidArgument, "name")
 	wantCode(t, enroll(&dxpuv1.EnrollRequest{JoinToken: token, Kind: box, Name: "b1"}), connect.CodeAlreadyExists, "in use")
-	wantCode(t, enroll(&dxpuv1.EnrollRequest{JoinToken: token, Kind: box, Name: "h1"}), connect.CodeAlreadyExists, "is a host")
+	wantCode(t, enroll(&dxpuv1.EnrollRequest{JoinToken: token, Kind: box, Name: "h1"}), connect.CodeInvalidArgument, "is a host")
 	if err := enroll(&dxpuv1.EnrollRequest{JoinToken: token, Kind: box, Name: "b1", PreviousCredential: s.keys["b1"]}); err != nil {
 		t.Errorf("with its credential: %v", err)
 	}
