@@ -169,6 +169,7 @@ func errorText(err error, ce *connect.Error) string {
 		case code == connect.CodeUnavailable, isNetwork(err):
 			text = "the manager is unavailable: " + strings.Replace(text, "it ended early", "it closed the connection", 1)
 		case code == connect.CodeUnauthenticated:
+			text = strings.TrimSuffix(text, ": ask an admin for a new one") // the hint says it
 			text = strings.Replace(text, "unknown node or wrong credential: enrol again with a join token", "the manager does not know this token", 1)
 			if strings.HasPrefix(text, "no credential: ") {
 				text = "the manager wants a token, and the command has none"
@@ -218,6 +219,8 @@ func hintFor(err error, ce *connect.Error) string {
 		return ""
 	case ce.Code() == connect.CodeUnauthenticated && strings.HasPrefix(ce.Message(), "join_token: "):
 		return `--join-token-file or DXPU_JOIN_TOKEN names the join token; "dxpu manager --join-token-file" writes it`
+	case ce.Code() == connect.CodeUnauthenticated && strings.HasPrefix(ce.Message(), "the token is not valid"):
+		return `"dxpu login" signs you in again, where you got the token by it; an admin makes another with "dxpu token create"`
 	case ce.Code() == connect.CodeUnauthenticated:
 		return `--token-file or DXPU_TOKEN names your token; "dxpu token create" makes one`
 	case ce.Code() == connect.CodePermissionDenied && deniedCall.MatchString(ce.Message()):

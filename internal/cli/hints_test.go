@@ -30,6 +30,10 @@ func TestHints(t *testing.T) {
 			"unknown token", connect.NewError(connect.CodeUnauthenticated, errors.New("unknown node or wrong credential: enrol again with a join token")),
 			"the manager does not know this token", "--token-file",
 		},
+		{
+			"a sign-in that is over", connect.NewWireError(connect.CodeUnauthenticated, errors.New("the token is not valid, or no longer valid: ask an admin for a new one")),
+			"the token is not valid, or no longer valid\n", `"dxpu login" signs you in again`,
+		},
 		{"no manager", connect.NewError(connect.CodeUnavailable, errors.New("connection refused")), "the manager is unavailable", "is a manager running"},
 		{"full disk", connect.NewWireError(connect.CodeUnavailable, errors.New("the disk is full: make room there")), "the manager is unavailable: the disk is full", ""},
 	} {
