@@ -155,9 +155,9 @@ func decideHost(best *freeSlots, usable bool, tainted refused, req *HostRequest)
 	case !usable && len(tainted) > 0:
 		say("Each host that %sis reachable and not cordoned has taints that the request does not tolerate: %s.", labelWords(req, "has the labels, "), taintList(maps.Keys(tainted)))
 	case !usable && req.Host != "" && len(req.Labels) == 0:
-		say("Host %s is unreachable or cordoned.", req.Host)
+		say("Host %s is unreachable, cordoned or in maintenance.", req.Host)
 	case !usable && req.Host != "":
-		say("Host %s is unreachable, cordoned, or lacks the labels.", req.Host)
+		say("Host %s is unreachable, cordoned, in maintenance, or lacks the labels.", req.Host)
 	case !usable:
 		say("No host %sis reachable and not cordoned.", labelWords(req, "that has the labels "))
 	case req.Host != "":
