@@ -15,11 +15,14 @@ type linker struct {
 	p *Plan
 	w *workload.Workload
 
-	lastCall    []int32   // by thread: the call that ended last
-	lastOp      []int32   // by stream: the operation that started last
-	threadOp    []int32   // by thread: the operation that it launched last
-	usedStreams [][]int32 // by process: the streams that are set in used
-	used        []bool    // by stream: an operation started since the last device sync
+	lastCall    []int32      // by thread: the call that ended last
+	lastOp      []int32      // by stream: the operation that started last
+	threadOp    []int32      // by thread: the operation that it launched last
+	nextCall    []int32      // by call: the next one of its thread, or none
+	made        []int32      // by call: the operation that it launched, the last of several, or none
+	usedStreams [][]int32    // by process: the streams that are set in used
+	used        []bool       // by stream: a sync of its device may wait for it
+	awaitedBy   []deviceWait // by stream
 	process     map[uint64]int
 	threadProc  []int
 	streamProc  []int
@@ -27,16 +30,27 @@ type linker struct {
 	endedOp     []int32 // by process: the operation that ended last
 	byEnd       []int32 // operations by recorded end
 	nextEnd     int
+	looks       int              // see mostLooks
 	done        []bool           // by operation: already evaluated
 	median      [9]time.Duration // by kind of call: its duration
 }
+
+// deviceWait tells that a device sync waited for an operation. A later one of its thread
+// need not, one of another thread does, if the two overlap or may in a replay.
+type deviceWait struct {
+	op, call int32
+	times    int
+}
+
+// mostWaits bounds for how many syncs of other threads this is followed.
+const mostWaits = 8
 
 func newLinker(p *Plan) *linker {
 	w := p.w
 	l := &linker{
 		p: p, w: w, process: map[uint64]int{},
 		lastCall: nones(len(w.Threads)), threadOp: nones(len(w.Threads)), lastOp: nones(len(w.Streams)),
-		used: make([]bool, len(w.Streams)), byEnd: indices(len(w.Ops)), done: make([]bool, len(w.Ops)),
+		made: nones(len(w.Calls)), nextCall: nones(len(w.Calls)), used: make([]bool, len(w.Streams)), awaitedBy: make([]deviceWait, len(w.Streams)), byEnd: indices(len(w.Ops)), done: make([]bool, len(w.Ops)),
 	}
 	number := func(process uint64) int {
 		n, ok := l.process[process]
@@ -54,6 +68,19 @@ func newLinker(p *Plan) *linker {
 	}
 	for _, s := range w.Streams {
 		l.streamProc = append(l.streamProc, number(s.Process))
+	}
+	for _, i := range p.order {
+		if call := w.Ops[i].Call; call != none {
+			l.made[call] = i
+		}
+	}
+	last := nones(len(w.Threads))
+	for i := range w.Calls {
+		t := w.Calls[i].Thread
+		if last[t] != none {
+			l.nextCall[last[t]] = int32(i)
+		}
+		last[t] = int32(i)
 	}
 	slices.SortFunc(l.byEnd, func(a, b int32) int {
 		return cmp.Or(cmp.Compare(w.Ops[a].End(), w.Ops[b].End()), cmp.Compare(a, b))
@@ -100,19 +127,29 @@ func (l *linker) ended(t time.Duration) {
 
 // callStart links the start of a call to the previous call on its thread. After a
 // long gap it also links it to the call of another thread that ended last: autograd's
-// thread waits for the forward pass, and the main thread for autograd.
+// thread waits for the forward pass, and the main thread for autograd. A thread that goes
+// on with calls of its own handed nothing over.
 func (l *linker) callStart(i int32) {
 	c := &l.w.Calls[i]
 	cp := &l.p.calls[i]
 	cp.prev, cp.cross, cp.block = l.lastCall[c.Thread], none, none
+	if l.made[i] != none {
+		l.threadOp[c.Thread] = l.made[i]
+	}
 	from := time.Duration(0)
 	if cp.prev != none {
 		from = l.w.Calls[cp.prev].End()
 	}
 	other := l.endedCall[l.threadProc[c.Thread]]
-	if other != none && l.w.Calls[other].Thread != c.Thread && c.Start-from > threadGap && l.w.Calls[other].End() > from {
+	if other != none && l.w.Calls[other].Thread != c.Thread && c.Start-from > threadGap && l.w.Calls[other].End() > from && l.quietAfter(other) {
 		cp.cross = other
 	}
+}
+
+// quietAfter reports whether the thread of call i made no call for a while after it.
+func (l *linker) quietAfter(i int32) bool {
+	next := l.nextCall[i]
+	return next == none || l.w.Calls[next].Start-l.w.Calls[i].End() > threadGap
 }
 
 // op links an operation to the previous one on its stream and to its launch. If
@@ -130,10 +167,14 @@ func (l *linker) op(i int32) {
 		l.used[op.Stream] = true
 		l.usedStreams[proc] = append(l.usedStreams[proc], op.Stream)
 	}
-	if op.Call != none {
-		l.threadOp[l.w.Calls[op.Call].Thread] = i
+	told, seen := l.waitsOf(i), l.endedOp[proc]
+	if l.p.certain {
+		seen = none
 	}
-	o.constraint, o.cross = l.constraintOf(op, o.prev, [...]int32{l.waitsOf(i), l.endedOp[proc]})
+	o.constraint, o.cross = l.constraintOf(op, o.prev, [...]int32{told, seen})
+	if o.constraint == crossConstraint && o.cross != told {
+		l.p.guessed++
+	}
 }
 
 // waitsOf links an operation to those that the recorded waits of its stream name,
@@ -209,16 +250,10 @@ func (l *linker) callEnd(i int32) {
 	l.lastCall[c.Thread] = i
 	l.endedCall[proc] = i
 	cp.least = c.Dur
-	cand := l.endedOp[proc]
-	if c.Kind == workload.StreamSync && c.Stream != none {
-		cand = l.lastOp[c.Stream]
+	if c.Kind == workload.StreamSync && c.Event == workload.Nothing {
+		return
 	}
-	if c.Kind == workload.StreamSync && c.Event != none {
-		cand = c.Event
-	}
-	if cand != none && (!l.done[cand] || l.w.Ops[cand].End() > c.End()) {
-		cand = none
-	}
+	cand := l.awaited(i, proc)
 	if own := l.copied(i); own != none {
 		cp.block, cp.waited, cp.least = own, true, min(c.Dur, l.p.enqueue)
 		return
@@ -237,18 +272,65 @@ func (l *linker) callEnd(i int32) {
 	}
 }
 
+// awaited returns the operation for which call i may have waited: the one that the trace
+// names, or the one that ended last before the call's end. None if there is none.
+func (l *linker) awaited(i int32, proc int) int32 {
+	c := &l.w.Calls[i]
+	cand := l.endedOp[proc]
+	switch {
+	case c.Kind == workload.StreamSync && c.Event != none:
+		cand = c.Event
+	case c.Kind == workload.StreamSync && c.Stream != none:
+		cand = l.launchedBefore(l.lastOp[c.Stream], c.Start)
+	case c.Kind == workload.DeviceSync:
+		cand = none
+		for _, s := range l.usedStreams[proc] {
+			op := l.launchedBefore(l.lastOp[s], c.Start)
+			if op != none && l.w.Ops[op].End() <= c.End() && (cand == none || l.w.Ops[op].End() > l.w.Ops[cand].End()) {
+				cand = op
+			}
+		}
+	case c.Kind.IsSync() && cand != none && l.launchedBefore(cand, c.Start) != cand:
+		cand = l.threadOp[c.Thread]
+	}
+	if cand != none && (!l.done[cand] || l.w.Ops[cand].End() > c.End()) {
+		return none
+	}
+	return cand
+}
+
+// Bounds of what a damaged trace can make the linker look at: the operations that other
+// threads launched on a stream while one waited for it, and all of these and the streams of
+// synchronisations of devices together.
+const (
+	mostLater = 4096
+	mostLooks = 100_000_000
+)
+
+// launchedBefore returns the last operation of a stream, from op back, that was launched
+// before t. A call does not wait for what other threads launch while it waits.
+func (l *linker) launchedBefore(op int32, t time.Duration) int32 {
+	for range mostLater {
+		if l.looks++; op == none || l.looks > mostLooks || l.w.Ops[op].Call == none || l.p.launched(op) <= t {
+			return op
+		}
+		op = l.p.ops[op].prev
+	}
+	return none
+}
+
 // copied returns the copy that call i made and waited for: one that a synchronous call
 // made, or one to pageable memory. None if the copy had not ended when the call did.
 func (l *linker) copied(i int32) int32 {
 	c := &l.w.Calls[i]
-	own := l.threadOp[c.Thread]
-	if !c.Kind.IsCopy() || own == none {
+	own := l.made[i]
+	if !c.Kind.IsCopy() || own == none || !l.done[own] {
 		return none
 	}
 	op := &l.w.Ops[own]
 	waits := c.Kind == workload.SyncCopy && op.Kind == workload.CopyHtoD ||
 		op.Kind == workload.CopyDtoH && (c.Kind == workload.SyncCopy || op.Pageable)
-	if op.Call != i || op.End() > c.End() || !waits {
+	if op.End() > c.End() || !waits {
 		return none
 	}
 	return own
@@ -261,7 +343,7 @@ func (l *linker) idleSync(i, cand int32) {
 	if c.Kind == workload.StreamSync && c.Stream == none {
 		cand = l.threadOp[c.Thread]
 	}
-	if cand != none && l.w.Ops[cand].End() <= c.Start {
+	if cand != none && l.done[cand] && l.w.Ops[cand].End() <= c.Start {
 		l.p.calls[i].block = cand
 	}
 }
@@ -281,13 +363,28 @@ func (l *linker) blocked(c *workload.Call, cand int32) bool {
 func (l *linker) deviceSync(i int32, proc int) {
 	cp := &l.p.calls[i]
 	from := int32(len(l.p.extra))
+	c := &l.w.Calls[i]
+	left := l.usedStreams[proc][:0]
 	for _, s := range l.usedStreams[proc] {
-		l.used[s] = false
-		if op := l.lastOp[s]; op != none && op != cp.block && l.w.Ops[op].End() <= l.w.Calls[i].End() {
+		op := l.launchedBefore(l.lastOp[s], c.Start)
+		by := &l.awaitedBy[s]
+		if op != none && by.times > 0 && by.op == op && op == l.lastOp[s] && (by.times > mostWaits || l.w.Calls[by.call].Thread == c.Thread) || l.looks > mostLooks {
+			l.used[s], by.times = false, 0
+			continue
+		}
+		left = append(left, s)
+		if op == none {
+			continue
+		}
+		if by.times == 0 || by.op != op {
+			*by = deviceWait{op: op, call: i}
+		}
+		by.times++
+		if op != cp.block && l.w.Ops[op].End() <= c.End() {
 			l.p.extra = append(l.p.extra, op)
 		}
 	}
-	l.usedStreams[proc] = l.usedStreams[proc][:0]
+	l.usedStreams[proc] = left
 	if to := int32(len(l.p.extra)); to > from {
 		l.p.devices[i] = extraOps{from, to}
 	}

@@ -45,7 +45,13 @@ type Plan struct {
 	launchLag time.Duration // from launch call to start on an idle stream
 	streamLag time.Duration // from one operation to the next on a busy stream
 	enqueue   time.Duration // of a call that only enqueues work
-	window    float64       // rate of the fastest copy to the device, bytes/s
+	// certain is set if only what the trace tells links streams and threads; guessed
+	// counts the links beyond that.
+	certain bool
+	guessed int
+	// bounds are the plans with the least and the most waits, once they are needed.
+	bounds []*Plan
+	window float64 // rate of the fastest copy to the device, bytes/s
 }
 
 // Thresholds of the reconstruction.
@@ -93,8 +99,19 @@ const none = workload.None
 
 // NewPlan reconstructs the dependencies of a workload.
 func NewPlan(w *workload.Workload) *Plan {
+	p := newPlan(w, false)
+	p.planSteps()
+	p.segments = p.planSegments()
+	p.fastestCopy()
+	return p
+}
+
+// newPlan reconstructs the dependencies alone.
+func newPlan(w *workload.Workload, certain bool) *Plan {
 	p := &Plan{
-		w:     w,
+		w:       w,
+		certain: certain,
+
 		calls: make([]callPlan, len(w.Calls)),
 		ops:   make([]opPlan, len(w.Ops)),
 		ends:  indices(len(w.Calls)),
@@ -111,10 +128,33 @@ func NewPlan(w *workload.Workload) *Plan {
 	})
 	p.estimate()
 	newLinker(p).link()
-	p.planSteps()
-	p.segments = p.planSegments()
-	p.fastestCopy()
 	return p
+}
+
+// alternatives returns the plans with the least and the most waits that the trace allows,
+// without those that would be the same.
+func (p *Plan) alternatives() []*Plan {
+	if p.bounds == nil {
+		p.bounds = []*Plan{}
+		if p.w.Least != nil || p.guessed > 0 {
+			p.bounds = append(p.bounds, p.with(p.w.Least, true))
+		}
+		if p.w.Most != nil {
+			p.bounds = append(p.bounds, p.with(p.w.Most, false))
+		}
+	}
+	return p.bounds
+}
+
+// with returns a plan of the same workload with other waits.
+func (p *Plan) with(waits []workload.Wait, certain bool) *Plan {
+	w := *p.w
+	if waits != nil {
+		w.Waits = waits
+	}
+	other := newPlan(&w, certain)
+	other.steps, other.segments, other.window = p.steps, p.segments, p.window
+	return other
 }
 
 func indices(n int) []int32 {

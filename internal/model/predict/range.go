@@ -74,15 +74,18 @@ func nodesReason(kernels int, low float64) string {
 	return fmt.Sprintf("%d kernels run in CUDA graphs: %.1f %% if each of them costs as much as other kernels; no measurement says that they do not", kernels, 100*low)
 }
 
+// waitsReason is for dependencies between streams and threads of which the trace has no record.
+const waitsReason = "the trace does not tell for which event each stream waits, or whether the default stream and others wait for each other; the ends are those of replays with the fewest and with the most waits that its times allow. Record the waits (enable_cuda_sync_events of the PyTorch profiler, or Nsight Systems)"
+
 // idles reports whether idle time of the GPU may not be the run's own.
 func (p *Plan) idles(s Setting, busy float64) bool {
 	return s.HostScale == 0 && (busy < idleGPU || p.w.Scheduled)
 }
 
-// Range returns the range of a prediction r with setting s; High is the replay. Two
-// things that a trace cannot tell widen it: how much of the idle time that absorbs latency
-// is the profiler's own (unless HostScale removes it), or that of a schedule, and what a
-// node of a CUDA graph costs.
+// Range returns the range of a prediction r with setting s. Three things that a trace may
+// not tell widen it: how much of the idle time that absorbs latency is the profiler's own
+// (unless HostScale removes it), or that of a schedule, what a node of a CUDA graph costs,
+// and which work waits for which. Only the last one has an end above the replay.
 func (p *Plan) Range(s Setting, r *Result, st *Stats) (Range, error) {
 	g := Range{Low: r.Relative, High: r.Relative}
 	if busy := st.Utilisation(); p.idles(s, busy) {
@@ -102,6 +105,13 @@ func (p *Plan) Range(s Setting, r *Result, st *Stats) (Range, error) {
 			return g, err
 		}
 		g.widen(r.Relative, min(r.Relative, nodes.Relative), nodesReason(st.GraphKernels, nodes.Relative))
+	}
+	for _, other := range p.alternatives() {
+		o, err := other.Run(s)
+		if err != nil {
+			return g, err
+		}
+		g.widen(r.Relative, o.Relative, waitsReason)
 	}
 	return g, nil
 }

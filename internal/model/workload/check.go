@@ -7,9 +7,10 @@ import (
 
 // Thresholds of the checks.
 const (
-	roundedTime   = time.Microsecond // resolution of traces of 2021
-	overlapShare  = 0.10             // programmatic dependent launches overlap by less
-	nestedShare   = 0.05             // and end after the operation they depend on
+	roundedTime   = time.Microsecond      // resolution of traces of 2021
+	fineTime      = 100 * time.Nanosecond // resolution of a GPU's clock in other traces
+	overlapShare  = 0.10                  // programmatic dependent launches overlap by less
+	nestedShare   = 0.05                  // and end after the operation they depend on
 	skewedShare   = 0.05
 	unnamedShare  = 0.05
 	lostShare     = 0.10 // launches whose operations may be missing, and the reverse

@@ -4,6 +4,9 @@ import (
 	"cmp"
 	"slices"
 	"sort"
+	"time"
+
+	"github.com/dxpu-project/dxpu/internal/quantile"
 )
 
 // StreamType tells whether a stream and the default stream wait for each other.
@@ -37,8 +40,10 @@ type gpu struct {
 
 // implicit adds the waits of the legacy default stream, for which a program makes no
 // call: its work starts after all work that was launched on blocking streams before, and
-// theirs after its own.
-func (r *resolver) implicit(types map[int32]StreamType) {
+// theirs after its own. It returns those that the recorded times show, and those that they
+// allow and do not show.
+func (r *resolver) implicit(types map[int32]StreamType) (shown, possible []Wait) {
+	r.measure()
 	defaults := r.defaultStreams(types)
 	on := map[gpu][]int32{}
 	for i, s := range r.w.Streams {
@@ -58,13 +63,44 @@ func (r *resolver) implicit(types map[int32]StreamType) {
 			continue
 		}
 		for _, s := range others {
-			enough := enoughSerial
+			waits, held := r.serial(launches[defaults[g]], launches[s])
 			if types[s] == BlockingStream {
-				enough = 0
+				r.w.Waits = append(r.w.Waits, slices.Concat(waits[0], waits[1])...)
+				continue
 			}
-			r.w.Waits = append(r.w.Waits, r.serial(launches[defaults[g]], launches[s], enough)...)
+			for i := range waits {
+				if held[i] >= enoughSerial {
+					shown = append(shown, waits[i]...)
+				} else {
+					possible = append(possible, waits[i]...)
+				}
+			}
 		}
 	}
+	return shown, possible
+}
+
+// mostLag is more than a launch takes that nothing holds up.
+const mostLag = 10 * time.Microsecond
+
+// atOnce is more than work takes to follow what it waited for.
+const atOnce = 3 * time.Microsecond
+
+// measure finds what the times of the trace can tell: their resolution, and how late an
+// operation starts that waits for nothing.
+func (r *resolver) measure() {
+	r.rounded = roundedTime
+	var lags []time.Duration
+	for i := range r.w.Ops {
+		op := &r.w.Ops[i]
+		if op.Dur%time.Microsecond != 0 {
+			r.rounded = fineTime
+		}
+		if op.Call != None {
+			lags = append(lags, op.Start-r.w.Calls[op.Call].Start)
+		}
+	}
+	r.lag = min(max(quantile.Of(lags, 0.02), 0)*5/4, mostLag)
 }
 
 // defaultStreams returns the default stream of each device: the one that the trace names
@@ -85,16 +121,14 @@ func (r *resolver) defaultStreams(types map[int32]StreamType) map[gpu]int32 {
 	return defaults
 }
 
-// serial returns the waits of two streams that never work at the same time: of each
-// operation for the last one that was launched on the other stream before. It returns
-// none if an operation started earlier, and none of a stream of which fewer than enough
-// were held up. It looks at no more launches than twice those of the shorter queue, since
-// a trace can have many streams beside a long default stream.
-func (r *resolver) serial(a, b []launch, enough int) []Wait {
+// serial returns the waits of two streams that never work at the same time, each for the
+// last operation that was launched on the other before, and how many of each stream were
+// held up. It returns none if an operation started earlier. It looks at no more launches
+// than twice those of the shorter queue, since a trace can have many streams beside a long
+// default stream.
+func (r *resolver) serial(a, b []launch) (waits [2][]Wait, held [2]int) {
 	queues := [2][]launch{a, b}
 	last := [2]int32{None, None} // by stream: the operation that was launched last
-	var waits [2][]Wait
-	var held [2]int
 	for len(queues[0]) > 0 || len(queues[1]) > 0 {
 		own := 0
 		if len(queues[0]) == 0 || len(queues[1]) > 0 && compareLaunch(&queues[1][0], &queues[0][0]) < 0 {
@@ -115,19 +149,21 @@ func (r *resolver) serial(a, b []launch, enough int) []Wait {
 		switch {
 		case op.Call == before.Call && op.Call != None:
 			continue // branches of one graph
-		case op.Start < before.End()-roundedTime || op.Start < before.Start:
-			return nil
-		case before.End() > l.at:
+		case op.Start < before.End()-r.rounded || op.Start < before.Start:
+			return [2][]Wait{}, held
+		case r.heldUp(op, l.at, before.End()):
 			held[own]++
 		}
 		waits[own] = append(waits[own], Wait{Op: l.op, On: on})
 	}
-	for i := range waits {
-		if held[i] < enough {
-			waits[i] = nil
-		}
-	}
-	return slices.Concat(waits[0], waits[1])
+	return waits, held
+}
+
+// heldUp reports whether work that was launched at a time seems to have waited for the end
+// of other work: that was longer than a launch takes, or the work followed it at once and
+// later than it would have started otherwise.
+func (r *resolver) heldUp(op *Op, at, end time.Duration) bool {
+	return end > at+r.lag || end > at && op.Start > at+r.lag && op.Start >= end && op.Start < end+atOnce
 }
 
 func compareLaunch(x, y *launch) int { return cmp.Or(cmp.Compare(x.at, y.at), cmp.Compare(x.op, y.op)) }

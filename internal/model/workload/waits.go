@@ -52,9 +52,12 @@ type resolver struct {
 	byCorr   []int32
 	events   []eventRecord
 	awaited  []Awaited
-	streams  []launch // by stream and time of the launch
-	threads  []launch // by thread and time of the launch
-	mistaken int      // recorded waits that the recorded times contradict
+	streams  []launch      // by stream and time of the launch
+	threads  []launch      // by thread and time of the launch
+	mistaken int           // recorded waits that the recorded times contradict
+	rounded  time.Duration // resolution of the recorded times
+	tries    int           // see mostTries
+	lag      time.Duration // a launch that nothing held up starts its operation this late
 }
 
 func newResolver(b *Builder, base time.Duration, calls []key) *resolver {
@@ -89,13 +92,15 @@ func (r *resolver) resolve(b *Builder) {
 	}
 	r.sortLaunches()
 	r.spins(b.queries)
-	r.implicit(b.types)
+	shown, possible := r.implicit(b.types)
 	for i := range r.awaited {
 		r.recorded(&r.awaited[i])
 	}
+	told := slices.Clone(r.w.Waits)
+	r.w.Waits = append(r.w.Waits, shown...)
 	r.infer()
-	slices.SortFunc(r.w.Waits, func(x, y Wait) int { return cmp.Or(cmp.Compare(x.Op, y.Op), cmp.Compare(x.On, y.On)) })
-	r.w.Waits = slices.Clip(slices.Compact(r.w.Waits))
+	r.w.Waits = sortWaits(r.w.Waits)
+	r.guess(told, shown, possible)
 	if r.mistaken > 0 {
 		r.w.Report.Note("%d waits of a stream for an event contradict the recorded times and were left out", r.mistaken)
 	}
@@ -172,7 +177,9 @@ func (r *resolver) recorded(a *Awaited) {
 	if m == nil || m.kind != StreamWait {
 		if found := find(r.calls, a.Process, a.Corr); len(found) > 0 {
 			c := &r.w.Calls[found[0].call]
-			c.Event, c.Stream = on, a.Stream
+			if c.Event, c.Stream = on, a.Stream; told && on == None {
+				c.Event = Nothing
+			}
 			if a.Stream == None {
 				c.Stream = a.From
 			}

@@ -76,6 +76,9 @@ func (k CallKind) IsCopy() bool { return k == CopyCall || k == SyncCopy }
 // None is the index of nothing.
 const None int32 = -1
 
+// Nothing is the Event of a call that waits for an event before which no operation is.
+const Nothing int32 = -2
+
 // Op is one operation on a stream. Times are relative to the workload's start.
 type Op struct {
 	Start, Dur time.Duration
@@ -99,7 +102,7 @@ type Call struct {
 	Name       uint32
 	Thread     int32 // index into Workload.Threads
 	Stream     int32 // index into Workload.Streams of the stream that a StreamSync waits for, or None
-	Event      int32 // index into Workload.Ops of the last operation before the event that a StreamSync waits for, or None
+	Event      int32 // index into Workload.Ops of the last operation before the event that a StreamSync waits for, Nothing, or None if the trace does not tell
 	Kind       CallKind
 }
 
@@ -169,6 +172,9 @@ type Workload struct {
 	Calls   []Call
 	Steps   []Step
 	Waits   []Wait // sorted by Op, without duplicates
+	// Least and Most are the waits that there are at least, and may be at most, where the
+	// trace does not tell all; nil if they are those of Waits.
+	Least, Most []Wait
 	// Overheads is the time that the profiler spent on a thread, sorted by thread and
 	// start, without overlaps.
 	Overheads []Overhead
