@@ -346,7 +346,7 @@ func (l *Link) receiveHelloAck(now time.Duration, h *frame.Header, hello *frame.
 		hs.proof = s.proof
 	}
 	if hello.Echo == x.numbers-1 {
-		l.paths[h.Path].rtt.sample(now-x.sentAt, 0)
+		l.paths[h.Path].rtt.sample(min(now-x.sentAt, l.cfg.DeadInterval), 0)
 	}
 	x.echo = h.Number
 	hs.active, hs.nextAt, hs.wait, hs.path, hs.older = true, now, helloWait, h.Path, false

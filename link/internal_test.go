@@ -289,3 +289,29 @@ func TestReceivedNumbers(t *testing.T) {
 		})
 	}
 }
+
+// The buffers that wait for the next TLPs are no more than the window, also after TLPs of all
+// sizes.
+func TestFreeBuffersAreBounded(t *testing.T) {
+	r := reassembly{window: minWindow}
+	for size := frame.Unit; size <= frame.MaxPayload; size *= 2 {
+		first := r.next
+		for n := uint64(0); ; n++ {
+			if _, err := r.take(first+n, size); err != nil {
+				break
+			}
+		}
+		for r.count > 0 {
+			r.advance(size)
+		}
+	}
+	bytes := 0
+	for _, class := range r.free {
+		for _, b := range class {
+			bytes += cap(b)
+		}
+	}
+	if bytes != r.pooled || bytes == 0 || bytes > r.window {
+		t.Errorf("%d bytes are free, %d counted, of a window of %d", bytes, r.pooled, r.window)
+	}
+}

@@ -25,7 +25,7 @@ func (l *Link) receiveAck(now time.Duration, a *frame.Ack) error {
 		for n := p.sent.undone(max(r.First, p.sent.oldest)); n <= r.Last; n = p.sent.undone(n + 1) {
 			rec := p.sent.at(n)
 			if n == largest && rec.eliciting {
-				p.rtt.sample(now-rec.at, min(a.Delay, l.cfg.AckDelay))
+				p.rtt.sample(min(now-rec.at, l.cfg.DeadInterval), min(a.Delay, l.cfg.AckDelay))
 				l.liveness.slow(now, now-rec.at)
 				sampled = true
 			}

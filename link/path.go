@@ -124,7 +124,8 @@ func (p *path) stats() PathStats {
 	}
 }
 
-// rttEstimate is the round-trip estimate of RFC 9002 section 5.
+// rttEstimate is the round-trip estimate of RFC 9002 section 5. No sample is above the dead
+// interval: an answer that late tells of a machine that stood still, and of hours if both did.
 type rttEstimate struct {
 	sampled                        bool
 	latest, srtt, variation, least time.Duration

@@ -40,6 +40,7 @@ type reassembly struct {
 	advertised uint64
 	ring       []incoming
 	free       [7][][]byte // payload buffers of 64 << i bytes
+	pooled     int         // bytes of them, at most window: a peer may send TLPs of all sizes in turn
 }
 
 // limit returns the credit of the peer; see frame.Ack.
@@ -115,21 +116,23 @@ func (r *reassembly) buffer(n int) []byte {
 	if f := r.free[c]; len(f) > 0 {
 		b := f[len(f)-1]
 		r.free[c] = f[:len(f)-1]
+		r.pooled -= cap(b)
 		return b[:n]
 	}
 	return make([]byte, n, frame.Unit<<c)
 }
 
 func (r *reassembly) recycle(b []byte) {
-	if b != nil {
+	if b != nil && r.pooled+cap(b) <= r.window {
 		c := class(cap(b))
 		r.free[c] = append(r.free[c], b)
+		r.pooled += cap(b)
 	}
 }
 
 // release frees the memory.
 func (r *reassembly) release() {
-	r.ring, r.free, r.held, r.count = nil, [7][][]byte{}, 0, 0
+	r.ring, r.free, r.pooled, r.held, r.count = nil, [7][][]byte{}, 0, 0, 0
 }
 
 // shrink frees the memory if nothing is held.

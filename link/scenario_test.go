@@ -202,6 +202,30 @@ func TestClockJumpIsNotLoss(t *testing.T) {
 	}
 }
 
+// After both ends stood still for hours, with datagrams in flight, the link does not take the
+// time for a round trip: it would spread its window over it.
+func TestClockJumpDoesNotSlowTheLink(t *testing.T) {
+	n := up(t, linktest.Config{Ends: linktest.Ends(link.CipherNone, ethernet)}, "delay=20us", ethernet)
+	send := func(count int) {
+		for range count {
+			if err := n.Send(linktest.Host, memoryWrite(4096)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	n.OnDeliver = func(linktest.Side, *tlp.Packet) {}
+	send(300)
+	n.Run(n.Now + 10*time.Millisecond)
+	send(100)
+	n.Run(n.Now + 30*time.Microsecond)
+	n.Now += 10 * time.Hour
+	began := n.Now
+	send(400)
+	if !n.RunUntil(began+100*time.Millisecond, n.Link[0].Idle) {
+		t.Errorf("after 100 ms: %+v", n.Link[0].Stats())
+	}
+}
+
 // take returns the datagrams that a side has to send, without delivering them.
 func (w *wire) take(side int) (sent [][]byte) {
 	for {
