@@ -124,3 +124,41 @@ func TestUndone(t *testing.T) {
 		}
 	})
 }
+
+// A path that uses its window leaves out numbers, which an honest peer does not notice. The
+// acknowledgement of one ends the session: its sender hides losses.
+func TestOmissions(t *testing.T) {
+	for _, lies := range []bool{false, true} {
+		host, box := pairOf(t, Config{Paths: []PathConfig{{MTU: 9000}}})
+		p, r := host.paths[0], &box.paths[0].received
+		p.congestion.cwnd = 20_000
+		now := time.Duration(0)
+		for round := 0; round < 4 || p.omission.count == 0; round++ {
+			for range 5 {
+				if err := host.Send(now, &tlp.Packet{Type: tlp.MWr, Addr: 0x1000, Length: 1024, FirstBE: 15, LastBE: 15, Data: make([]byte, 4096)}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for !host.Idle() && host.State() == Up {
+				now += time.Millisecond
+				pass(host, box, now)
+				if lies && r.count > 1 {
+					r.ranges[0].First, r.count = r.ranges[r.count-1].First, 1
+				}
+				box.paths[0].ackAt = now
+				pass(box, host, now)
+			}
+			if lies && host.State() != Up {
+				break
+			}
+			now += firstOmission / 2
+		}
+		want := NotDown
+		if lies {
+			want = Broken
+		}
+		if reason, _ := host.Reason(); reason != want || p.omission.count == 0 {
+			t.Errorf("lies %v: %v, %d numbers left out, %+v", lies, reason, p.omission.count, host.stats.Drops)
+		}
+	}
+}

@@ -14,6 +14,7 @@ package link
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"time"
 
 	"github.com/dxpu-project/dxpu/frame"
@@ -49,6 +50,7 @@ type Link struct {
 	stats   Stats
 
 	liveness liveness
+	chance   *rand.ChaCha8 // of omissions
 
 	// Scratch space that keeps the hot path free of allocations.
 	out   tlp.Packet
@@ -71,7 +73,7 @@ func New(now time.Duration, cfg Config) (*Link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("link: %w", err)
 	}
-	l := &Link{cfg: cfg, liveness: newLiveness(now)}
+	l := &Link{cfg: cfg, liveness: newLiveness(now), chance: newChance(&cfg)}
 	l.keys.cipher = cfg.Cipher
 	if l.auth, err = newAuthentication(&l.cfg); err != nil {
 		return nil, fmt.Errorf("link: %w", err)

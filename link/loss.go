@@ -18,6 +18,12 @@ func (l *Link) receiveAck(now time.Duration, a *frame.Ack) error {
 	if a.Ranges[0].Last >= p.sent.next {
 		return ErrProtocol // acknowledges a number that was not sent
 	}
+	for _, r := range a.Ranges[:a.Count] {
+		if p.omission.covers(r.First, r.Last) {
+			l.broken(now)
+			return ErrProtocol
+		}
+	}
 	l.send.limit = max(l.send.limit, a.Limit)
 	largest, sampled := a.Ranges[0].Last, false
 	for i := range a.Ranges[:a.Count] {

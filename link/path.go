@@ -31,6 +31,7 @@ type path struct {
 	congestion congestion
 	pacer      pacer
 	mtu        mtuSearch
+	omission   omission
 
 	// Loss detection (RFC 9002 sections 5 and 6).
 	largestAcked  uint64
@@ -120,7 +121,7 @@ func (p *path) stats() PathStats {
 		Usable: p.usable, MTU: p.mtu.size,
 		SRTT: p.rtt.srtt, MinRTT: p.rtt.least, RTTVar: p.rtt.variation,
 		Cwnd: p.congestion.cwnd, InFlight: p.congestion.inFlight,
-		DatagramsSent: p.sent.next, DatagramsIn: p.datagramsIn, Failures: p.failures,
+		DatagramsSent: p.sent.next - p.omission.count, DatagramsIn: p.datagramsIn, Failures: p.failures,
 	}
 }
 

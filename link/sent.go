@@ -109,8 +109,8 @@ func (s *sentRing) trim(lostBefore time.Duration) {
 	}
 }
 
-// full reports whether the next record is one too many.
-func (s *sentRing) full() bool { return s.next-s.oldest >= maxRecords }
+// full reports whether the next record, and those of an omission behind it, are too many.
+func (s *sentRing) full() bool { return s.next-s.oldest+mostOmitted >= maxRecords }
 
 // shrink frees the memory when no record is held.
 func (s *sentRing) shrink() {

@@ -162,6 +162,9 @@ func (l *Link) finish(now time.Duration, p *path, d *datagram) int {
 	}
 	l.stats.DatagramsSent++
 	l.stats.WireBytesSent += uint64(n)
+	if d.rec.eliciting {
+		l.omit(now, p)
+	}
 	return n
 }
 
