@@ -163,6 +163,37 @@ static void order(void)
 	free(from);
 }
 
+/* chains: two queues read into the same memory in turn, each behind the other by an event. The last
+ * one counts. */
+static void chains(cl_mem a)
+{
+	enum { CHAINS = 400, LINKS = 4 };
+	static cl_int to[CHAINS];
+	const cl_int values[LINKS] = {1, 2, 3, 4};
+	cl_command_queue queues[2] = {clCreateCommandQueueWithProperties(c, d, NULL, &code), q};
+	int right = 0;
+
+	check(clEnqueueWriteBuffer(q, a, CL_TRUE, 0, sizeof values, values, 0, NULL, NULL), "write");
+	for (int i = 0; i < CHAINS; i++) {
+		cl_event before = NULL, e;
+		for (int j = 0; j < LINKS; j++) {
+			check(clEnqueueReadBuffer(queues[(i + j) % 2], a, CL_FALSE, (size_t)j * sizeof *to, sizeof *to, &to[i], before != NULL,
+						  before ? &before : NULL, &e),
+			      "read");
+			if (before)
+				clReleaseEvent(before);
+			before = e;
+		}
+		clReleaseEvent(before);
+	}
+	check(clFinish(queues[0]), "finish");
+	check(clFinish(queues[1]), "finish");
+	for (int i = 0; i < CHAINS; i++)
+		right += to[i] == LINKS;
+	printf("chains of two queues: %d end with the last read\n", right);
+	clReleaseCommandQueue(queues[0]);
+}
+
 /* programs: one of no source, and one of a binary. */
 static void programs(cl_program g)
 {
@@ -314,6 +345,7 @@ int main(int argc, char **argv)
 	waits(g, a);
 	maps_that_wait(a);
 	order();
+	chains(a);
 	programs(g);
 	relays(g);
 	return 0;

@@ -26,7 +26,7 @@ type queue struct {
 	quiet    int       // the last ones, which have no event
 	loose    int       // commands of an out-of-order queue
 	barrier  uint64    // of an out-of-order queue: cookie of the last barrier
-	waiting  bool      // the queue's goroutine waits for the first command
+	waited   cl.Event  // the queue's goroutine waits for it, and releases it if its command is gone then
 	released bool      // no further command comes
 	work     sync.Cond // the queue's goroutine may have to wait for a command
 }
@@ -37,7 +37,8 @@ type command struct {
 	event  cl.Event // 0: quiet
 	out    uint64   // of the result
 	length uint32
-	gate   *gate // nil: it needs no turn
+	gate   *gate    // nil: it needs no turn
+	after  []uint64 // cookies of the commands that it waits for
 }
 
 func (s *Session) newQueue(c *cursor) error {
@@ -92,12 +93,18 @@ func (s *Session) complete(q *queue) {
 		}
 		first := q.covered()
 		event := q.commands[first].event
-		q.waiting = true
+		q.waited = event
 		s.mu.Unlock()
 		err := s.Library.Wait(event)
 		s.mu.Lock()
-		q.waiting = false
-		if s.sendEnded(q, s.endFirst(q, first+1, err)) != nil || s.askTurn() != nil {
+		q.waited = 0
+		var events []reg.Event
+		if i := q.index(func(c command) bool { return c.event == event }); i >= 0 {
+			events = s.endFirst(q, i+1, err, nil)
+		} else { // it ended before a command of another queue
+			_ = s.Library.Release(event)
+		}
+		if s.sendEnded(q, events) != nil || s.askTurn() != nil {
 			return // without the connection, Run ends as well
 		}
 	}
@@ -111,7 +118,7 @@ func (s *Session) collect() (any bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, q := range s.busy {
-		if q.waiting || len(q.commands) == 0 {
+		if q.waited != 0 || len(q.commands) == 0 {
 			continue
 		}
 		before := len(q.commands)
@@ -119,9 +126,6 @@ func (s *Session) collect() (any bool, err error) {
 			return false, err
 		}
 		any = any || len(q.commands) < before
-		if q.released && len(q.commands) == 0 {
-			q.work.Signal()
-		}
 	}
 	ended, err := s.endLoose()
 	if err == nil {
@@ -137,28 +141,44 @@ func (s *Session) sendEnded(q *queue, events []reg.Event) error {
 		if !ended {
 			break
 		}
-		if len(events)+i >= maxBatch {
-			if err := s.send(events...); err != nil {
+		events = s.endFirst(q, i+1, err, events)
+		if len(events) >= maxBatch {
+			if err := s.sendAll(events); err != nil {
 				return err
 			}
 			events = events[:0]
 		}
-		events = append(events, s.endFirst(q, i+1, err)...)
 	}
-	if len(events) == 0 {
-		return nil
-	}
-	return s.send(events...)
+	return s.sendAll(events)
 }
 
-// endFirst ends the first n commands, the last of which has ended.
-func (s *Session) endFirst(q *queue, n int, err error) []reg.Event {
-	events := make([]reg.Event, n)
-	for i := range events {
-		events[i] = s.end(q, q.commands[i], err)
+// sendAll sends events in as many messages as it takes.
+func (s *Session) sendAll(events []reg.Event) error {
+	for part := range slices.Chunk(events, maxBatch) {
+		if err := s.send(part...); err != nil {
+			return err
+		}
 	}
-	q.commands = q.commands[n:] // of thousands
+	return nil
+}
+
+// endFirst ends the first n commands, the last of which has ended, and appends their events.
+func (s *Session) endFirst(q *queue, n int, err error, events []reg.Event) []reg.Event {
+	last := q.commands[n-1].cookie
+	for len(q.commands) > 0 && s.isPending(last) {
+		c := q.commands[0]
+		q.commands = q.commands[1:] // of thousands
+		events = append(s.endAfter(c, events), s.end(q, c, err))
+	}
+	if q.released && len(q.commands) == 0 {
+		q.work.Signal()
+	}
 	return events
+}
+
+func (s *Session) isPending(cookie uint64) bool {
+	_, ok := s.pending[cookie]
+	return ok
 }
 
 // end returns the event of a command that has ended, and forgets the command.
@@ -183,7 +203,7 @@ func (s *Session) end(q *queue, c command, err error) reg.Event {
 	s.freeReleased()
 	s.markEnd(c.cookie)
 	s.turns.changed = true
-	if c.event != 0 {
+	if c.event != 0 && c.event != q.waited {
 		_ = s.Library.Release(c.event)
 	}
 	return e
@@ -202,7 +222,9 @@ func (s *Session) enqueue(h reg.PacketHeader, c *cursor) error {
 	if err := s.newGate(q, h); err != nil {
 		return err
 	}
+	s.after = nil
 	out.event, err = s.start(q, h, c, &out)
+	out.after = s.after
 	if out.gate = s.closeGate(err); err != nil {
 		return err
 	}

@@ -95,25 +95,28 @@ func (s *Session) endLoose() (bool, error) {
 	ends := s.ends.take()
 	var events []reg.Event
 	for _, e := range ends {
-		l, ok := s.loose[e.cookie]
-		if !ok {
-			continue
-		}
-		events = append(events, s.end(l.queue, l.command, e.err))
-		delete(s.loose, e.cookie)
-		l.queue.loose--
-		s.retire(l.queue)
-		if len(events) == maxBatch {
-			if err := s.send(events...); err != nil {
+		events = s.endOne(e.cookie, e.err, events)
+		if len(events) >= maxBatch {
+			if err := s.sendAll(events); err != nil {
 				return false, err
 			}
 			events = events[:0]
 		}
 	}
-	if len(events) == 0 {
-		return len(ends) > 0, nil
+	return len(ends) > 0, s.sendAll(events)
+}
+
+// endOne ends a command of an out-of-order queue, unless it is gone, and appends its event.
+func (s *Session) endOne(cookie uint64, err error, events []reg.Event) []reg.Event {
+	l, ok := s.loose[cookie]
+	if !ok {
+		return events
 	}
-	return true, s.send(events...)
+	delete(s.loose, cookie)
+	events = append(s.endAfter(l.command, events), s.end(l.queue, l.command, err))
+	l.queue.loose--
+	s.retire(l.queue)
+	return events
 }
 
 // retire releases an out-of-order queue that has been released and has no command.

@@ -47,6 +47,7 @@ func (s *Session) waits(q *queue, c *cursor) ([]cl.Event, error) {
 		}
 		if e != 0 {
 			list = append(list, e)
+			s.after = append(s.after, cookie)
 		}
 		if g := s.turns.opening; g != nil {
 			g.waits = append(g.waits, cookie)

@@ -56,8 +56,10 @@ func (s *Session) cover(q *queue) error {
 
 // covered returns the index of the first command with an event, or -1.
 func (q *queue) covered() int {
-	return slices.IndexFunc(q.commands, func(c command) bool { return c.event != 0 })
+	return q.index(func(c command) bool { return c.event != 0 })
 }
+
+func (q *queue) index(f func(command) bool) int { return slices.IndexFunc(q.commands, f) }
 
 // eventOf returns the event that a command of a queue waits for so that a packet is complete, or 0
 // if it need not wait.
@@ -69,7 +71,7 @@ func (s *Session) eventOf(cookie uint64, q *queue) (cl.Event, error) {
 	case e.queue == q:
 		return 0, nil // in order
 	}
-	i := slices.IndexFunc(e.queue.commands, func(c command) bool { return c.cookie == cookie })
+	i := e.queue.index(func(c command) bool { return c.cookie == cookie })
 	for _, c := range e.queue.commands[i:] {
 		if c.event != 0 {
 			return c.event, nil

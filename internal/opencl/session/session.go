@@ -71,6 +71,7 @@ type Session struct {
 	more     bool                    // another packet is there behind the one that is handled
 	pending  map[uint64]enqueued     // by cookie
 	scratch  []byte                  // of arguments
+	after    []uint64                // cookies that the packet being enqueued waits for
 	loose    map[uint64]looseCommand // by cookie: of out-of-order queues, not complete
 	turns    turns
 	born     uint32 // number of the last object
