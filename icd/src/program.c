@@ -239,6 +239,16 @@ static cl_int give_text(cl_program g, cl_uint what, size_t room, void *out, size
 	return code;
 }
 
+/* give_log gives the log of a build. Of a link that fails, a platform may make no program (PoCL): its
+ * log is empty. */
+static cl_int give_log(cl_program g, size_t room, void *out, size_t *size)
+{
+	if (g->loaded && g->log) /* there is none after a build that failed before it replaced the binary */
+		return give(room, out, size, g->log, strlen(g->log) + 1);
+	cl_int code = give_text(g, INFO_LOG, room, out, size);
+	return code == CL_INVALID_PROGRAM && g->status == CL_BUILD_ERROR ? give(room, out, size, "", 1) : code;
+}
+
 cl_int CL_API_CALL dxpu_GetProgramBuildInfo(cl_program g, cl_device_id d, cl_program_build_info param, size_t room, void *out,
 						   size_t *size)
 {
@@ -252,9 +262,7 @@ cl_int CL_API_CALL dxpu_GetProgramBuildInfo(cl_program g, cl_device_id d, cl_pro
 	case CL_PROGRAM_BUILD_OPTIONS:
 		return give(room, out, size, g->options ? g->options : "", g->options ? strlen(g->options) + 1 : 1);
 	case CL_PROGRAM_BUILD_LOG:
-		if (g->loaded && g->log) /* there is none after a build that failed before it replaced the binary */
-			return give(room, out, size, g->log, strlen(g->log) + 1);
-		return give_text(g, INFO_LOG, room, out, size);
+		return give_log(g, room, out, size);
 	case CL_PROGRAM_BINARY_TYPE:
 		if (g->status == CL_BUILD_NONE && !g->source)
 			return give_text(g, INFO_TYPE, room, out, size);

@@ -240,6 +240,11 @@ static void refusals(cl_program g)
 	printf("offset: %d, ", clEnqueueNDRangeKernel(q, f, 1, &behind, &some, NULL, 0, NULL, NULL));
 	clCreateImage(c, CL_MEM_COPY_HOST_PTR, &format, &slices, host, &code);
 	printf("slices: %d\n", code);
+	static const char *broken = "int missing(int v); __kernel void f(__global int *a) { a[0] = missing(1); }\n";
+	cl_program other = clCreateProgramWithSource(c, 1, &broken, NULL, &code);
+	check(clCompileProgram(other, 1, &d, "", 0, NULL, NULL, NULL, NULL), "compile");
+	linked = clLinkProgram(c, 1, &d, "", 1, &other, NULL, NULL, &code);
+	printf("link that fails: %d, its log: %d\n", code, clGetProgramBuildInfo(linked, d, CL_PROGRAM_BUILD_LOG, 0, NULL, NULL));
 }
 
 /* new prints what not every platform does: groups of a size that the kernel requires and the call does not
