@@ -125,3 +125,31 @@ func sharedPool() (*rand.Rand, *Pool, func() Part) {
 	}
 	return rng, p, draw
 }
+
+// BenchmarkPlaceParts decides on two parts in the same pool, and on nine of one box, which no box
+// has.
+func BenchmarkPlaceParts(b *testing.B) {
+	_, p, draw := sharedPool()
+	near := Location{Rack: "r7"}
+	for name, same := range map[string]Preference{"one box": Required, "spread": Avoided} {
+		b.Run(name, func(b *testing.B) {
+			measure(b, func() time.Duration {
+				part := draw()
+				start := processorTime(b)
+				if d := p.Place(Reserve{}, Request{Count: 2, Part: &part, SameBox: same, Near: &near}); !d.OK() {
+					b.Fatal(d.Why)
+				}
+				return processorTime(b) - start
+			})
+		})
+	}
+	b.Run("no room", func(b *testing.B) {
+		for b.Loop() {
+			part := draw()
+			part.Compute, part.Memory = Whole, 80<<30
+			if d := p.Place(Reserve{}, Request{Count: 9, SameBox: Required, Part: &part, Near: &near}); d.OK() {
+				b.Fatal(d.Picks)
+			}
+		}
+	})
+}

@@ -8,14 +8,16 @@ import (
 
 // A request for several parts gets them on different GPUs of one model, shared in one mode:
 // in one box, or over several boxes if no box has room for all and the request allows it.
-// Of the boxes with room the nearest one wins, then the one whose GPUs the parts fragment
-// least.
+// The box is the one to which a part alone would go. If it lacks room for the others, of the
+// boxes with room the nearest one wins, then the one whose GPUs the parts fragment least.
+
+// maxFirst bounds the boxes that are tried before all boxes are compared.
+const maxFirst = 8
 
 // partsSearch looks for a place for several parts.
 type partsSearch struct {
 	*partSearch
 	reserve Reserve
-	boxes   map[*Box]int // upper bounds of the GPUs that may take a part
 }
 
 // partPlace is a GPU that can take a part.
@@ -31,7 +33,6 @@ type partsChoice struct {
 	places   []partPlace
 	share    ShareMode
 	cost     int64
-	joins    bool // the lease has parts there already
 	distance distance
 	others   int // GPUs with room that are not taken
 }
@@ -51,11 +52,12 @@ func (p *Pool) placeParts(reserve Reserve, req *Request) (d Decision) {
 	}
 	req = p.excludeGPUs(req)
 	req.Exclude = append(req.Exclude, req.Together...)
-	s := &partsSearch{partSearch: &partSearch{pool: p, req: req, part: req.Part}, reserve: reserve, boxes: map[*Box]int{}}
-	s.count()
+	s := &partsSearch{partSearch: &partSearch{pool: p, req: req, part: req.Part}, reserve: reserve}
 	if req.SameBox != Avoided {
-		if best := s.bestBox(req.Count); best != nil {
-			return s.takeBox(best)
+		for _, choose := range []func() *partsChoice{s.besideLease, s.aroundOne, s.bestBox} {
+			if best := choose(); best != nil {
+				return s.takeBox(best)
+			}
 		}
 	}
 	if req.SameBox != Required {
@@ -66,36 +68,81 @@ func (p *Pool) placeParts(reserve Reserve, req *Request) (d Decision) {
 	return s.refuseParts()
 }
 
-// count finds the boxes that may take a part. It looks at the room of each GPU alone, or at
-// those that the request names.
-func (s *partsSearch) count() {
-	for _, r := range s.req.Only {
-		if b := s.pool.boxes[r.Box]; b != nil {
-			s.boxes[&b.Box]++
+// boxRoom is a box and an upper bound of its GPUs that may take a part.
+type boxRoom struct {
+	box *Box
+	n   int
+}
+
+// roomy returns the boxes in which n GPUs at least may take a part. It looks at the room of each
+// GPU alone, or at those that the request names.
+func (s *partsSearch) roomy(n int) (out []boxRoom) {
+	if len(s.req.Only) > 0 {
+		for _, id := range boxesOf(s.req.Only) {
+			if b := s.pool.boxes[id]; b != nil && len(b.GPUs) >= n {
+				out = append(out, boxRoom{&b.Box, len(b.GPUs)})
+			}
+		}
+		return out
+	}
+	var counts []int // by the number of the box: there are many, and few have enough room
+	add := func(box uint32, more int) {
+		for int(box) >= len(counts) {
+			counts = append(counts, 0)
+		}
+		counts[box] += more
+	}
+	take := func(box uint32, at func() *Box) {
+		if counts[box] >= n {
+			out = append(out, boxRoom{at(), counts[box]})
+			counts[box] = 0
 		}
 	}
-	if len(s.req.Only) > 0 {
-		return
-	}
-	for _, of := range s.admitted() {
+	admitted := slices.Collect(maps.Values(maps.Collect(s.admitted())))
+	for _, of := range admitted {
 		for i := range of.table.rows {
-			if r := &of.table.rows[i]; r.gpu != nil && r.compute >= s.part.Compute && r.memory >= s.part.Memory {
-				s.boxes[r.gpu.box]++
+			if r := &of.table.rows[i]; s.mayTake(r) {
+				add(r.box, 1)
 			}
 		}
 	}
+	free := s.freeBoxes()
+	for _, in := range free {
+		add(in.number, in.free)
+	}
+	for _, of := range admitted {
+		for i := range of.table.rows {
+			if r := &of.table.rows[i]; s.mayTake(r) {
+				take(r.box, func() *Box { return r.gpu.box })
+			}
+		}
+	}
+	for _, in := range free {
+		take(in.number, func() *Box { return &s.pool.boxes[in.groups[0].box].Box })
+	}
+	return out
+}
+
+// mayTake reports whether a GPU that parts share has the room for another one.
+func (s *partsSearch) mayTake(r *tableRow) bool {
+	return r.compute >= s.part.Compute && r.memory >= s.part.Memory && r.gpu != nil
+}
+
+// freeBoxes returns the boxes with free GPUs that can be divided.
+func (s *partsSearch) freeBoxes() (out []*viewBox) {
 	fresh := s.freshRequest()
 	for name, m := range s.pool.models {
 		v := m.view(fresh, s.pool.decisions)
 		if v == nil || s.req.Model != "" && s.req.Model != name {
 			continue
 		}
-		for id, in := range v.boxes {
-			if in.free > 0 && admits(in.traits, s.req) {
-				s.boxes[&s.pool.boxes[id].Box] += in.free
+		for _, in := range v.numbered {
+			if in != nil && in.free > 0 && admits(in.traits, s.req) {
+				out = append(out, in)
 			}
 		}
 	}
+	return out
 }
 
 // freshRequest returns the request for free GPUs that can be divided.
@@ -105,23 +152,71 @@ func (s *partsSearch) freshRequest() *Request {
 	return &fresh
 }
 
-// bestBox returns the best choice of n GPUs in one box, nil if there is none.
-func (s *partsSearch) bestBox(n int) (best *partsChoice) {
+// besideLease returns the best choice in a box where the lease has parts already, nil if there
+// is none.
+func (s *partsSearch) besideLease() *partsChoice {
+	var boxes []boxRoom
+	for _, id := range boxesOf(s.req.Together) {
+		if b := s.pool.boxes[id]; b != nil {
+			boxes = append(boxes, boxRoom{&b.Box, len(b.GPUs)})
+		}
+	}
+	return s.bestOf(boxes)
+}
+
+// mustJoin reports whether the parts are only for boxes where the lease has some already.
+func (s *partsSearch) mustJoin() bool { return s.req.SameBox == Required && len(s.req.Together) > 0 }
+
+// aroundOne returns the choice in the box to which a part alone would go, or in the next one
+// if that lacks room for the others. It looks at few boxes, without the index of all.
+func (s *partsSearch) aroundOne() *partsChoice {
+	if s.mustJoin() || len(s.req.Only) > 0 {
+		return nil
+	}
+	one := *s.req
+	one.Count, one.Together, one.Exclude = 1, nil, slices.Clone(s.req.Exclude)
+	for range maxFirst {
+		try := one
+		d := s.pool.placePart(s.reserve, &try)
+		if !d.OK() {
+			return nil
+		}
+		b := &s.pool.boxes[d.Picks[0].Box].Box
+		if c := (&partsChoice{box: b}); s.inBox(c, s.req.Count) {
+			return c
+		}
+		for i := range b.GPUs {
+			one.Exclude = append(one.Exclude, Ref{b.ID, b.GPUs[i].Slot})
+		}
+	}
+	return nil
+}
+
+// bestBox returns the best choice in one box of all, nil if there is none.
+func (s *partsSearch) bestBox() *partsChoice {
+	if s.mustJoin() {
+		return nil
+	}
+	return s.bestOf(s.roomy(s.req.Count))
+}
+
+// bestOf returns the best choice in one of some boxes, nil if there is none.
+func (s *partsSearch) bestOf(of []boxRoom) (best *partsChoice) {
 	var boxes []*partsChoice
-	for b, count := range s.boxes {
-		c := &partsChoice{box: b, others: count - n, joins: s.joins(b)}
-		if count < n || !hasLabels(b.Labels, s.req.Labels) || s.req.SameBox == Required && len(s.req.Together) > 0 && !c.joins {
+	for _, r := range of {
+		if !admitsBox(r.box, s.req) {
 			continue
 		}
+		c := &partsChoice{box: r.box, others: r.n - s.req.Count}
 		if s.req.site != nil {
-			c.distance = s.req.site.distance(Location{b.Rack, b.Paths})
+			c.distance = s.req.site.distance(Location{r.box.Rack, r.box.Paths})
 		}
 		boxes = append(boxes, c)
 	}
 	slices.SortFunc(boxes, compareParts)
 	found := 0
 	for _, c := range boxes {
-		if !s.inBox(c, n) {
+		if !s.inBox(c, s.req.Count) {
 			continue
 		}
 		if best == nil || compareParts(c, best) < 0 {
@@ -134,16 +229,11 @@ func (s *partsSearch) bestBox(n int) (best *partsChoice) {
 	return best
 }
 
-// joins reports whether the lease has parts in a box already.
-func (s *partsSearch) joins(b *Box) bool {
-	return slices.ContainsFunc(s.req.Together, func(r Ref) bool { return r.Box == b.ID })
-}
-
 // compareParts puts the better one of two choices first. NVLink boxes come after others of
 // the same cost, which keeps them whole.
 func compareParts(a, b *partsChoice) int {
 	return cmp.Or(
-		cmp.Compare(rank(a.joins), rank(b.joins)), cmp.Compare(a.distance, b.distance), cmp.Compare(a.cost, b.cost),
+		cmp.Compare(a.distance, b.distance), cmp.Compare(a.cost, b.cost),
 		cmp.Compare(rank(a.box.Kind != NVLink), rank(b.box.Kind != NVLink)), cmp.Compare(a.others, b.others),
 		cmp.Compare(a.box.Rack, b.box.Rack), cmp.Compare(a.box.ID, b.box.ID))
 }
@@ -381,20 +471,27 @@ func (s *partsSearch) refuseParts() (d Decision) {
 	if len(s.req.Only) > 0 {
 		return d
 	}
-	most, all := 0, 0
-	for b := range s.boxes {
-		n := 0
-		for _, model := range modelsIn(b) {
-			for _, mode := range s.part.modes() {
-				n = max(n, len(s.placesIn(b, model, mode)))
-			}
-		}
-		most, all = max(most, n), all+n
+	if boxes := s.roomy(1); len(boxes) <= maxExplained {
+		s.sayRoom(&d, boxes)
 	}
-	d.say("%s room for one, at most %d of them in one box.", plural(all, "GPU has", "GPUs have"), most)
 	s.sayObstacles(&d, s.pool.shared.all)
 	if fresh := s.pool.placeFresh(s.reserve, &one); !fresh.OK() {
 		d.Why = append(d.Why, fresh.Why...)
 	}
 	return d
+}
+
+// sayRoom says on how many GPUs of some boxes there is room for a part.
+func (s *partsSearch) sayRoom(d *Decision, boxes []boxRoom) {
+	most, all := 0, 0
+	for _, r := range boxes {
+		n := 0
+		for _, model := range modelsIn(r.box) {
+			for _, mode := range s.part.modes() {
+				n = max(n, len(s.placesIn(r.box, model, mode)))
+			}
+		}
+		most, all = max(most, n), all+n
+	}
+	d.say("%s room for one, at most %d of them in one box.", plural(all, "GPU has", "GPUs have"), most)
 }

@@ -198,3 +198,13 @@ func (p *partPool) mostParts(part Part) (inBox, inAll int) {
 	}
 	return inBox, inAll
 }
+
+// TestSeveralPartsLookAtFewBoxes bounds the cost of a decision in a large pool where the box of one
+// part has room for the others, which is made while the manager's lock is held.
+func TestSeveralPartsLookAtFewBoxes(t *testing.T) {
+	p := newPartPool(1000, 8)
+	req := several(3, 8<<30, 300)
+	if n := testing.AllocsPerRun(1, func() { p.Place(Reserve{}, req) }); n > 100 {
+		t.Errorf("%v allocations", n)
+	}
+}
