@@ -67,9 +67,6 @@ tools: ## Install what tests compare us with (tshark, lspci, systemd-analyze, pr
 TEST = mkdir -p $(BIN) && rm -f $(BIN)/rerun && $(GO) tool gotestsum --format pkgname-and-test-fails --format-icons text --rerun-fails=1 --rerun-fails-max-failures=6 \
 	--rerun-fails-abort-on-data-race --rerun-fails-run-root-test --rerun-fails-report=$(BIN)/rerun
 
-# Three packages at a time on two processors: many tests wait, for a guest or for a time-out.
-JOBS = $(shell echo $$(($$(nproc) * 3 / 2)))
-
 # Pure machines with long tests. They have no goroutine (TestMachinesHaveNoClockOrGoroutine), so
 # the race detector would find nothing in them, and make them five times slower.
 MACHINES = ./link ./share/scenario ./internal/model/network ./internal/pool/placement
@@ -79,7 +76,7 @@ LONG = ./internal/cli ./test/vm ./internal/pool/web ./internal/hostproxy ./inter
 
 test: vm browser tools ## Run every test in random order, with the race detector where there are goroutines
 	@command -v gcc >/dev/null || { echo "make test: no C compiler, which the race detector needs; remedy: apt-get install gcc libc6-dev" >&2; exit 1; }
-	$(TEST) --packages="$$($(GO) list $(LONG) | grep -xF "$$($(GO) list $(PKGS))"; $(GO) list $(PKGS) | grep -vxF "$$($(GO) list $(MACHINES) $(LONG))")" -- -race -p $(JOBS) -shuffle=on -timeout 45m; \
+	$(TEST) --packages="$$($(GO) list $(LONG) | grep -xF "$$($(GO) list $(PKGS))"; $(GO) list $(PKGS) | grep -vxF "$$($(GO) list $(MACHINES) $(LONG))")" -- -race -shuffle=on -timeout 45m; \
 		rc=$$?; [ ! -s $(BIN)/rerun ] || { echo "these tests ran twice:"; cat $(BIN)/rerun; }; exit $$rc
 	$(GO) test -shuffle=on -timeout 45m $(MACHINES)
 	scripts/norace.sh
