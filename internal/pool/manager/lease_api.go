@@ -68,7 +68,7 @@ func (t *tx) createLease(request string, spec *dxpuv1.LeaseSpec) (*leaseRecord, 
 	if err := t.admit(spec, t.call == nil || scopeFor(t.call.caller).all); err != nil {
 		return nil, err
 	}
-	if err := t.admitToGang(spec); err != nil {
+	if err := cmp.Or(t.admitToGang(spec), t.admitParts(spec)); err != nil {
 		return nil, err
 	}
 	if spec.StartTime != nil {
@@ -169,7 +169,7 @@ func (s *poolService) ExplainLease(ctx context.Context, req *connect.Request[dxp
 
 // explainSpec says where a lease would be placed if it were created now.
 func (t *tx) explainSpec(spec *dxpuv1.LeaseSpec, res *dxpuv1.ExplainLeaseResponse) error {
-	if err := t.admitToGang(spec); err != nil {
+	if err := cmp.Or(t.admitToGang(spec), t.admitParts(spec)); err != nil {
 		return err
 	}
 	l := &leaseRecord{spec: spec}

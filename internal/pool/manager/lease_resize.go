@@ -78,7 +78,7 @@ func (t *tx) grow(l *leaseRecord, count uint32) error {
 	}
 	grown := proto.CloneOf(l.spec)
 	grown.Count = count
-	if err := checkPart(grown); err != nil {
+	if err := cmp.Or(checkPart(grown), t.admitParts(grown)); err != nil {
 		return err
 	}
 	q, size := t.quota(l.spec.Tenant), l.sizeOfMore(more)

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"connectrpc.com/connect"
+
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
@@ -301,6 +303,15 @@ func (t *tx) gpuAt(r placement.Ref) placement.Ref {
 
 // labelPattern is the form of the labels of part_rules.
 var labelPattern = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_./-]{0,61}[A-Za-z0-9])?$`)
+
+// admitParts returns an error if a lease would have parts of several GPUs beside a manager of
+// another version: an older leader might replace one by another part of the same GPU.
+func (t *tx) admitParts(s *dxpuv1.LeaseSpec) error {
+	if s.Part == nil || s.Count < 2 || t.alike {
+		return nil
+	}
+	return errorf(connect.CodeFailedPrecondition, "spec.count: managers of several versions run, and the older ones do not know leases of several parts; upgrade them first")
+}
 
 // checkPart checks the part that a spec asks for, and sets its defaults.
 func checkPart(s *dxpuv1.LeaseSpec) error {

@@ -59,6 +59,20 @@ func TestLeaseOfSeveralParts(t *testing.T) {
 	w.create(&dxpuv1.LeaseSpec{Count: 6})
 }
 
+// Beside managers of another version no lease gets parts of several GPUs: an older leader
+// might replace one by another part of the same GPU.
+func TestNoSeveralPartsBesideAnOlderManager(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 8), dividedBox("b1", 3))
+	id := w.create(parts(1, 512, 300))
+	w.settle()
+	w.m.state.alike = false
+	_, err := w.tryCreate(parts(2, 512, 300))
+	wantErr(t, err, connect.CodeFailedPrecondition, "spec.count: managers of several versions run")
+	w.m.state.alike = false // the clock's ticks set it
+	_, err = w.api().ResizeLease(t.Context(), connect.NewRequest(&dxpuv1.ResizeLeaseRequest{LeaseId: id, Count: 2}))
+	wantErr(t, err, connect.CodeFailedPrecondition, "managers of several versions run")
+}
+
 // All parts of a lease are resized, or none.
 func TestSeveralPartsAreResizedTogether(t *testing.T) {
 	w := newWorld(t, Config{}, hostNode("h1", 8), dividedBox("b1", 2))
