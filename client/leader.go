@@ -280,7 +280,7 @@ func (t *leaderTransport) probeAll(ctx context.Context) (*url.URL, error) {
 		probe(m)
 	}
 	var all []string
-	distrust := error(nil) // of a manager whose certificate does not hold
+	var distrust error // of a manager whose certificate does not hold
 	trusted := 0
 	for running > 0 {
 		select {

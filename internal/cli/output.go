@@ -4,7 +4,6 @@ import (
 	"encoding/csv"
 	"fmt"
 	"log/slog"
-	"maps"
 	"math"
 	"net"
 	"slices"
@@ -59,6 +58,12 @@ type flagValue struct {
 // Set implements pflag.Value.
 func (f flagValue) Set(s string) error { return f.set(s) }
 
+// String implements pflag.Value.
+func (f flagValue) String() string { return f.text() }
+
+// Type implements pflag.Value.
+func (f flagValue) Type() string { return f.typ }
+
 // labelsVar adds a flag of labels, KEY=VALUE, several with commas or by repetition.
 func labelsVar(f *pflag.FlagSet, into *map[string]string, name, usage string) {
 	f.StringToStringVar(into, name, nil, usage)
@@ -73,15 +78,14 @@ type labelsValue struct {
 }
 
 func (l *labelsValue) Set(text string) error {
-	before := maps.Clone(*l.labels)
-	pairs := 1
+	before, pairs := len(*l.labels), 1
 	if fields, err := csv.NewReader(strings.NewReader(text)).Read(); err == nil {
 		pairs = len(fields)
 	}
 	if err := l.Value.Set(text); err != nil {
 		return err
 	}
-	if len(*l.labels) < len(before)+pairs {
+	if len(*l.labels) < before+pairs {
 		return &twiceError{text}
 	}
 	return nil
@@ -91,12 +95,6 @@ func (l *labelsValue) Set(text string) error {
 type twiceError struct{ labels string }
 
 func (e *twiceError) Error() string { return fmt.Sprintf("a key of %q is given twice", e.labels) }
-
-// String implements pflag.Value.
-func (f flagValue) String() string { return f.text() }
-
-// Type implements pflag.Value.
-func (f flagValue) Type() string { return f.typ }
 
 // enumVar adds a flag for a value of an enumeration as its word: one of only, or any but
 // the unspecified one.

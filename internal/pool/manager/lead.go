@@ -66,7 +66,7 @@ func errDeposed() error {
 var errNotLeading = errors.New("this manager is no longer the leader")
 
 // forLog returns an error of a change that the manager itself made, for its log: without
-// the code of the API and the advice to a caller, who is not there.
+// the code of the API and the advice, which are for callers.
 func forLog(err error) error {
 	var call *connect.Error
 	switch {

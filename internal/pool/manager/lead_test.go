@@ -299,7 +299,7 @@ func TestDeposedLeaderIsSilent(t *testing.T) {
 }
 
 // A manager that was deposed meanwhile describes what its clock could not store without the
-// advice to a caller, who is not there.
+// advice that is for callers.
 func TestLogOfADeposedLeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTeam(t, "a", "b")
