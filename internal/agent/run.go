@@ -60,10 +60,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		a.log.Info("using the desired state on disk", "revision", kept.Revision, "bindings", len(kept.Bindings))
 		a.handler.Apply(proto.CloneOf(kept))
 	}
-	retry, refused := newBackoff(), newBackoff()
-	refused.MaxInterval = lastRefusedBackoff
-	var taken time.Time // since when another node has the name; zero: none has
-	for said := ""; ; {
+	for r := newRetries(a); ; {
 		err := a.converse(ctx)
 		if ctx.Err() != nil {
 			return nil
@@ -72,36 +69,68 @@ func (a *Agent) Run(ctx context.Context) error {
 		if errors.As(err, &fatal) {
 			return fatal.err
 		}
-		pause := retry
-		inUse := connect.CodeOf(err) == connect.CodeAlreadyExists
-		if !inUse {
-			taken = time.Time{}
-		}
-		switch {
-		case errors.Is(err, errEnrolAgain):
-			a.log.Warn("the manager does not know this node: enrolling again")
-			retry.Reset()
-			refused.Reset()
-			said = ""
-		case connect.CodeOf(err) == connect.CodeUnauthenticated:
-			pause = refused
-			if err.Error() != said {
-				said = err.Error()
-				a.log.Error("the manager does not know this node, and refuses its join token: attached GPUs work on", "err", err)
-			}
-		case inUse && taken.IsZero():
-			taken = time.Now()
-			a.log.Warn("another node has the name of this one: trying again, then ending", "for", a.nameTimeout, "err", err)
-		case inUse && time.Since(taken) >= a.nameTimeout:
+		pause := r.after(err)
+		if pause == nil {
 			return err
-		case inUse: // the log has it
-		default:
-			a.log.Warn("no connection to the manager", "err", err)
 		}
 		if !wait(ctx, pause, nil) {
 			return nil
 		}
 	}
+}
+
+// retries is how a node goes on after conversations with the manager that failed.
+type retries struct {
+	agent          *Agent
+	retry, refused *backoff.ExponentialBackOff
+	taken          time.Time // since when another node has the name; zero: none has
+	said           string    // the last refusal of the join token that the log has
+}
+
+func newRetries(a *Agent) *retries {
+	r := &retries{agent: a, retry: newBackoff(), refused: newBackoff()}
+	r.refused.MaxInterval = lastRefusedBackoff
+	return r
+}
+
+// after writes to the log why a conversation ended, and returns the pause before the next
+// one; nil if there is none.
+func (r *retries) after(err error) *backoff.ExponentialBackOff {
+	log := r.agent.log
+	code := connect.CodeOf(err)
+	if code != connect.CodeAlreadyExists {
+		r.taken = time.Time{}
+	}
+	switch {
+	case errors.Is(err, errEnrolAgain):
+		log.Warn("the manager does not know this node: enrolling again")
+		r.retry.Reset()
+		r.refused.Reset()
+		r.said = ""
+	case code == connect.CodeUnauthenticated:
+		if err.Error() != r.said {
+			r.said = err.Error()
+			log.Error("the manager does not know this node, and refuses its join token: attached GPUs work on", "err", err)
+		}
+		return r.refused
+	case code == connect.CodeAlreadyExists:
+		return r.nameTaken(err)
+	default:
+		log.Warn("no connection to the manager", "err", err)
+	}
+	return r.retry
+}
+
+// nameTaken is after for a name that another node has.
+func (r *retries) nameTaken(err error) *backoff.ExponentialBackOff {
+	switch limit := r.agent.nameTimeout; {
+	case r.taken.IsZero():
+		r.taken = time.Now()
+		r.agent.log.Warn("another node has the name of this one: trying again, then ending", "for", limit, "err", err)
+	case time.Since(r.taken) >= limit:
+		return nil
+	}
+	return r.retry
 }
 
 // converse enrols when needed, then watches, reports and renews the certificate
