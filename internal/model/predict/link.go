@@ -50,7 +50,8 @@ func newLinker(p *Plan) *linker {
 	l := &linker{
 		p: p, w: w, process: map[uint64]int{},
 		lastCall: nones(len(w.Threads)), threadOp: nones(len(w.Threads)), lastOp: nones(len(w.Streams)),
-		made: nones(len(w.Calls)), nextCall: nones(len(w.Calls)), used: make([]bool, len(w.Streams)), awaitedBy: make([]deviceWait, len(w.Streams)), byEnd: indices(len(w.Ops)), done: make([]bool, len(w.Ops)),
+		made: nones(len(w.Calls)), nextCall: nones(len(w.Calls)),
+		used: make([]bool, len(w.Streams)), awaitedBy: make([]deviceWait, len(w.Streams)), byEnd: indices(len(w.Ops)), done: make([]bool, len(w.Ops)),
 	}
 	number := func(process uint64) int {
 		n, ok := l.process[process]
@@ -358,6 +359,12 @@ func (l *linker) blocked(c *workload.Call, cand int32) bool {
 	return c.End()-l.w.Ops[cand].End() <= max(blockedCall, c.Dur/4)
 }
 
+// waitedOften reports whether device syncs have waited for the last operation of stream s, and
+// one of a thread need not wait for it again.
+func (l *linker) waitedOften(by *deviceWait, s, op, thread int32) bool {
+	return op != none && op == l.lastOp[s] && by.times > 0 && by.op == op && (by.times > mostWaits || l.w.Calls[by.call].Thread == thread)
+}
+
 // deviceSync links a synchronisation of a device to the last operation of every
 // stream that was used since the previous one.
 func (l *linker) deviceSync(i int32, proc int) {
@@ -368,7 +375,7 @@ func (l *linker) deviceSync(i int32, proc int) {
 	for _, s := range l.usedStreams[proc] {
 		op := l.launchedBefore(l.lastOp[s], c.Start)
 		by := &l.awaitedBy[s]
-		if op != none && by.times > 0 && by.op == op && op == l.lastOp[s] && (by.times > mostWaits || l.w.Calls[by.call].Thread == c.Thread) || l.looks > mostLooks {
+		if l.waitedOften(by, s, op, c.Thread) || l.looks > mostLooks {
 			l.used[s], by.times = false, 0
 			continue
 		}
