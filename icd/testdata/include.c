@@ -70,39 +70,38 @@ static void here(const char *directory)
 	printf("working directory: %d, line %d\n", got[0], got[1]);
 }
 
-/* A header that is given to the compiler comes before a file of its name. */
-static void embedded(const char *directory)
+/* given compiles a program with a header, and files of a directory, and runs it. */
+static void given(const char *directory, const char *header, const char *name, const char *source, cl_int *got)
 {
-	cl_int got[2] = {0}, code;
-	const char *name = "both.h";
+	cl_int code;
 	char options[8192];
 
-	file(directory, name, "#define BOTH 1\n");
 	snprintf(options, sizeof options, "-I %s", directory);
-	cl_program header = made("#define BOTH 2\n");
-	cl_program g = made("#include <both.h>\n__kernel void f(__global int *a) { a[0] = BOTH; }\n");
-	check(clCompileProgram(g, 1, &d, options, 1, &header, &name, NULL, NULL), "compile");
+	cl_program h = made(header), g = made(source);
+	check(clCompileProgram(g, 1, &d, options, 1, &h, &name, NULL, NULL), "compile");
 	cl_program linked = clLinkProgram(c, 1, &d, "", 1, &g, NULL, NULL, &code);
 	check(code, "link");
 	run(linked, got);
+}
+
+/* A header that is given to the compiler comes before a file of its name. */
+static void embedded(const char *directory)
+{
+	cl_int got[2] = {0};
+
+	file(directory, "both.h", "#define BOTH 1\n");
+	given(directory, "#define BOTH 2\n", "both.h", "#include <both.h>\n__kernel void f(__global int *a) { a[0] = BOTH; }\n", got);
 	printf("embedded: %d\n", got[0]);
 }
 
 /* A header that is given to the compiler includes a file. */
 static void outward(const char *directory)
 {
-	cl_int got[2] = {0}, code;
-	const char *name = "given.h";
-	char options[8192];
+	cl_int got[2] = {0};
 
 	file(directory, "inner.h", "#define INNER 5\n");
-	snprintf(options, sizeof options, "-I %s", directory);
-	cl_program header = made("#include <inner.h>\n#define GIVEN (INNER + 1)\n");
-	cl_program g = made("#include \"given.h\"\n__kernel void f(__global int *a) { a[0] = GIVEN; a[1] = __LINE__; }\n");
-	check(clCompileProgram(g, 1, &d, options, 1, &header, &name, NULL, NULL), "compile");
-	cl_program linked = clLinkProgram(c, 1, &d, "", 1, &g, NULL, NULL, &code);
-	check(code, "link");
-	run(linked, got);
+	given(directory, "#include <inner.h>\n#define GIVEN (INNER + 1)\n", "given.h",
+	      "#include \"given.h\"\n__kernel void f(__global int *a) { a[0] = GIVEN; a[1] = __LINE__; }\n", got);
 	printf("file of an embedded header: %d, line %d\n", got[0], got[1]);
 }
 
