@@ -98,7 +98,10 @@ func (s *partsSearch) roomy(n int) (out []boxRoom) {
 			counts[box] = 0
 		}
 	}
-	admitted := slices.Collect(maps.Values(maps.Collect(s.admitted())))
+	var admitted []*plane
+	for _, of := range s.admitted() {
+		admitted = append(admitted, of)
+	}
 	for _, of := range admitted {
 		for i := range of.table.rows {
 			if r := &of.table.rows[i]; s.mayTake(r) {
@@ -349,12 +352,12 @@ func (s *partsSearch) takeBox(c *partsChoice) (d Decision) {
 	}
 	n := len(c.places)
 	d.say("Box %s (%s) fits best: %s a part each, and %d of %s parts of others.",
-		c.box.ID, c.box.Kind, plural(n, "GPU gets", "GPUs get"), shared, pick(n, "it has", "them have"))
+		c.box.ID, c.box.Kind, plural(n, "GPU gets", "GPUs get"), shared, byNumber(n, "it has", "them have"))
 	return d
 }
 
-// pick returns the word for one, or for several.
-func pick(n int, one, several string) string {
+// byNumber returns the words for one, or for several.
+func byNumber(n int, one, several string) string {
 	if n == 1 {
 		return one
 	}
@@ -448,50 +451,4 @@ func (p *Pool) gpuOfSlot(r Ref) Ref {
 	b := p.boxes[r.Box]
 	at := slices.IndexFunc(b.Parts, func(s PartSlot) bool { return s.Slot == r.Slot })
 	return Ref{r.Box, b.Parts[at].GPU}
-}
-
-// refuseParts explains why the parts have no place.
-func (s *partsSearch) refuseParts() (d Decision) {
-	where := ""
-	if s.req.SameBox == Required {
-		where = " of one box"
-	}
-	if n := len(s.req.Together); n > 0 {
-		where += pick(n, ", other than that of the lease", ", other than those of the lease")
-	}
-	d.say("The request needs %s on each of %s%s.", s.part, plural(s.req.Count, "GPU", "GPUs"), where)
-	one := *s.req
-	one.Count, one.Together = 1, nil
-	for _, r := range s.req.Only {
-		one.Only = []Ref{r}
-		if next := s.pool.placePart(s.reserve, &one); !next.OK() {
-			d.Why = append(d.Why, next.Why...)
-		}
-	}
-	if len(s.req.Only) > 0 {
-		return d
-	}
-	if boxes := s.roomy(1); len(boxes) <= maxExplained {
-		s.sayRoom(&d, boxes)
-	}
-	s.sayObstacles(&d, s.pool.shared.all)
-	if fresh := s.pool.placeFresh(s.reserve, &one); !fresh.OK() {
-		d.Why = append(d.Why, fresh.Why...)
-	}
-	return d
-}
-
-// sayRoom says on how many GPUs of some boxes there is room for a part.
-func (s *partsSearch) sayRoom(d *Decision, boxes []boxRoom) {
-	most, all := 0, 0
-	for _, r := range boxes {
-		n := 0
-		for _, model := range modelsIn(r.box) {
-			for _, mode := range s.part.modes() {
-				n = max(n, len(s.placesIn(r.box, model, mode)))
-			}
-		}
-		most, all = max(most, n), all+n
-	}
-	d.say("%s room for one, at most %d of them in one box.", plural(all, "GPU has", "GPUs have"), most)
 }
