@@ -262,6 +262,9 @@ func (p *pluggedVM) look(ctx context.Context) (guest controller.Guest, detail st
 		return controller.Restarted, ""
 	}
 	p.allowMigration(ctx, client)
+	if time.Since(p.replaced) < lateEjection {
+		return controller.EjectedLate, ""
+	}
 	return controller.Removed, ""
 }
 

@@ -199,6 +199,26 @@ func TestGuestEjects(t *testing.T) {
 	}
 }
 
+// A guest that serves late the second request to eject a device takes the next one of the slot
+// away: that is not its wish, and the device comes back by itself.
+func TestGuestEjectsLate(t *testing.T) {
+	q := newFakeQEMU(t)
+	r := newCluster(t, options{qmp: q.path, unplug: 50 * time.Millisecond})
+	b := r.attach(0, 0, 0, 0)
+	q.set(func() { q.onDelete = func(string) guestAnswer { return holdOn } })
+	r.detach(b)
+	q.set(func() { q.onDelete = func(string) guestAnswer { return letGo } })
+	b = r.attach(0, 0, 0, 0)
+	for range 2 {
+		q.eject(firstDevice)
+		r.until("the device is there again", func() bool { _, alive := q.has(firstDevice); return alive })
+	}
+	if o := r.atHost(b); o.GetState() != attached || o.GetEjected() {
+		t.Errorf("the host says %v", o)
+	}
+	r.detach(b)
+}
+
 // A device that cannot be shown again says why.
 func TestReplugFails(t *testing.T) {
 	q := newFakeQEMU(t)

@@ -2,7 +2,6 @@ package hostproxy
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -157,6 +156,8 @@ type pluggedVM struct {
 	serving sync.WaitGroup
 	added   bool // QEMU has the device
 	qemu    int  // process ID of that QEMU
+
+	replaced time.Time // when QEMU removed the device that was left in the slot; zero: none was
 }
 
 // qmpTimeout bounds a command that QEMU answers at once.
@@ -178,7 +179,7 @@ func (p *pluggedVM) deviceAdd(ctx context.Context) error {
 	device := qmp.VFIOUser(deviceID(slot), bus, p.front.Socket(slot))
 	before := p.blockMigration(ctx, client)
 	if err = client.DeviceAdd(ctx, device); leftOver(err) {
-		err = replace(ctx, client, device)
+		err = p.replace(ctx, client, device)
 	}
 	if err != nil {
 		p.undoBlock(ctx, client, before)
@@ -209,43 +210,17 @@ func leftOver(err error) bool {
 	return errors.As(err, &e) && strings.Contains(e.Desc, "Duplicate device ID")
 }
 
-// settle is the longest time in which a guest starts to serve the next request to
-// eject a device.
-const settle = 300 * time.Millisecond
+// lateEjection is the longest time in which a guest serves a request to eject the device that
+// was in the slot before. Half a second was seen on a busy machine.
+const lateEjection = 10 * time.Second
 
-// replace plugs a device in after QEMU has removed the one that was left. A guest
-// with two pending requests to eject the old device, from this proxy and from an
-// earlier one, ejects the new device on the second request: then replace plugs it
-// in again.
-func replace(ctx context.Context, client *qmp.Client, device qmp.Device) error {
+// replace plugs a device in after QEMU has removed the one that was left. A guest with two
+// pending requests to eject the old device, one from its forced removal or from an earlier
+// proxy, ejects the new device on the second one: see look.
+func (p *pluggedVM) replace(ctx context.Context, client *qmp.Client, device qmp.Device) error {
 	if err := client.Unplug(ctx, device.ID); err != nil {
 		return err
 	}
-	for {
-		deleted := client.Subscribe("DEVICE_DELETED")
-		err := client.DeviceAdd(ctx, device)
-		stays := err == nil && staysFor(ctx, deleted, device.ID, settle)
-		deleted.Close()
-		if stays || err != nil {
-			return err
-		}
-	}
-}
-
-// staysFor reports whether a device stays for a time: no event reports its removal.
-func staysFor(ctx context.Context, deleted *qmp.Subscription, id string, d time.Duration) bool {
-	ctx, cancel := context.WithTimeout(ctx, d)
-	defer cancel()
-	for {
-		e, err := deleted.Next(ctx)
-		if err != nil {
-			return true
-		}
-		var data struct {
-			Device string `json:"device"`
-		}
-		if json.Unmarshal(e.Data, &data) == nil && data.Device == id {
-			return false
-		}
-	}
+	p.replaced = time.Now()
+	return client.DeviceAdd(ctx, device)
 }

@@ -58,16 +58,17 @@ type Guest uint8
 
 // Outcomes.
 const (
-	Connected Guest = iota // the VM is connected, or the host has no VM
-	Silent                 // the VM does not answer; Seen.Detail has the error
-	Present                // the VM has the device, but is not connected to it
-	Removed                // the same VM no longer has the device: the guest removed it
-	Restarted              // another VM answers, without the device
+	Connected   Guest = iota // the VM is connected, or the host has no VM
+	Silent                   // the VM does not answer; Seen.Detail has the error
+	Present                  // the VM has the device, but is not connected to it
+	Removed                  // the same VM no longer has the device: the guest removed it
+	Restarted                // another VM answers, without the device
+	EjectedLate              // the guest removed it, by a request to eject the device that was in the slot before
 )
 
 // String returns the name.
 func (g Guest) String() string {
-	return [...]string{"connected", "silent", "present", "removed", "restarted"}[g]
+	return [...]string{"connected", "silent", "present", "removed", "restarted", "ejected-late"}[g]
 }
 
 // Fault says on which side an action failed.
@@ -351,7 +352,7 @@ func (c *Controller) looked(want *dxpuv1.DesiredBinding, seen Seen) []Action {
 		if c.strays++; c.strays >= strayLooks {
 			return c.replug(want)
 		}
-	case seen.Guest == Restarted:
+	case seen.Guest == Restarted, seen.Guest == EjectedLate:
 		return c.replug(want)
 	case seen.Guest == Removed:
 		c.ejected = true

@@ -90,7 +90,7 @@ func (w *world) command(t *testing.T, d *datadriven.TestData) {
 	case "guest":
 		w.seen.Connected = arg("connected", "false") == "true"
 		w.seen.Detail = arg("detail", "")
-		for g := Connected; g <= Restarted; g++ {
+		for g := Connected; g <= EjectedLate; g++ {
 			if g.String() == arg("sees", "connected") {
 				w.seen.Guest = g
 			}
