@@ -2,6 +2,7 @@ package devicetest
 
 import (
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -188,14 +189,18 @@ func Soup(t testing.TB, d device.Device, r *rand.Rand, n int) {
 	s := &soup{t: t, d: d, r: r, want: map[pcie.Tag]bool{}, h: NewHost(d)}
 	s.h.AddMemory(0x1000, 1<<16)
 	s.bars = s.h.Enumerate()
+	dump := s.h.ReadConfigSpace()
+	s.resets = [2]int{cfgspace.Find(dump, cfgspace.CapExpress) + cfgspace.OffDevCtl, cfgspace.Find(dump, cfgspace.CapPM) + cfgspace.OffPMStatus}
 	for range n {
 		s.step()
 	}
 	for range 10 { // until all answers are out
 		d.Transmit(s.now, s.take)
 	}
-	if len(s.want) != 0 {
-		t.Fatalf("%d requests were never completed", len(s.want))
+	for tag, must := range s.want {
+		if must {
+			t.Fatalf("request %d was never completed", tag)
+		}
 	}
 }
 
@@ -210,9 +215,12 @@ type soup struct {
 	bars [pcie.MaxBARs]cfgspace.BAR
 	now  time.Duration
 	tag  pcie.Tag
-	want map[pcie.Tag]bool // requests without a final completion
-	owed []tlp.Packet      // reads of the device
+	owed []tlp.Packet // reads of the device
 	job  device.Job
+	// want holds the requests without a final completion: true for those that must get
+	// one, false for those that a reset may have dropped (section 6.6.2).
+	want   map[pcie.Tag]bool
+	resets [2]int // the registers of configuration space whose writes can reset a function
 }
 
 func (s *soup) step() {
@@ -228,6 +236,11 @@ func (s *soup) step() {
 		s.h.Now = s.now
 	default:
 		p := s.packet()
+		if p.Type == tlp.CfgWr0 && slices.Contains(s.resets[:], int(p.Register)) {
+			for tag := range s.want {
+				s.want[tag] = false
+			}
+		}
 		if p.Type.NonPosted() {
 			s.want[p.Tag] = true
 		}
@@ -264,7 +277,7 @@ func (s *soup) take(p *tlp.Packet) bool {
 			left -= len(p.Data) - int(p.LowerAddr%pcie.DW)
 		}
 		if p.Status != pcie.SuccessfulCompletion || left <= 0 || !p.Type.HasData() {
-			if !s.want[p.Tag] {
+			if _, ok := s.want[p.Tag]; !ok {
 				s.t.Fatalf("completion for a request that is not outstanding: %+v", p)
 			}
 			delete(s.want, p.Tag)
@@ -303,8 +316,11 @@ func (s *soup) packet() tlp.Packet {
 		p.SetMemory(addr, min(n, pcie.PageSize-int(addr%pcie.PageSize)))
 	}
 	// A tag is free again once its request is over.
-	for s.tag = (s.tag + 1) % soupTags; s.want[s.tag]; {
+	for {
 		s.tag = (s.tag + 1) % soupTags
+		if _, taken := s.want[s.tag]; !taken {
+			break
+		}
 	}
 	p.Tag = s.tag
 	if p.Type.HasData() {

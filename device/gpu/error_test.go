@@ -362,6 +362,7 @@ func FuzzGPU(f *testing.F) {
 	for seed := range uint64(4) {
 		f.Add(seed, seed+1, uint16(500))
 	}
+	f.Add(uint64(52), uint64(266), uint16(295)) // a Function Level Reset while a completion waits
 	f.Fuzz(func(t *testing.T, a, b uint64, n uint16) {
 		g, err := gpu.New(gpu.Spec{VRAM: 1 << 20, Tags: int(a%1024) + 1, INTx: b%2 == 0, CompletionTimeout: time.Millisecond})
 		if err != nil {
