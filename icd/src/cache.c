@@ -11,7 +11,7 @@
 
 #include "calls.h"
 
-enum { MAX_FILES = 256, MAX_PATH = 4096, MAX_ENTRY = 64 << 20 };
+enum { MAX_FILES = 256, MAX_PATH = 4096, MAX_ENTRY = 64 << 20, MAX_NAME = 250 };
 
 #define DRAFT "dxpu-draft-"
 
@@ -212,12 +212,31 @@ static void write_entry(cl_program g, const struct entry *e, const void *log, co
 		trim();
 }
 
+/* has_long_name reports whether a kernel's name is no name of a file. PoCL ends its process when it makes
+ * the binary of one, and the program has not asked for it. */
+static int has_long_name(cl_program g)
+{
+	void *names;
+	size_t n;
+	int found = 0;
+
+	if (program_text(g, INFO_KERNELS, &names, &n))
+		return 1;
+	for (const char *at = names; *at && !found; at += strspn(at, ";")) {
+		size_t length = strcspn(at, ";");
+		found = length > MAX_NAME;
+		at += length;
+	}
+	free(names);
+	return found;
+}
+
 void cache_keep(cl_program g)
 {
 	void *log = NULL, *binary = NULL;
 	struct entry e = {.key = g->key_size};
 
-	if (!g->key || g->loaded || !directory() || !program_executable(g) || program_text(g, INFO_LOG, &log, &e.log))
+	if (!g->key || g->loaded || !directory() || !program_executable(g) || has_long_name(g) || program_text(g, INFO_LOG, &log, &e.log))
 		return;
 	if (!program_text(g, INFO_BINARY, &binary, &e.binary) && e.binary && sizeof e + e.key + e.log + e.binary <= MAX_ENTRY) {
 		memcpy(e.magic, magic, sizeof magic);

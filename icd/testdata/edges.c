@@ -316,6 +316,23 @@ static void relays(cl_program g)
 	clReleaseMemObject(to);
 }
 
+/* long_name builds a program whose kernel has a name that is too long for a file, and goes on when it is
+ * released. */
+static void long_name(void)
+{
+	char name[301], source[400];
+	const char *text = source;
+
+	memset(name, 'k', sizeof name - 1);
+	name[sizeof name - 1] = 0;
+	snprintf(source, sizeof source, "__kernel void %s(__global int *a) { a[0] = 1; }\n", name);
+	cl_program g = clCreateProgramWithSource(c, 1, &text, NULL, &code);
+	check(clBuildProgram(g, 1, &d, "", NULL, NULL), "build");
+	check(clReleaseProgram(g), "release");
+	clCreateBuffer(c, 0, 64, NULL, &code);
+	printf("after a long name: %d\n", code);
+}
+
 int main(int argc, char **argv)
 {
 	static const char *source = "__kernel void f(__global int *a, int v) { a[get_global_id(0)] = v; }\n"
@@ -343,6 +360,10 @@ int main(int argc, char **argv)
 	if (argc > 1 && !strcmp(argv[1], "new")) {
 		new(g, a);
 		refusals(g);
+		return 0;
+	}
+	if (argc > 1 && !strcmp(argv[1], "long")) {
+		long_name();
 		return 0;
 	}
 	buffers(a);
