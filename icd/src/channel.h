@@ -92,6 +92,10 @@ void channel_close(struct channel *c);
  * not: calls fail and waits return at once. The parent keeps the device. */
 void channel_after_fork(struct channel *c);
 
+/* channel_forked says that this process is a child of the one that has the connections. A lock of
+ * the driver may be held there by a thread that only the parent has. */
+extern volatile int channel_forked;
+
 /* channel_failed reports whether the device is lost or its context has ended. */
 int channel_failed(struct channel *c);
 

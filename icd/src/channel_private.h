@@ -91,9 +91,6 @@ struct channel {
 	size_t page_count;
 };
 
-/* channel_forked says that this process is a child of the one that has the connections. */
-extern volatile int channel_forked;
-
 /* channel_until waits until ready(arg), which completions change, or the channel has
  * failed. */
 void channel_until(struct channel *c, int (*ready)(void *arg), void *arg);

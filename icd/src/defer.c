@@ -129,7 +129,7 @@ int release_defer(cl_context c, cl_uint handle)
 {
 	int wait = 0;
 
-	if (!__atomic_load_n(&keeping, __ATOMIC_ACQUIRE))
+	if (channel_forked || !__atomic_load_n(&keeping, __ATOMIC_ACQUIRE))
 		return 0;
 	pthread_mutex_lock(&lock);
 	if (first) {
@@ -199,6 +199,8 @@ cl_int CL_API_CALL dxpu_SetUserEventStatus(cl_event e, cl_int status)
 		return CL_INVALID_EVENT;
 	if (status > 0)
 		return CL_INVALID_VALUE;
+	if (channel_forked)
+		return CL_DEVICE_NOT_AVAILABLE;
 	pthread_mutex_lock(&lock);
 	int again = !is_open(e);
 	struct kept *done = NULL;

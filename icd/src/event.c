@@ -93,6 +93,8 @@ cl_int CL_API_CALL dxpu_SetEventCallback(cl_event e, cl_int type, void(CL_CALLBA
 		return CL_INVALID_EVENT;
 	if (!call || type < CL_COMPLETE || type > CL_SUBMITTED)
 		return CL_INVALID_VALUE;
+	if (channel_forked)
+		return CL_DEVICE_NOT_AVAILABLE; /* the thread of callbacks is the parent's */
 	struct callback *b = malloc(sizeof *b);
 	if (!b)
 		return CL_OUT_OF_HOST_MEMORY;
