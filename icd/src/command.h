@@ -118,6 +118,10 @@ cl_int move_pixels(struct command *c);
 /* run_now runs a command in the driver's own queue, and waits. */
 cl_int run_now(cl_context c, struct command *cmd);
 
+/* create_filled sends the packet that makes a memory object and, if it is to be filled, the command
+ * that does it, and waits for both in one round trip. */
+cl_int create_filled(cl_context c, const struct packet *p, const struct command *fill, int filled);
+
 /* part_boxed makes the part of a command that moves a box of host memory, packed in staging
  * memory, and starts its packet. It returns NULL, and a code, if it cannot. */
 struct part *part_boxed(struct command *c, const struct box *b, uint16_t write, uint16_t read, struct packet *p, cl_int *code);

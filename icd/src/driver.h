@@ -262,9 +262,6 @@ int flags_ok(cl_mem_flags flags);
 /* output_show writes what kernels have printed to the standard output, after a wait. */
 void output_show(cl_context c);
 
-/* transfer_now copies between host memory and a buffer, and waits. */
-cl_int transfer_now(cl_context c, cl_mem m, int write, size_t offset, size_t n, void *host);
-
 /* Command queues. */
 cl_int wait_list(cl_context c, cl_uint n, const cl_event *list);
 cl_event event_new(cl_context c, cl_command_queue q, cl_command_type type);

@@ -52,13 +52,6 @@ cl_int move(struct command *c)
 	return code;
 }
 
-cl_int transfer_now(cl_context c, cl_mem m, int write, size_t offset, size_t n, void *host)
-{
-	struct command cmd = {.kind = COMMAND_MOVE, .mem = m, .write = write, .offset = offset, .size = n, .host = host};
-
-	return run_now(c, &cmd);
-}
-
 cl_int run_now(cl_context c, struct command *cmd)
 {
 	/* The driver's own queue, as an object on the stack: its references stay. */

@@ -64,7 +64,6 @@ static cl_int create(cl_context c, cl_mem m, void *host)
 	const cl_image_desc *d = &m->image->desc;
 	cl_mem in = d->mem_object;
 	struct packet p;
-	cl_int code;
 
 	m->handle = channel_handle(c->device->channel);
 	packet_start(&p, PACKET_IMAGE, 0);
@@ -80,16 +79,10 @@ static cl_int create(cl_context c, cl_mem m, void *host)
 	packet_u64(&p, d->image_depth);
 	packet_u64(&p, d->image_array_size);
 	packet_u64(&p, in ? d->image_row_pitch : 0);
-	code = channel_call(c->device->channel, &p, NULL, NULL);
-	if (code || !host)
-		return code;
 	struct command fill = {.kind = COMMAND_MOVE_PIXELS, .mem = m, .write = 1, .host = host};
 	memcpy(fill.pixels.region, m->image->extent, sizeof m->image->extent);
 	memcpy(fill.pixels.stride, m->image->stride, sizeof m->image->stride);
-	code = run_now(c, &fill);
-	if (code)
-		dxpu_release(c, m->handle);
-	return code;
+	return create_filled(c, &p, &fill, host != NULL);
 }
 
 cl_mem CL_API_CALL dxpu_CreateImage(cl_context c, cl_mem_flags flags, const cl_image_format *format, const cl_image_desc *desc, void *host,

@@ -1,7 +1,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "calls.h"
+#include "command.h"
 
 static cl_mem fail(cl_int code, cl_int *error, cl_mem m)
 {
@@ -18,6 +18,18 @@ int flags_ok(cl_mem_flags flags)
 	return one_at_most(flags & ACCESS) && one_at_most(flags & HOST_ACCESS) &&
 	       !(flags & CL_MEM_USE_HOST_PTR && flags & (CL_MEM_ALLOC_HOST_PTR | CL_MEM_COPY_HOST_PTR)) &&
 	       !(flags & ~(cl_mem_flags)(ACCESS | HOST_ACCESS | HOST_POINTER | CL_MEM_ALLOC_HOST_PTR));
+}
+
+cl_int create_filled(cl_context c, const struct packet *p, const struct command *fill, int filled)
+{
+	struct command cmd = *fill;
+	struct call call;
+
+	channel_ask(c->device->channel, p, NULL, &call);
+	cl_int failed = filled ? run_now(c, &cmd) : CL_SUCCESS, code = channel_answer(&call);
+	if (!code && failed)
+		dxpu_release(c, fill->mem->handle);
+	return code ? code : failed;
 }
 
 cl_mem CL_API_CALL dxpu_CreateBuffer(cl_context c, cl_mem_flags flags, size_t size, void *host, cl_int *error)
@@ -53,16 +65,10 @@ cl_mem CL_API_CALL dxpu_CreateBuffer(cl_context c, cl_mem_flags flags, size_t si
 	if (region)
 		packet_u64(&p, offset);
 	packet_u64(&p, size);
-	code = channel_call(c->device->channel, &p, NULL, NULL);
+	const struct command fill = {.kind = COMMAND_MOVE, .mem = m, .write = 1, .size = size, .host = host};
+	code = create_filled(c, &p, &fill, host && !region); /* a region is in the device already */
 	if (code)
 		return fail(code, error, m);
-	if (host && !region) { /* a region is in the device already */
-		code = transfer_now(c, m, 1, 0, size, host);
-		if (code) {
-			dxpu_release(c, m->handle);
-			return fail(code, error, m);
-		}
-	}
 	object_retain(c);
 	m->shared = region;
 	if (region)
