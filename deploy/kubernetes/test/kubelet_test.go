@@ -37,6 +37,7 @@ func TestKubelet(t *testing.T) {
 	t.Run("the plugin restarts", func(t *testing.T) { n.on(t).pluginRestarts() })
 	t.Run("a claim of another node", func(t *testing.T) { n.on(t).anotherNode() })
 	t.Run("a third of a GPU", func(t *testing.T) { n.on(t).partOfGPU() })
+	t.Run("GPUs of the node", func(t *testing.T) { n.on(t).localGPUs() })
 	t.Run("an error of the GPU", func(t *testing.T) { n.on(t).gpuError() })
 	t.Run("the GPU fails", func(t *testing.T) { n.on(t).gpuFails() })
 	t.Run("the node dies", func(t *testing.T) { n.on(t).nodeDies() })
@@ -92,11 +93,13 @@ func newNodesEnv(t *testing.T, version string) *nodesEnv {
 }
 
 // startPlugin starts the plugin on a node, with the paths of the manifests.
-func (n *nodesEnv) startPlugin(i int) {
+func (n *nodesEnv) startPlugin(i int, flags ...string) {
 	n.t.Helper()
 	var err error
-	n.plugins[i], err = n.nodes[i].Start("plugin", programs.driver, "plugin", "--node-name", n.nodes[i].Name,
-		"--kubeconfig", n.access, "--socket-dir", n.pool.SocketDir(i), "--opencl-driver", n.driver, "-v", "2")
+	n.plugins[i], err = n.nodes[i].Start("plugin", programs.driver, append([]string{
+		"plugin", "--node-name", n.nodes[i].Name,
+		"--kubeconfig", n.access, "--socket-dir", n.pool.SocketDir(i), "--opencl-driver", n.driver, "-v", "2",
+	}, flags...)...)
 	if err != nil {
 		n.t.Fatal(err)
 	}

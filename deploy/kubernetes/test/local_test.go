@@ -3,17 +3,74 @@ package test
 import (
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/inventory"
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/kubetest"
 )
 
 const ownGPU = `device.attributes["gpu.dxpu.dev"].?localHost.orValue("") == "m1"`
+
+// localGPUs starts a pool with a machine m1 that has two GPUs of its own, and a node for it.
+func localGPUs(t *testing.T) *env {
+	t.Helper()
+	e := newEnv(t, versions[0], kubetest.PoolSpec{Boxes: 1, GPUs: 1, Hosts: 1, Slots: 4, Simulate: true})
+	if err := e.pool.StartShare("m1", 2); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.AddNode(t.Context(), "machine", map[string]string{inventory.HostLabel: "m1"}); err != nil {
+		t.Fatal(err)
+	}
+	e.waitDevices(3)
+	return e
+}
+
+// TestSeveralLocalGPUs: a claim gets several GPUs of one machine, or a part of each, by one lease.
+// What cannot be one lease is refused with the reason.
+func TestSeveralLocalGPUs(t *testing.T) {
+	t.Parallel()
+	e := localGPUs(t)
+	for name, s := range map[string]podSpec{
+		"whole":    {selector: ownGPU, gpus: 2},
+		"requests": {selector: ownGPU, requests: 2},
+		"parts":    {selector: ownGPU, gpus: 2, capacity: "memory=2Gi,compute=30", distinct: true},
+	} {
+		s.name = name
+		e.createPod(s)
+		e.waitRunning(name)
+		l := e.onlyLease()
+		if l.Spec.Count != 2 || len(l.Bindings) != 2 || (l.Spec.Part == nil) == (s.capacity != "") {
+			t.Errorf("%s: lease %v", name, l)
+		}
+		e.checkInvariants()
+		e.deletePod(name)
+		e.waitNoLease()
+	}
+	e.createPod(podSpec{name: "twice", selector: ownGPU, gpus: 2, capacity: "memory=2Gi,compute=30"})
+	e.waitEvent("twice", "GPUUnsupported", "add constraints: [{distinctAttribute: gpu.dxpu.dev/gpu}]")
+	e.deletePod("twice")
+
+	// Two claims for one container.
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "both", Namespace: "default"}, Spec: e.podSpec(podSpec{name: "both", selector: ownGPU})}
+	more := p.Spec.ResourceClaims[0]
+	more.Name = "more"
+	p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, more)
+	p.Spec.Containers[0].Resources.Claims = append(p.Spec.Containers[0].Resources.Claims, corev1.ResourceClaim{Name: "more"})
+	if _, err := e.Kube.CoreV1().Pods("default").Create(t.Context(), p, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	e.waitEvent("both", "GPUUnsupported", "ask for all of them in one claim")
+	e.deletePod("both")
+	e.waitNoLease()
+}
 
 // TestLocalGPUs: the GPU that a machine offers by "dxpu share serve", and parts of it, go to pods on
 // the node of its host alone, and this node gets no others.
 func TestLocalGPUs(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, versions[0], kubetest.PoolSpec{Boxes: 1, GPUs: 1, Hosts: 1, Slots: 4, Simulate: true})
-	if err := e.pool.StartShare("m1", "test,memory=8GiB"); err != nil {
+	if err := e.pool.StartShare("m1", 1); err != nil {
 		t.Fatal(err)
 	}
 	e.waitDevices(2)

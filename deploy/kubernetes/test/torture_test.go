@@ -175,7 +175,7 @@ func disagree(list []resourceapi.ResourceClaim, leases []*dxpuv1.Lease) error {
 		}
 		byUse[use] = l
 	}
-	used := 0
+	used := map[string]bool{}
 	for i := range list {
 		c := &list[i]
 		if c.Status.Allocation == nil {
@@ -187,8 +187,11 @@ func disagree(list []resourceapi.ResourceClaim, leases []*dxpuv1.Lease) error {
 				share = string(*r.ShareID)
 			}
 			l := byUse[useOf(string(c.UID), r.Device, share)]
+			if l == nil { // GPUs of the node's own machine have one lease
+				l = byUse[useOf(string(c.UID), "local", "")]
+			}
 			if l != nil {
-				used++
+				used[l.Id] = true
 			}
 			for _, d := range c.Status.Devices {
 				attached := meta.IsStatusConditionTrue(d.Conditions, "dxpu.dev/Attached")
@@ -203,8 +206,8 @@ func disagree(list []resourceapi.ResourceClaim, leases []*dxpuv1.Lease) error {
 			}
 		}
 	}
-	if used != len(byUse) {
-		return fmt.Errorf("%d of %d leases have no claim", len(byUse)-used, len(byUse))
+	if len(used) != len(byUse) {
+		return fmt.Errorf("%d of %d leases have no claim", len(byUse)-len(used), len(byUse))
 	}
 	return nil
 }

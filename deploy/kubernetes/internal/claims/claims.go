@@ -2,8 +2,9 @@
 // and to delete, and which conditions to report. It is a machine: a function of the
 // claim and its leases, without clock and I/O.
 //
-// Each allocated device has one lease, which names the GPU and the host. A lease belongs
-// to one allocation of its claim, so what is left of an earlier one is recognised.
+// Each allocated device has one lease, which names the GPU and the host; the GPUs of the
+// host's own machine have one together. A lease belongs to one allocation of its claim, so what
+// is left of an earlier one is recognised.
 //
 //	allocated -> lease PENDING, BINDING -> ACTIVE: Attached=True, the scheduler binds the pod
 //	                       |                  |
@@ -14,6 +15,7 @@
 package claims
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -52,6 +54,8 @@ type Claim struct {
 	HostErr string
 	// HostShut says why the host takes no GPU now, nor soon. Empty: it takes one.
 	HostShut string
+	// LocalErr says why the pod cannot have GPUs of the host's own machine by this claim.
+	LocalErr string
 	// Devices are those of this driver.
 	Devices []Device
 }
@@ -63,6 +67,8 @@ type Device struct {
 	// device. Empty: the device is not shared.
 	Share string
 	GPU   string // empty: the pool does not have it any more
+	// Local is whether the GPU is one of the host's own machine.
+	Local bool
 	// Part is the part of the GPU, nil for the whole GPU.
 	Part *dxpuv1.Part
 	// Parameters are those of the request; ParametersErr says why they cannot be read.
@@ -108,8 +114,13 @@ type Status struct {
 type Request struct {
 	ID   string // makes the call idempotent
 	Spec *dxpuv1.LeaseSpec
-	// Device and Share are those for which it is.
-	Device, Share string
+	// Devices are those for which it is.
+	Devices []Device
+}
+
+// For reports whether a lease is for the device of a status.
+func (r *Request) For(s Status) bool {
+	return slices.ContainsFunc(r.Devices, func(d Device) bool { return d.Name == s.Device && d.Share == s.Share })
 }
 
 // Plan is what to do for a claim.
@@ -169,7 +180,7 @@ func (c *Claim) device(d Device, leases []*dxpuv1.Lease, p Policy, plan *Plan) S
 	case d.Admin:
 		s.Phase, s.Reason, s.Message = Attached, "AdminAccess", "access for monitoring has no lease"
 	case at >= 0:
-		s.of(leases[at])
+		s.of(leases[at], d)
 		switch {
 		case s.Phase == Failed && d.Attached && preempted(leases[at]):
 			s.Reason = "Preempted"
@@ -202,9 +213,13 @@ func (c *Claim) device(d Device, leases []*dxpuv1.Lease, p Policy, plan *Plan) S
 		s.Phase, s.Reason, s.Message = Failed, "NoHost", c.HostErr
 	case c.HostShut != "":
 		s.Phase, s.Reason, s.Message = Failed, "HostUnavailable", c.HostShut
+	case d.Local && c.notOneShare() != "":
+		s.Phase, s.Reason, s.Message = Failed, "Unsupported", c.notOneShare()
 	default:
 		s.Phase, s.Reason, s.Message = Waiting, "Requested", "the pool is asked for the GPU"
-		plan.Create = append(plan.Create, c.request(d, p))
+		if r := c.request(c.together(d), p); d.same(r.Devices[0]) {
+			plan.Create = append(plan.Create, r)
+		}
 	}
 	return s
 }
@@ -214,14 +229,15 @@ func (c *Claim) device(d Device, leases []*dxpuv1.Lease, p Policy, plan *Plan) S
 // must agree.
 func (c *Claim) owns(l *dxpuv1.Lease, d Device, p Policy) bool {
 	spec := l.GetSpec()
-	at := spec.GetLabels()
-	if at[LabelClaim] != c.UID || at[LabelDevice] != d.Name || at[LabelShare] != d.Share || at[LabelAllocated] != strconv.FormatInt(c.Allocated, 10) || at[LabelNode] != c.Node {
+	at, together := spec.GetLabels(), c.together(d)
+	device, share := labelsOf(together)
+	if at[LabelClaim] != c.UID || at[LabelDevice] != device || at[LabelShare] != share || at[LabelAllocated] != strconv.FormatInt(c.Allocated, 10) || at[LabelNode] != c.Node {
 		return false
 	}
 	if d.Lease != "" {
 		return l.Id == d.Lease // the tenant and the host of a node may have changed since
 	}
-	return spec.Tenant == p.Tenant(c.Namespace) && (d.GPU == "" || slices.Equal(spec.GpuIds, []string{d.GPU})) && (c.Host == "" || spec.HostId == c.Host)
+	return spec.Tenant == p.Tenant(c.Namespace) && (d.GPU == "" || slices.Equal(spec.GpuIds, gpusOf(together))) && (c.Host == "" || spec.HostId == c.Host)
 }
 
 // preempted reports whether a lease has lost its GPU to another lease.
@@ -229,8 +245,8 @@ func preempted(l *dxpuv1.Lease) bool {
 	return slices.ContainsFunc(l.Bindings, func(b *dxpuv1.Binding) bool { return b.Reason == dxpuv1.Reason_REASON_PREEMPTED })
 }
 
-// of sets the status to that of a lease.
-func (s *Status) of(l *dxpuv1.Lease) {
+// of sets the status of a device to that of its lease.
+func (s *Status) of(l *dxpuv1.Lease, d Device) {
 	s.Lease, s.Message = l.Id, strings.TrimSuffix(l.StateReason, ".")
 	switch l.State {
 	case dxpuv1.LeaseState_LEASE_STATE_PENDING:
@@ -238,7 +254,7 @@ func (s *Status) of(l *dxpuv1.Lease) {
 	case dxpuv1.LeaseState_LEASE_STATE_BINDING:
 		s.Phase, s.Reason = Attaching, "Attaching"
 	case dxpuv1.LeaseState_LEASE_STATE_ACTIVE:
-		s.active(l)
+		s.active(l, d)
 	case dxpuv1.LeaseState_LEASE_STATE_DEGRADED:
 		s.Phase, s.Reason = Failed, "DeviceLost"
 	default:
@@ -246,35 +262,40 @@ func (s *Status) of(l *dxpuv1.Lease) {
 	}
 }
 
-func (s *Status) active(l *dxpuv1.Lease) {
+func (s *Status) active(l *dxpuv1.Lease, d Device) {
 	for _, b := range l.Bindings {
-		if b.State == dxpuv1.BindingState_BINDING_STATE_ATTACHED {
+		if b.State == dxpuv1.BindingState_BINDING_STATE_ATTACHED && (len(l.GetSpec().GetGpuIds()) < 2 || d.GPU == cmp.Or(b.PartOfGpuId, b.GpuId)) {
 			s.Phase, s.Reason, s.Binding = Attached, "Attached", b
 			s.Message = fmt.Sprintf("lease %s: GPU %s is in slot %d of host %s", l.Id, b.GpuId, b.HostSlot, b.HostId)
 			return
 		}
 	}
+	if d.Attached { // one of several that the pool does not list at the moment
+		s.Phase, s.Reason, s.Message = Attached, "Attached", "lease "+l.Id
+		return
+	}
 	s.Phase, s.Reason = Attaching, "Attaching"
 }
 
-// request returns the lease for a device.
-func (c *Claim) request(d Device, p Policy) Request {
-	at := strconv.FormatInt(c.Allocated, 10)
+// request returns the lease for a device, or for those that have one together.
+func (c *Claim) request(together []Device, p Policy) Request {
+	d, at := together[0], strconv.FormatInt(c.Allocated, 10)
+	device, share := labelsOf(together)
 	spec := &dxpuv1.LeaseSpec{
-		Count: 1, GpuIds: []string{d.GPU}, HostId: c.Host, Tenant: p.Tenant(c.Namespace),
+		Count: uint32(len(together)), GpuIds: gpusOf(together), HostId: c.Host, Tenant: p.Tenant(c.Namespace),
 		Wait: true, WaitTimeout: durationpb.New(p.QueueTimeout), Tolerations: d.Tolerations,
 		Labels: map[string]string{
 			LabelCluster: p.Cluster, LabelClaim: c.UID, LabelNamespace: c.Namespace, LabelName: c.Name,
-			LabelDevice: d.Name, LabelNode: c.Node, LabelAllocated: at,
+			LabelDevice: device, LabelNode: c.Node, LabelAllocated: at,
 		},
 	}
 	if d.Part != nil {
 		spec.Part = &dxpuv1.Part{MemoryBytes: d.Part.MemoryBytes, Compute: d.Part.Compute}
 	}
-	which := d.Name
-	if d.Share != "" {
-		which = d.Share
-		spec.Labels[LabelShare] = d.Share
+	which := device
+	if share != "" {
+		which = share
+		spec.Labels[LabelShare] = share
 	}
 	d.Parameters.apply(spec)
 	if g := d.Parameters; g.Gang != "" && !d.GangRuns {
@@ -282,5 +303,5 @@ func (c *Claim) request(d Device, p Policy) Request {
 	}
 	// The manager bounds the ID to 128 characters: a UID has 36, a device 63, a share 36, a
 	// time 10.
-	return Request{ID: "k8s-" + c.UID + "-" + which + "-" + at, Device: d.Name, Share: d.Share, Spec: spec}
+	return Request{ID: "k8s-" + c.UID + "-" + which + "-" + at, Devices: together, Spec: spec}
 }

@@ -18,13 +18,15 @@ import (
 //
 //	claim      uid= [allocated=SECONDS] [node=] [host=] devices=(NAME[@SHARE][:GPU][=MEMORY/COMPUTE][!+?],...):
 //	           the allocated claim; "!" is a device that has failed before, "+" one that was
-//	           attached, "?" one with bad parameters, "*" admin access; without GPU it has left the pool.
+//	           attached, "?" one with bad parameters, "*" admin access, "^" one of the host's own machine; without GPU it has left the pool.
 //	           [gang=(NAME,SIZE)] [runs] is the gang of its devices, and whether that has GPUs;
 //	           [serves=LEASE] is the lease that the claim's status names; [shut=WHY], with "-" for
-//	           spaces, is why the host takes no GPU
+//	           spaces, is why the host takes no GPU; [local=WHY] is why the pod gets no GPUs of its machine;
+//	           [priority=N,...] has that of each device
 //	gone       the claim is gone, or not allocated
 //	lease      id= claim= device= [share=] allocated= node= state= [preempted] [tenant=] [gpu=] [host=]: replaces
-//	           the lease of that ID; tenant, GPU and host are those of the device, if they are not named
+//	           the lease of that ID; tenant, GPU and host are those of the device, if they are not named.
+//	           gpus=(GPU,...) are those of a lease for several devices, which are in slots 0, 1 ... if it is active
 //	decide     prints the plan
 func TestScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
@@ -41,13 +43,17 @@ func TestScenarios(t *testing.T) {
 				if claim.Host == "" {
 					claim.HostErr = "the node has no host"
 				}
-				claim.HostShut = strings.ReplaceAll(text("shut"), "-", " ")
+				claim.HostShut, claim.LocalErr = strings.ReplaceAll(text("shut"), "-", " "), strings.ReplaceAll(text("local"), "-", " ")
 				d.MaybeScanArgs(t, "allocated", &claim.Allocated)
 				for _, a := range d.CmdArgs {
 					if a.Key == "devices" {
 						for _, v := range a.Vals {
 							device := parseDevice(v)
 							device.Lease, device.GangRuns = text("serves"), d.HasArg("runs")
+							if g, ok := d.Arg("priority"); ok {
+								device.Parameters.Priority = new(int32)
+								g.Scan(t, len(claim.Devices), device.Parameters.Priority)
+							}
 							if g, ok := d.Arg("gang"); ok {
 								device.Parameters.Gang = g.Vals[0]
 								g.Scan(t, 1, &device.Parameters.GangSize)
@@ -74,6 +80,12 @@ func TestScenarios(t *testing.T) {
 						{GpuId: "b1/2", HostId: "h1", HostSlot: 3, State: dxpuv1.BindingState_BINDING_STATE_ATTACHED},
 					}
 				}
+				if g, ok := d.Arg("gpus"); ok {
+					l.Spec.GpuIds, l.Bindings = g.Vals, nil
+					for slot, gpu := range g.Vals {
+						l.Bindings = append(l.Bindings, &dxpuv1.Binding{GpuId: "x/1", PartOfGpuId: gpu, HostId: "h1", HostSlot: uint32(slot), State: dxpuv1.BindingState_BINDING_STATE_ATTACHED})
+					}
+				}
 				if d.HasArg("preempted") {
 					l.Bindings = []*dxpuv1.Binding{{Reason: dxpuv1.Reason_REASON_PREEMPTED}}
 				}
@@ -95,9 +107,9 @@ func TestScenarios(t *testing.T) {
 }
 
 func parseDevice(v string) Device {
-	name := strings.TrimRight(v, "!+?*")
+	name := strings.TrimRight(v, "!+?*^")
 	marks := v[len(name):]
-	d := Device{Failed: strings.Contains(marks, "!"), Attached: strings.Contains(marks, "+"), Admin: strings.Contains(marks, "*")}
+	d := Device{Failed: strings.Contains(marks, "!"), Attached: strings.Contains(marks, "+"), Admin: strings.Contains(marks, "*"), Local: strings.Contains(marks, "^")}
 	if strings.Contains(marks, "?") {
 		d.ParametersErr = "bad parameters"
 	}
@@ -143,7 +155,7 @@ func describe(p Plan) string {
 func TestRequestIDsFit(t *testing.T) {
 	c := &Claim{UID: strings.Repeat("u", 36), Namespace: strings.Repeat("n", 63), Name: strings.Repeat("c", 253), Node: strings.Repeat("h", 253), Host: "h1", Allocated: 1<<40 - 1}
 	for _, share := range []string{"", strings.Repeat("s", 36)} {
-		r := c.request(Device{Name: strings.Repeat("d", 63), Share: share, GPU: "b/0"}, Policy{Tenant: func(string) string { return "t" }})
+		r := c.request([]Device{{Name: strings.Repeat("d", 63), Share: share, GPU: "b/0"}}, Policy{Tenant: func(string) string { return "t" }})
 		if len(r.ID) > 128 {
 			t.Errorf("the request ID has %d characters, at most 128", len(r.ID))
 		}

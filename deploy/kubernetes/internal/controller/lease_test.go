@@ -80,8 +80,8 @@ func TestCreateLease(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := controllerWith(oneAnswer{err: test.err})
-			plan := &claims.Plan{Status: []claims.Status{{Device: "d", Phase: claims.Waiting}}}
-			err := c.createLease(t.Context(), claims.Request{ID: "r", Spec: spec(), Device: "d"}, plan)
+			plan := &claims.Plan{Status: []claims.Status{{Device: "d", Phase: claims.Waiting}, {Device: "d", Share: "s"}, {Device: "e", Phase: claims.Waiting}}}
+			err := c.createLease(t.Context(), claims.Request{ID: "r", Spec: spec(), Devices: []claims.Device{{Name: "d"}, {Name: "e"}}}, plan)
 			if (err != nil) != test.again {
 				t.Errorf("error %v, want one: %v", err, test.again)
 			}
@@ -94,8 +94,10 @@ func TestCreateLease(t *testing.T) {
 			if n := len(c.watch.Leases("u")); n != int(test.created) {
 				t.Errorf("the controller knows %d leases, want %v", n, test.created)
 			}
-			if p := plan.Status[0].Phase; p != test.phase {
-				t.Errorf("phase %v, want %v", p, test.phase)
+			for i, want := range []claims.Phase{test.phase, claims.Waiting, test.phase} {
+				if p := plan.Status[i].Phase; p != want {
+					t.Errorf("device %d: phase %v, want %v", i, p, want)
+				}
 			}
 		})
 	}

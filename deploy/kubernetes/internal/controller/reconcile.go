@@ -74,7 +74,7 @@ func (c *Controller) leasesOf(ctx context.Context, uid string, claim *resourceap
 		return leases, nil
 	}
 	for _, d := range claim.Status.Devices {
-		id := attachedBy(d)
+		id := attachedBy(d).Lease
 		if id == "" || slices.ContainsFunc(leases, func(l *dxpuv1.Lease) bool { return l.Id == id }) {
 			continue
 		}
@@ -209,7 +209,8 @@ func (c *Controller) view(ctx context.Context, claim *resourceapi.ResourceClaim)
 		v.Host, v.HostErr = c.hostOf(v.Node)
 		v.HostShut = c.watch.HostShut(v.Host, c.need(v))
 	}
-	return v, nil
+	v.LocalErr, err = c.localErr(ctx, claim, v)
+	return v, err
 }
 
 // need returns what a claim wants of its host.
@@ -241,8 +242,11 @@ func viewDevice(claim *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAl
 		d.Share = string(*r.ShareID)
 	}
 	d.GPU, _ = inv.GPU(r.Device)
+	d.Local = isLocal(inv, r)
 	if s := deviceStatus(claim, d.Name, d.Share); s != nil {
-		d.Attached, d.Failed, d.Lease = isTrue(*s, inventory.Attached), isTrue(*s, inventory.Failed), attachedBy(*s)
+		by := attachedBy(*s)
+		d.Attached, d.Failed, d.Lease = isTrue(*s, inventory.Attached), isTrue(*s, inventory.Failed), by.Lease
+		d.Local = d.Local || by.Local // also while the pool does not list the GPU
 	}
 	// Kubernetes lists the configuration of classes before that of the claim.
 	for _, o := range claim.Status.Allocation.Devices.Config {
@@ -353,13 +357,13 @@ func (c *Controller) createLease(ctx context.Context, r claims.Request, plan *cl
 	case connect.CodeInvalidArgument, connect.CodeNotFound, connect.CodeAlreadyExists, connect.CodePermissionDenied,
 		connect.CodeResourceExhausted, connect.CodeFailedPrecondition:
 		c.cfg.Metrics.refused.Inc()
-		klog.FromContext(ctx).Info("The manager refuses a lease", "device", r.Device, "err", err)
+		klog.FromContext(ctx).Info("The manager refuses a lease", "lease", r.ID, "err", err)
 		for i := range plan.Status {
-			if s := &plan.Status[i]; s.Device == r.Device && s.Share == r.Share {
+			if s := &plan.Status[i]; r.For(*s) {
 				s.Phase, s.Reason, s.Message = claims.Failed, "Refused", messageOf(err)
 			}
 		}
 		return nil
 	}
-	return fmt.Errorf("create a lease for %s: %w", r.Device, err)
+	return fmt.Errorf("create lease %s: %w", r.ID, err)
 }

@@ -144,17 +144,16 @@ func setData(d *resourceapi.AllocatedDeviceStatus, v devicedata.Data) {
 	d.Data = &runtime.RawExtension{Raw: raw}
 }
 
-// attachedBy returns the lease that serves a device by its status, "" for a device that is
-// not attached or has failed.
-func attachedBy(d resourceapi.AllocatedDeviceStatus) string {
-	var v devicedata.Data
+// attachedBy returns what serves a device by its status, nothing for a device that is not
+// attached or has failed.
+func attachedBy(d resourceapi.AllocatedDeviceStatus) (v devicedata.Data) {
 	if d.Driver != inventory.Driver || d.Data == nil || !isTrue(d, inventory.Attached) || isTrue(d, inventory.Failed) {
-		return ""
+		return devicedata.Data{}
 	}
 	if json.Unmarshal(d.Data.Raw, &v) != nil {
-		return "" // not the driver's: the plugin refuses it
+		return devicedata.Data{} // not the driver's: the plugin refuses it
 	}
-	return v.Lease
+	return v
 }
 
 // deviceStatus returns the status of a device, or of a share of one; nil if there is none.

@@ -59,7 +59,7 @@ type State struct {
 	Hosts map[string]*dxpuv1.Host
 	// Nodes of the cluster, by name, with the host that each names.
 	Nodes map[string]string
-	// Queued is the number of this cluster's leases that wait for a slot, by host.
+	// Queued is the number of slots for which this cluster's leases wait, by host.
 	Queued map[string]int
 	// Ours has the IDs of the leases that belong to this cluster.
 	Ours map[string]bool
@@ -97,6 +97,13 @@ type Inventory struct {
 func (i *Inventory) GPU(device string) (string, bool) {
 	id, ok := i.gpus[device]
 	return id, ok
+}
+
+// Local reports whether a device is a GPU of a host's own machine.
+func (i *Inventory) Local(device string) bool {
+	box, _, _ := strings.Cut(i.gpus[device], "/")
+	_, is := i.local[box]
+	return is
 }
 
 // Equal reports whether two inventories have the same devices for the same nodes.

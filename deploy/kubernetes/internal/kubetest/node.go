@@ -266,9 +266,12 @@ func (n *Node) Log(namespace, pod, uid, container string) (string, error) {
 	return text.String(), nil
 }
 
+// Path returns a path of the node as a path of this machine.
+func (n *Node) Path(file string) string { return fmt.Sprintf("/proc/%d/root%s", n.pid, file) }
+
 // Files returns the names in a directory of the node; a directory that is missing is empty.
 func (n *Node) Files(dir string) ([]string, error) {
-	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/root%s", n.pid, dir))
+	entries, err := os.ReadDir(n.Path(dir))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

@@ -134,14 +134,6 @@ func (p *Pool) StartHostWith(name string, flags ...string) error {
 	return p.start(name, append([]string{"host", "--name", name, "--manager", p.URL, "--state-dir", filepath.Join(p.Dir, name)}, flags...)...)
 }
 
-// StartShare starts the agent of a machine that offers a GPU of its own to a pool of "dxpu dev": the
-// host with a name, and the box with its GPU.
-func (p *Pool) StartShare(host, gpu string) error {
-	at := filepath.Join(p.Dir, host)
-	return p.start(host, "share", "serve", "--manager", p.URL, "--host", host, "--gpu", gpu, "--dir", at, "--state", at+".json",
-		"--state-dir", at+"-nodes", "--kernel-log", "none", "--join-token-file", filepath.Join(p.Dir, "p", "join-token"))
-}
-
 func boxName(i int) string { return fmt.Sprintf("box-%d", i+1) }
 
 // StartBox starts a box with OpenCL, also after KillBox.

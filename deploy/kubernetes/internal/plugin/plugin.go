@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -22,7 +23,7 @@ import (
 
 // Access is how containers of the node reach a device.
 type Access interface {
-	// Open prepares the devices of a request and returns what they add to a container,
+	// Open prepares the devices of a group and returns what they add to a container,
 	// and their attributes, one entry for each device. first is the number of the first of them
 	// in the claim, from 0. free returns an error for a path of the node by which another claim
 	// may reach the device.
@@ -66,64 +67,84 @@ func (p *Plugin) PrepareResourceClaims(ctx context.Context, list []*resourceapi.
 }
 
 func (p *Plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
-	var requests []string
-	byRequest := map[string][]resourceapi.DeviceRequestAllocationResult{}
-	for _, r := range claim.Status.Allocation.Devices.Results {
-		if r.Driver != inventory.Driver || r.AdminAccess != nil && *r.AdminAccess {
-			continue
-		}
-		if byRequest[r.Request] == nil {
-			requests = append(requests, r.Request)
-		}
-		byRequest[r.Request] = append(byRequest[r.Request], r)
-	}
-	if len(requests) == 0 {
+	results := slices.DeleteFunc(slices.Clone(claim.Status.Allocation.Devices.Results), func(r result) bool {
+		return r.Driver != inventory.Driver || r.AdminAccess != nil && *r.AdminAccess
+	})
+	if len(results) == 0 {
 		return nil, nil // access for monitoring adds nothing to a container
 	}
 	host, err := p.Host(ctx)
 	if err != nil {
 		return nil, err
 	}
+	data, err := attachedTo(host, claim, results)
+	if err != nil {
+		return nil, err
+	}
 	var specs []cdi.Device
 	var out []kubeletplugin.Device
-	for _, request := range requests {
-		results := byRequest[request]
-		data, err := attachedTo(host, claim, results)
+	for _, g := range groupsOf(results, data) {
+		access, err := p.accessTo(g.data[0])
 		if err != nil {
 			return nil, err
 		}
-		access, err := p.accessTo(data[0])
+		edits, attributes, err := access.Open(ctx, len(out), g.data, func(path string) error { return p.free(path, string(claim.UID)) })
 		if err != nil {
 			return nil, err
 		}
-		edits, attributes, err := access.Open(ctx, len(out), data, func(path string) error { return p.free(path, string(claim.UID)) })
-		if err != nil {
-			return nil, err
-		}
-		// One device of CDI stands for all of a request, because their variables are lists.
-		name := string(claim.UID) + "-" + results[0].Device
-		if id := results[0].ShareID; id != nil { // two requests may have shares of one device
+		name := string(claim.UID) + "-" + g.results[0].Device
+		if id := g.results[0].ShareID; id != nil { // two requests may have shares of one device
 			name += "-" + string(*id)
 		}
 		specs = append(specs, cdi.Device{Name: name, Edits: edits})
-		for i, r := range results {
-			d := kubeletplugin.Device{Requests: []string{request}, PoolName: r.Pool, DeviceName: r.Device, ShareID: r.ShareID, Metadata: &kubeletplugin.DeviceMetadata{Attributes: attributes[i]}}
-			if i == 0 {
-				d.CDIDeviceIDs = []string{cdi.ID(name)}
-			}
-			if data[i].Local {
-				d.CDIDeviceIDs = append(d.CDIDeviceIDs, NVIDIAKind+"="+data[i].Serial)
-			}
-			out = append(out, d)
-		}
+		out = append(out, g.devices(cdi.ID(name), attributes)...)
 	}
 	err = p.CDI.Write(cdi.Owner{Namespace: claim.Namespace, Name: claim.Name, UID: string(claim.UID)}, specs)
 	p.prepared.send()
 	return out, err
 }
 
-// accessTo returns the access to a device. Those of a request are of one kind, because a host
-// that has GPUs of its own gets no others.
+type result = resourceapi.DeviceRequestAllocationResult
+
+// group is the devices of a claim that are one device of CDI: those of a request, because their
+// variables are lists, or those of the node's own machine, because they are one share.
+type group struct {
+	results []result
+	data    []devicedata.Data
+}
+
+// groupsOf groups the devices of a claim. A node gets GPUs of its own machine, or of boxes.
+func groupsOf(results []result, data []devicedata.Data) (out []*group) {
+	local := slices.ContainsFunc(data, func(d devicedata.Data) bool { return d.Local })
+	for i, r := range results {
+		at := slices.IndexFunc(out, func(g *group) bool { return local || g.results[0].Request == r.Request })
+		if at < 0 {
+			at, out = len(out), append(out, &group{})
+		}
+		out[at].results, out[at].data = append(out[at].results, r), append(out[at].data, data[i])
+	}
+	return out
+}
+
+// devices returns the devices of a group for the kubelet. A container may have one request only:
+// it gets the device of CDI by each, and of NVIDIA's devices its own.
+func (g *group) devices(id string, attributes []Attributes) (out []kubeletplugin.Device) {
+	first := map[string]bool{}
+	for i, r := range g.results {
+		d := kubeletplugin.Device{Requests: []string{r.Request}, PoolName: r.Pool, DeviceName: r.Device, ShareID: r.ShareID, Metadata: &kubeletplugin.DeviceMetadata{Attributes: attributes[i]}}
+		if !first[r.Request] {
+			first[r.Request] = true
+			d.CDIDeviceIDs = []string{id}
+		}
+		if g.data[i].Local {
+			d.CDIDeviceIDs = append(d.CDIDeviceIDs, NVIDIAKind+"="+g.data[i].Serial)
+		}
+		out = append(out, d)
+	}
+	return out
+}
+
+// accessTo returns the access to a device.
 func (p *Plugin) accessTo(d devicedata.Data) (Access, error) {
 	switch {
 	case d.Local && p.Shares == nil:
@@ -136,7 +157,7 @@ func (p *Plugin) accessTo(d devicedata.Data) (Access, error) {
 	return p.Access, nil
 }
 
-// attachedTo returns the data of the devices of a request. It refuses one that is attached to
+// attachedTo returns the data of the devices of a claim. It refuses one that is attached to
 // another host. Kubernetes does not: a pod that names its node itself may use a claim that is
 // allocated for another node, and the same slot of this host has the device of another pod.
 func attachedTo(host string, claim *resourceapi.ResourceClaim, results []resourceapi.DeviceRequestAllocationResult) ([]devicedata.Data, error) {

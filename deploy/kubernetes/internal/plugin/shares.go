@@ -32,11 +32,16 @@ const (
 // Open implements Access.
 func (s *Shares) Open(_ context.Context, _ int, devices []devicedata.Data, free func(string) error) (cdi.Edits, []Attributes, error) {
 	var e cdi.Edits
-	if len(devices) != 1 {
-		return e, nil, fmt.Errorf("a container can have one GPU of its own machine, and the request has %d", len(devices))
-	}
 	d := devices[0]
-	if d.Lease == "." || d.Lease == ".." || d.Lease != filepath.Base(d.Lease) { // it comes from the status of the claim
+	for _, other := range devices { // they come from the status of the claim
+		if other.Serial == "" {
+			return e, nil, fmt.Errorf("GPU %s has no UUID in the pool, by which NVIDIA's CDI specification names it: NVIDIA's driver must be loaded when dxpu share serve starts", other.GPU)
+		}
+		if other.Lease != d.Lease || !other.Local {
+			return e, nil, fmt.Errorf("GPU %s is that of lease %s, and GPU %s that of lease %s: a container has GPUs of its own machine by one lease", d.GPU, d.Lease, other.GPU, other.Lease)
+		}
+	}
+	if d.Lease == "." || d.Lease == ".." || d.Lease != filepath.Base(d.Lease) {
 		return e, nil, fmt.Errorf("GPU %s: %q is not the name of a lease", d.GPU, d.Lease)
 	}
 	share := filepath.Join(s.Dir, d.Lease, "client")

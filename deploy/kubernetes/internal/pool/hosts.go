@@ -30,8 +30,8 @@ func (s *Snapshot) room(id string, taken int) int {
 	return inventory.FreeSlots(s.Hosts[id]) + s.leaving[id] - taken
 }
 
-// Queued returns the number of the cluster's leases that wait in the queue of the pool or have
-// slots of which the snapshot does not know yet, by host.
+// Queued returns the number of slots for which the cluster's leases wait in the queue of the pool,
+// or that they have and of which the snapshot does not know yet, by host.
 func (w *Watcher) Queued() map[string]int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -79,7 +79,7 @@ func (w *Watcher) waitsLocked(host string, n Need) (want, earlier int) {
 		switch l := w.leases[id]; {
 		case l.GetSpec().GetHostId() != host:
 		case has(l):
-			want--
+			want -= slots(l)
 		case l.State == dxpuv1.LeaseState_LEASE_STATE_PENDING && (first == nil || before(l, first)):
 			first = l
 		}
@@ -90,7 +90,7 @@ func (w *Watcher) waitsLocked(host string, n Need) (want, earlier int) {
 	for _, l := range w.leases {
 		if l.State == dxpuv1.LeaseState_LEASE_STATE_PENDING && l.GetSpec().GetHostId() == host && l.Spec.GetGang().GetName() == n.Gang &&
 			l.Spec.Labels[claims.LabelClaim] != n.Claim && (first == nil || before(l, first)) {
-			earlier++
+			earlier += slots(l)
 		}
 	}
 	return want, earlier
@@ -106,17 +106,20 @@ func before(l, o *dxpuv1.Lease) bool {
 	return cmp.Or(l.GetCreateTime().AsTime().Compare(o.GetCreateTime().AsTime()), cmp.Compare(l.Id, o.Id)) < 0
 }
 
-// waitingLocked returns the numbers of leases by host that are in the queue, and that have slots of
-// which the snapshot does not know yet.
+// slots returns the number of slots that a lease takes: several for GPUs of the host's own machine.
+func slots(l *dxpuv1.Lease) int { return int(max(l.GetSpec().GetCount(), 1)) }
+
+// waitingLocked returns the numbers of slots by host for which leases wait in the queue, and that
+// they have and of which the snapshot does not know yet.
 func (w *Watcher) waitingLocked() (pending, taken map[string]int) {
 	pending, taken = map[string]int{}, map[string]int{}
 	for _, l := range w.leases {
 		host := l.GetSpec().GetHostId()
 		switch {
 		case l.State == dxpuv1.LeaseState_LEASE_STATE_PENDING:
-			pending[host]++
+			pending[host] += slots(l)
 		case has(l) && w.snapshot != nil && !w.snapshot.inSlots[l.Id]:
-			taken[host]++
+			taken[host] += slots(l)
 		}
 	}
 	return pending, taken

@@ -16,6 +16,7 @@ import (
 type made struct {
 	claim, gang string
 	at          int64
+	count       uint32 // of its GPUs; 0: one
 	state       dxpuv1.LeaseState
 }
 
@@ -54,12 +55,16 @@ func TestHostShutForAll(t *testing.T) {
 		"the last of the gang": {3, gang, []made{
 			{claim: "b", gang: "g", at: 1, state: pending}, {claim: "b", gang: "g", at: 2, state: pending}, {claim: "a", gang: "g", at: 3, state: pending}, {claim: "a", gang: "g", at: 4, state: pending},
 		}, "host h1 has room for 3 of the 4 GPUs that the gang wants there", []string{"a", "b"}},
+		"one lease for both":                {2, two, []made{{claim: "a", count: 2, state: pending}}, "", nil},
+		"one lease has both":                {3, two, []made{{claim: "a", count: 2, state: active}}, "", nil},
+		"another one has two":               {3, two, []made{{claim: "b", count: 2, state: active}}, "host h1 has room for 1 of the claim's 2 GPUs", nil},
+		"another one of the gang of two":    {3, gang, []made{{claim: "b", gang: "g", at: 1, count: 2, state: pending}}, "host h1 has room for 3 of the 4 GPUs that the gang wants there", nil},
 		"nothing but access for monitoring": {1, Need{Claim: "a"}, nil, "", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := New(nil, "c", func(string) {}, func() {})
 			for i, m := range test.leases {
-				spec := &dxpuv1.LeaseSpec{HostId: "h1", Labels: map[string]string{claims.LabelCluster: "c", claims.LabelClaim: m.claim}}
+				spec := &dxpuv1.LeaseSpec{Count: m.count, HostId: "h1", Labels: map[string]string{claims.LabelCluster: "c", claims.LabelClaim: m.claim}}
 				if m.gang != "" {
 					spec.Gang = &dxpuv1.Gang{Name: m.gang, Size: 4}
 				}
