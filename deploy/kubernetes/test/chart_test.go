@@ -102,8 +102,25 @@ func TestChart(t *testing.T) {
 	delete(got, "ConfigMap/dxpu-pool")
 	want := manifests(t)
 	delete(want, "Namespace/dxpu-system") // helm install --create-namespace
+	unstructured.RemoveNestedField(got["Deployment/dxpu-dra-controller"].Object, "spec", "template", "metadata", "annotations") // TestChartSettings
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("the manifests and the chart differ (-manifests +chart):\n%s", diff)
+	}
+}
+
+// TestChartSettings: other settings of the pool start the controller again, which reads them once.
+func TestChartSettings(t *testing.T) {
+	seen := map[string]bool{}
+	for _, manager := range []string{"https://10.0.0.1:7470", "https://10.0.0.2:7470"} {
+		got, err := render(t, chartutil.CoalesceTables(map[string]any{"manager": manager}, chartValues))
+		if err != nil {
+			t.Fatal(err)
+		}
+		of, _, err := unstructured.NestedString(got["Deployment/dxpu-dra-controller"].Object, "spec", "template", "metadata", "annotations", "dxpu.dev/pool")
+		if err != nil || of == "" || seen[of] {
+			t.Errorf("manager %s: annotation %q, %v", manager, of, err)
+		}
+		seen[of] = true
 	}
 }
 
@@ -194,7 +211,8 @@ func TestManifests(t *testing.T) {
 	}
 	for _, access := range []string{"sockets", "vfio"} {
 		objects, err := render(t, chartutil.CoalesceTables(map[string]any{
-			"plugin": map[string]any{"access": access, "openclDriver": "/opt/d/libdxpu-opencl.so", "shareDir": "/run/dxpu/share", "hookDir": "/usr/lib/dxpu"},
+			// Both libraries are in one directory, which can be mounted once.
+			"plugin": map[string]any{"access": access, "openclDriver": "/usr/lib/dxpu/libdxpu-opencl.so", "shareDir": "/run/dxpu/share", "hookDir": "/usr/lib/dxpu/"},
 		}, chartValues))
 		if err != nil {
 			t.Fatal(err)
