@@ -102,7 +102,8 @@ func TestChart(t *testing.T) {
 	delete(got, "ConfigMap/dxpu-pool")
 	want := manifests(t)
 	delete(want, "Namespace/dxpu-system") // helm install --create-namespace
-	unstructured.RemoveNestedField(got["Deployment/dxpu-dra-controller"].Object, "spec", "template", "metadata", "annotations") // TestChartSettings
+	// TestChartSettings has these.
+	unstructured.RemoveNestedField(got["Deployment/dxpu-dra-controller"].Object, "spec", "template", "metadata", "annotations")
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("the manifests and the chart differ (-manifests +chart):\n%s", diff)
 	}

@@ -27,14 +27,14 @@ func localGPUs(t *testing.T) *env {
 }
 
 // TestSeveralLocalGPUs: a claim gets several GPUs of one machine, or a part of each, by one lease.
-// What cannot be one lease is refused with the reason.
+// The controller refuses the rest and says why.
 func TestSeveralLocalGPUs(t *testing.T) {
 	t.Parallel()
 	e := localGPUs(t)
 	for name, s := range map[string]podSpec{
 		"whole":    {selector: ownGPU, gpus: 2},
 		"requests": {selector: ownGPU, requests: 2},
-		"parts":    {selector: ownGPU, gpus: 2, capacity: "memory=2Gi,compute=30", distinct: true},
+		"parts":    {selector: ownGPU, gpus: 2, capacity: "memory=2Gi,compute=30"},
 	} {
 		s.name = name
 		e.createPod(s)
@@ -47,7 +47,7 @@ func TestSeveralLocalGPUs(t *testing.T) {
 		e.deletePod(name)
 		e.waitNoLease()
 	}
-	e.createPod(podSpec{name: "twice", selector: ownGPU, gpus: 2, capacity: "memory=2Gi,compute=30"})
+	e.createPod(podSpec{name: "twice", selector: ownGPU, requests: 2, capacity: "memory=2Gi,compute=30"})
 	e.waitEvent("twice", "GPUUnsupported", "add constraints: [{distinctAttribute: gpu.dxpu.dev/gpu}]")
 	e.deletePod("twice")
 

@@ -261,7 +261,7 @@ func (w *Watcher) followLeases(ctx context.Context) error {
 			}
 		}
 	}
-	return fmt.Errorf("watch the leases: %w", stream.Err())
+	return errors.Join(errors.New("the stream of leases ended"), stream.Err())
 }
 
 func (w *Watcher) listLeases(ctx context.Context) (all []*dxpuv1.Lease, revision uint64, err error) {
