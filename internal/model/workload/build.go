@@ -225,13 +225,15 @@ func (b *Builder) Build() (*Workload, error) {
 		return cmp.Or(cmp.Compare(x.Start, y.Start), cmp.Compare(y.Dur, x.Dur))
 	})
 	slices.SortStableFunc(w.Steps, func(x, y Step) int { return cmp.Compare(x.Start, y.Start) })
-	base := w.rebase()
 	w.joinOverheads()
 	slices.SortStableFunc(w.Ranges, func(x, y Range) int {
 		return cmp.Or(cmp.Compare(x.Thread, y.Thread), cmp.Compare(x.Start, y.Start), cmp.Compare(y.Dur, x.Dur))
 	})
+	base := w.rebase()
 	outer := w.flatten()
 	w.join(outer)
+	w.align(b.waits, outer)
+	base += w.rebase()
 	newResolver(b, base, outer).resolve(b)
 	if err := w.check(); err != nil {
 		return nil, err
