@@ -3,8 +3,6 @@ package predict
 import (
 	"iter"
 	"time"
-
-	"github.com/dxpu-project/dxpu/internal/model/workload"
 )
 
 // CallDeps holds the dependencies of the start of a call. The call starts when
@@ -35,7 +33,7 @@ func (p *Plan) Waits(i int32) iter.Seq2[int32, time.Duration] {
 		if cp.waited {
 			lag = c.End() - p.w.Ops[cp.block].End()
 		}
-		if !yield(cp.block, lag) || c.Kind != workload.DeviceSync {
+		if !yield(cp.block, lag) || !c.Kind.IsSync() {
 			return
 		}
 		more := p.devices[i]

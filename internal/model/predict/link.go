@@ -254,7 +254,7 @@ func (l *linker) callEnd(i int32) {
 	if c.Kind == workload.StreamSync && c.Event == workload.Nothing {
 		return
 	}
-	cand := l.awaited(i, proc)
+	cand := l.last(l.awaited(i, proc), i)
 	if own := l.copied(i); own != none {
 		cp.block, cp.waited, cp.least = own, true, min(c.Dur, l.p.enqueue)
 		return
@@ -268,9 +268,55 @@ func (l *linker) callEnd(i int32) {
 	case inside && l.blocked(c, cand):
 		cp.block, cp.waited, cp.least = cand, true, min(c.Dur, l.median[c.Kind])
 	}
-	if c.Kind == workload.DeviceSync {
+	switch c.Kind {
+	case workload.DeviceSync:
 		l.deviceSync(i, proc)
+	case workload.StreamSync:
+		l.otherAwaits(i)
 	}
+}
+
+// awaits returns the operations of other streams that the trace names for a synchronisation.
+func (l *linker) awaits(i int32) []workload.Await {
+	all := l.w.Awaits
+	n := sort.Search(len(all), func(k int) bool { return all[k].Call >= i })
+	all = all[n:]
+	return all[:sort.Search(len(all), func(k int) bool { return all[k].Call > i })]
+}
+
+// last returns the operation that ended last of one and those that the trace names for call i.
+func (l *linker) last(op, i int32) int32 {
+	end := l.w.Calls[i].End()
+	for _, a := range l.awaits(i) {
+		if o := &l.w.Ops[a.On]; l.done[a.On] && o.End() <= end && (op == none || o.End() > l.w.Ops[op].End()) {
+			op = a.On
+		}
+	}
+	return op
+}
+
+// otherAwaits links the end of a synchronisation to all operations that the trace names.
+func (l *linker) otherAwaits(i int32) {
+	cp, c := &l.p.calls[i], &l.w.Calls[i]
+	all := l.awaits(i)
+	if cp.block == none || len(all) == 0 {
+		return
+	}
+	from := int32(len(l.p.extra))
+	named := c.Event
+	if named < 0 && c.Stream != none {
+		named = l.launchedBefore(l.lastOp[c.Stream], c.Start)
+	}
+	add := func(op int32) {
+		if op >= 0 && op != cp.block && l.done[op] && l.w.Ops[op].End() <= c.End() {
+			l.p.extra = append(l.p.extra, op)
+		}
+	}
+	add(named)
+	for _, a := range all {
+		add(a.On)
+	}
+	l.p.devices[i] = extraOps{from, int32(len(l.p.extra))}
 }
 
 // awaited returns the operation for which call i may have waited: the one that the trace
@@ -338,11 +384,19 @@ func (l *linker) copied(i int32) int32 {
 }
 
 // idleSync links a synchronisation that did not wait to the work before it: it would
-// wait if that work took longer.
+// wait if that work took longer. If the trace does not tell for what it waits, that is the
+// work before the latest event, or the last work of the thread, or nothing.
 func (l *linker) idleSync(i, cand int32) {
 	c := &l.w.Calls[i]
-	if c.Kind == workload.StreamSync && c.Stream == none {
-		cand = l.threadOp[c.Thread]
+	if c.Kind == workload.StreamSync && c.Stream == none && c.Event == none {
+		if cand = c.Latest; cand == none {
+			cand = l.threadOp[c.Thread]
+		}
+		if len(l.w.Streams) > 1 || c.Latest != none {
+			if l.p.guessed++; l.p.certain {
+				return
+			}
+		}
 	}
 	if cand != none && l.done[cand] && l.w.Ops[cand].End() <= c.Start {
 		l.p.calls[i].block = cand

@@ -32,7 +32,7 @@ type Plan struct {
 	ops   []opPlan
 	ends  []int32 // calls by end
 	order []int32 // operations in order of evaluation
-	// devices maps each call that waits for all streams to the part of extra that
+	// devices maps each call that waits for several streams to the part of extra that
 	// holds the last operations of those streams.
 	devices map[int32]extraOps
 	// streamWaits maps each operation that waits for others by recorded waits of its
@@ -137,20 +137,23 @@ func (p *Plan) alternatives() []*Plan {
 	if p.bounds == nil {
 		p.bounds = []*Plan{}
 		if p.w.Least != nil || p.guessed > 0 {
-			p.bounds = append(p.bounds, p.with(p.w.Least, true))
+			p.bounds = append(p.bounds, p.with(p.w.Least, nil, true))
 		}
-		if p.w.Most != nil {
-			p.bounds = append(p.bounds, p.with(p.w.Most, false))
+		if p.w.Most != nil || p.w.MostAwaits != nil {
+			p.bounds = append(p.bounds, p.with(p.w.Most, p.w.MostAwaits, false))
 		}
 	}
 	return p.bounds
 }
 
 // with returns a plan of the same workload with other waits.
-func (p *Plan) with(waits []workload.Wait, certain bool) *Plan {
+func (p *Plan) with(waits []workload.Wait, awaits []workload.Await, certain bool) *Plan {
 	w := *p.w
 	if waits != nil {
 		w.Waits = waits
+	}
+	if awaits != nil {
+		w.Awaits = awaits
 	}
 	other := newPlan(&w, certain)
 	other.steps, other.segments, other.window = p.steps, p.segments, p.window

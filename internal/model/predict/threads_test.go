@@ -124,3 +124,23 @@ func TestRangeOfWaits(t *testing.T) {
 		t.Errorf("%v: %.3f in %+v, the simulation %.3f", err, r.Relative, g, truth)
 	}
 }
+
+// A host that waits for the default stream waits for the work of blocking streams, too, also
+// if that was over in the recording.
+func TestSyncOfTheDefaultStream(t *testing.T) {
+	r := record(t)
+	r.op(workload.Kernel, r.launch(workload.Launch, 1, 0, 5*us), 7, 6*us, 10*us)
+	for i := range 9 {
+		r.op(workload.Kernel, r.launch(workload.Launch, 1, time.Duration(10+10*i)*us, 5*us), 13, time.Duration(17+10*i)*us, 9*us)
+	}
+	corr := r.launch(workload.StreamSync, 1, 150*us, 2*us)
+	main, _ := r.b.Stream(workload.Stream{ID: 7})
+	r.b.AddAwaited(workload.Awaited{Corr: corr, Stream: main, From: workload.None})
+	r.op(workload.Kernel, r.launch(workload.Launch, 1, 160*us, 5*us), 14, 166*us, 10*us)
+	for id, typ := range map[uint64]workload.StreamType{7: workload.DefaultStream, 13: workload.BlockingStream, 14: workload.NonBlockingStream} {
+		r.b.SetStreamType(workload.Stream{ID: id}, typ)
+	}
+	// Stream 13 works from 27 us, after the kernel of stream 7, to 206 us, with 1 us between two
+	// kernels, and the host returns 2 us later instead of at 152 us. The last kernel adds 10 us.
+	exposed(t, r, 66*us)
+}

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Bounds of a correction of a GPU's clock. What needs more is damage, not a clock.
+// Bounds of a correction of a GPU's clock. A larger error is damage, not a clock.
 const (
 	mostShift = 10 * time.Millisecond
 	mostDrift = 1e-3

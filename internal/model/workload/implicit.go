@@ -27,10 +27,13 @@ func (b *Builder) SetStreamType(s Stream, t StreamType) {
 	}
 }
 
-// enoughSerial is the number of times that work on a stream must have been held up by
-// work on the default stream, or the reverse, to show what the trace does not tell: that
-// the two wait for each other.
-const enoughSerial = 8
+// Numbers of times that work on a stream and on the default stream must have been held up by
+// the other's, without a wait for an event that explains it, to show what the trace does not
+// tell: that the two wait for each other.
+const (
+	enoughSerial = 8 // if the trace does not tell for which event each stream waits
+	enoughKnown  = 3 // if it does
+)
 
 // gpu is a device of a process.
 type gpu struct {
@@ -41,14 +44,14 @@ type gpu struct {
 // implicit adds the waits of the legacy default stream, for which a program makes no
 // call: its work starts after all work that was launched on blocking streams before, and
 // theirs after its own. It returns those that the recorded times show, and those that they
-// allow and do not show.
-func (r *resolver) implicit(types map[int32]StreamType) (shown, possible []Wait) {
+// allow and do not show. explained are the waits for which there are calls.
+func (r *resolver) implicit(types map[int32]StreamType, explained []Wait) (shown, possible []Wait) {
 	r.measure()
 	defaults := r.defaultStreams(types)
 	on := map[gpu][]int32{}
 	for i, s := range r.w.Streams {
 		g := gpu{s.Process, s.Device}
-		if d, ok := defaults[g]; (!ok || d != int32(i)) && types[int32(i)] != NonBlockingStream {
+		if d, ok := defaults[g]; ok && d != int32(i) && types[int32(i)] != NonBlockingStream {
 			on[g] = append(on[g], int32(i))
 		}
 	}
@@ -58,26 +61,61 @@ func (r *resolver) implicit(types map[int32]StreamType) (shown, possible []Wait)
 		}
 		launches[r.streams[from].queue] = r.streams[from:to]
 	}
+	enough := enoughKnown
+	if slices.ContainsFunc(r.marks, func(m mark) bool { return m.kind == StreamWait && !m.told }) {
+		enough = enoughSerial
+	}
+	r.defaults = map[int32]bool{}
+	for _, d := range defaults {
+		r.defaults[d] = true
+	}
+	r.behind, r.perhaps = make([][]int32, len(r.w.Streams)), make([][]int32, len(r.w.Streams))
 	for g, others := range on {
-		if _, ok := defaults[g]; !ok {
-			continue
-		}
+		var unknown []pair
+		blocks := false
 		for _, s := range others {
-			waits, held := r.serial(launches[defaults[g]], launches[s])
-			if types[s] == BlockingStream {
-				r.w.Waits = append(r.w.Waits, slices.Concat(waits[0], waits[1])...)
-				continue
+			p := pair{streams: [2]int32{defaults[g], s}}
+			r.serial(&p, launches[p.streams[0]], launches[s], explained)
+			switch {
+			case types[s] == BlockingStream:
+				for i, own := range p.streams {
+					r.w.Waits = append(r.w.Waits, p.waits[i]...)
+					r.behind[own] = append(r.behind[own], p.streams[1-i])
+				}
+			case !p.overlap:
+				unknown = append(unknown, p)
+				blocks = blocks || len(r.marks) > 0 && p.held[0]+p.held[1] >= enough
 			}
-			for i := range waits {
-				if held[i] >= enoughSerial {
-					shown = append(shown, waits[i]...)
+		}
+		// A program that has one blocking stream has others, and they and the default stream
+		// wait for each other. A trace without calls for events may lack them, and then shows
+		// only what waited.
+		for _, p := range unknown {
+			for i, own := range p.streams {
+				if blocks || p.held[i] >= enoughSerial {
+					shown = append(shown, p.waits[i]...)
+					r.behind[own] = append(r.behind[own], p.streams[1-i])
 				} else {
-					possible = append(possible, waits[i]...)
+					possible = append(possible, p.waits[i]...)
+					r.perhaps[own] = append(r.perhaps[own], p.streams[1-i])
 				}
 			}
 		}
 	}
+	for i, of := range r.behind {
+		r.perhaps[i] = append(r.perhaps[i], of...)
+	}
 	return shown, possible
+}
+
+// pair is the default stream and another one of its device.
+type pair struct {
+	streams [2]int32
+	// By stream: the waits of its operations, each for the last one that was launched on the
+	// other before, and how many were held up by the other's without another reason.
+	waits   [2][]Wait
+	held    [2]int
+	overlap bool // the two worked at the same time, so they do not wait for each other
 }
 
 // mostLag is more than a launch takes that nothing holds up.
@@ -121,12 +159,10 @@ func (r *resolver) defaultStreams(types map[int32]StreamType) map[gpu]int32 {
 	return defaults
 }
 
-// serial returns the waits of two streams that never work at the same time, each for the
-// last operation that was launched on the other before, and how many of each stream were
-// held up. It returns none if an operation started earlier. It looks at no more launches
-// than twice those of the shorter queue, since a trace can have many streams beside a long
-// default stream.
-func (r *resolver) serial(a, b []launch) (waits [2][]Wait, held [2]int) {
+// serial finds the waits of two streams that never work at the same time. It looks at no more
+// launches than twice those of the shorter queue, since a trace can have many streams beside
+// a long default stream.
+func (r *resolver) serial(p *pair, a, b []launch, explained []Wait) {
 	queues := [2][]launch{a, b}
 	last := [2]int32{None, None} // by stream: the operation that was launched last
 	for len(queues[0]) > 0 || len(queues[1]) > 0 {
@@ -150,13 +186,24 @@ func (r *resolver) serial(a, b []launch) (waits [2][]Wait, held [2]int) {
 		case op.Call == before.Call && op.Call != None:
 			continue // branches of one graph
 		case op.Start < before.End()-r.rounded || op.Start < before.Start:
-			return [2][]Wait{}, held
-		case r.heldUp(op, l.at, before.End()):
-			held[own]++
+			p.waits, p.overlap = [2][]Wait{}, true
+			return
+		case r.heldUp(op, l.at, before.End()) && !r.waitsUntil(explained, l.op, before.End()):
+			p.held[own]++
 		}
-		waits[own] = append(waits[own], Wait{Op: l.op, On: on})
+		p.waits[own] = append(p.waits[own], Wait{Op: l.op, On: on})
 	}
-	return waits, held
+}
+
+// waitsUntil reports whether an operation had to wait for a time by sorted waits.
+func (r *resolver) waitsUntil(sorted []Wait, op int32, t time.Duration) bool {
+	n := sort.Search(len(sorted), func(i int) bool { return sorted[i].Op >= op })
+	for ; n < len(sorted) && sorted[n].Op == op; n++ {
+		if r.w.Ops[sorted[n].On].End() >= t-r.rounded {
+			return true
+		}
+	}
+	return false
 }
 
 // heldUp reports whether work that was launched at a time seems to have waited for the end

@@ -16,8 +16,9 @@ func TestManyStreamsBesideALongDefaultStream(t *testing.T) {
 	}
 	for i := range 1 << 16 {
 		at := time.Duration(2*(i*29%len(long)) + 1)
-		if waits, _ := r.serial(long, []launch{{queue: 1, at: at, op: 1}}); len(waits[0]) != 1 || len(waits[1]) != 1 {
-			t.Fatalf("stream %d: waits %v; want one of each stream", i, waits)
+		var p pair
+		if r.serial(&p, long, []launch{{queue: 1, at: at, op: 1}}, nil); len(p.waits[0]) != 1 || len(p.waits[1]) != 1 {
+			t.Fatalf("stream %d: waits %v; want one of each stream", i, p.waits)
 		}
 	}
 }

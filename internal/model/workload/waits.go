@@ -2,8 +2,10 @@ package workload
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"sort"
+	"strings"
 	"time"
 )
 
@@ -25,7 +27,7 @@ type mark struct {
 	process uint64
 	corr    uint32
 	thread  int32
-	stream  int32 // of a StreamWait: the stream that waits, or None if the trace does not tell
+	stream  int32 // the stream that waits or on which the event is recorded, or None if the trace does not tell
 	kind    MarkKind
 	told    bool // the trace tells for what the call waits
 }
@@ -52,8 +54,11 @@ type resolver struct {
 	byCorr   []int32
 	events   []eventRecord
 	awaited  []Awaited
-	streams  []launch      // by stream and time of the launch
-	threads  []launch      // by thread and time of the launch
+	streams  []launch // by stream and time of the launch
+	threads  []launch // by thread and time of the launch
+	defaults map[int32]bool
+	behind   [][]int32     // by stream: those whose earlier work its commands wait for
+	perhaps  [][]int32     // the same with those for which they may
 	mistaken int           // recorded waits that the recorded times contradict
 	rounded  time.Duration // resolution of the recorded times
 	tries    int           // see mostTries
@@ -87,19 +92,24 @@ func compareCorr(m *mark, process uint64, corr uint32) int {
 
 // resolve sets Workload.Waits and what the synchronisations wait for.
 func (r *resolver) resolve(b *Builder) {
-	if len(r.w.Streams) < 2 && len(r.awaited) == 0 && len(b.queries) < leastSpin {
+	if len(r.w.Streams) < 2 && len(r.awaited) == 0 && len(r.marks) == 0 && len(b.queries) < leastSpin {
 		return
 	}
 	r.sortLaunches()
 	r.spins(b.queries)
-	shown, possible := r.implicit(b.types)
-	for i := range r.awaited {
-		r.recorded(&r.awaited[i])
-	}
-	told := slices.Clone(r.w.Waits)
-	r.w.Waits = append(r.w.Waits, shown...)
+	r.nameStreams()
 	r.infer()
-	r.w.Waits = sortWaits(r.w.Waits)
+	inferred := r.w.Waits
+	explained := sortWaits(append(slices.Clone(inferred), r.follow(nil, false).waits...))
+	r.w.Waits = nil
+	shown, possible := r.implicit(b.types, explained)
+	if slices.ContainsFunc(r.perhaps, func(of []int32) bool { return len(of) > 0 }) {
+		most := r.follow(r.perhaps, true)
+		possible, r.w.MostAwaits = append(possible, most.waits...), most.awaits
+	}
+	r.recorded()
+	told := slices.Clone(r.w.Waits)
+	r.w.Waits = sortWaits(slices.Concat(told, shown, inferred))
 	r.guess(told, shown, possible)
 	if r.mistaken > 0 {
 		r.w.Report.Note("%d waits of a stream for an event contradict the recorded times and were left out", r.mistaken)
@@ -144,11 +154,19 @@ func around(l []launch, queue int32, t time.Duration) (before, from int32) {
 
 // mark returns the mark with a correlation number, or nil.
 func (r *resolver) mark(process uint64, corr uint32) *mark {
-	n, ok := sort.Find(len(r.byCorr), func(i int) int { return -compareCorr(&r.marks[r.byCorr[i]], process, corr) })
-	if !ok {
+	n := r.markIndex(process, corr)
+	if n == None {
 		return nil
 	}
-	return &r.marks[r.byCorr[n]]
+	return &r.marks[n]
+}
+
+func (r *resolver) markIndex(process uint64, corr uint32) int32 {
+	n, ok := sort.Find(len(r.byCorr), func(i int) int { return -compareCorr(&r.marks[r.byCorr[i]], process, corr) })
+	if !ok {
+		return None
+	}
+	return r.byCorr[n]
 }
 
 // eventStream returns the stream on which a call recorded an event, or None.
@@ -162,49 +180,21 @@ func (r *resolver) eventStream(process uint64, corr uint32) int32 {
 	return r.events[n].stream
 }
 
-// recorded resolves a wait of which the trace tells more than the time.
-func (r *resolver) recorded(a *Awaited) {
-	on, told := None, false
-	if event := r.mark(a.Process, a.Event); a.Event != 0 && event != nil && event.kind == EventRecord {
-		if a.From == None {
-			a.From = r.eventStream(a.Process, a.Event)
-		}
-		if told = a.From != None; told {
-			on, _ = around(r.streams, a.From, event.at)
-		}
-	}
-	m := r.mark(a.Process, a.Corr)
-	if m == nil || m.kind != StreamWait {
-		if found := find(r.calls, a.Process, a.Corr); len(found) > 0 {
-			c := &r.w.Calls[found[0].call]
-			if c.Event, c.Stream = on, a.Stream; told && on == None {
-				c.Event = Nothing
-			}
-			if a.Stream == None {
-				c.Stream = a.From
-			}
-		}
-		return
-	}
-	m.stream, m.told = a.Stream, told && a.Stream != None
-	if on == None || a.Stream == None {
-		return
-	}
-	if _, op := around(r.streams, a.Stream, m.at); !r.add(op, on) {
-		r.mistaken++
-	}
-}
-
 // add adds a dependency, unless the recorded times contradict it.
 func (r *resolver) add(op, on int32) bool {
 	if op == None || r.w.Ops[op].Stream == r.w.Ops[on].Stream {
 		return true // nothing was launched behind the wait, or the stream's order suffices
 	}
-	if r.w.Ops[on].End() > r.w.Ops[op].Start+roundedTime || r.w.Ops[on].Start > r.w.Ops[op].Start {
+	if !r.allows(op, on) {
 		return false
 	}
 	r.w.Waits = append(r.w.Waits, Wait{Op: op, On: on})
 	return true
+}
+
+// allows reports whether by the recorded times one operation may have waited for another.
+func (r *resolver) allows(op, on int32) bool {
+	return r.w.Ops[on].End() <= r.w.Ops[op].Start+roundedTime && r.w.Ops[on].Start <= r.w.Ops[op].Start
 }
 
 // infer resolves the waits whose event the trace does not tell, as is usual unless
@@ -214,16 +204,31 @@ func (r *resolver) add(op, on int32) bool {
 // second for the latest of another stream, and so on.
 func (r *resolver) infer() {
 	threads := make([]inferred, len(r.w.Threads))
+	for i := range threads {
+		threads[i].latest = None
+	}
+	next := 0
+	name := func(until time.Duration) {
+		for ; next < len(r.w.Calls) && r.w.Calls[next].Start < until; next++ {
+			c := &r.w.Calls[next]
+			if c.Kind == StreamSync && strings.Contains(r.w.Names[c.Name], "EventSynchronize") {
+				c.Latest = threads[c.Thread].latest
+			}
+		}
+	}
+	defer name(math.MaxInt64)
 	for i := range r.marks {
 		m := &r.marks[i]
+		name(m.at)
 		t := &threads[m.thread]
 		before, from := around(r.threads, m.thread, m.at)
-		if m.stream != None {
-			_, from = around(r.streams, m.stream, m.at)
-		}
 		if m.kind == EventRecord {
 			t.record(r.w, before)
+			t.latest = before
 			continue
+		}
+		if m.stream != None {
+			_, from = around(r.streams, m.stream, m.at)
 		}
 		on := t.next(before)
 		if !m.told && from != None && on != None {
@@ -237,6 +242,7 @@ type inferred struct {
 	events []int32 // the last operation before the latest event of each stream, the latest last
 	waits  int     // since the latest event or launch
 	before int32   // the operation that was launched before the latest wait
+	latest int32   // the last operation before the latest event, or None
 }
 
 // maxEvents bounds how many streams with events are remembered.

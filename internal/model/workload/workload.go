@@ -103,7 +103,10 @@ type Call struct {
 	Thread     int32 // index into Workload.Threads
 	Stream     int32 // index into Workload.Streams of the stream that a StreamSync waits for, or None
 	Event      int32 // index into Workload.Ops of the last operation before the event that a StreamSync waits for, Nothing, or None if the trace does not tell
-	Kind       CallKind
+	// Latest is for a cudaEventSynchronize of which the trace does not tell the event: the last
+	// operation before the latest event that the thread recorded, or None.
+	Latest int32
+	Kind   CallKind
 }
 
 // End returns Start + Dur.
@@ -113,6 +116,10 @@ func (c *Call) End() time.Duration { return c.Start + c.Dur }
 // starts after operation On of another stream has ended. Both are indices into
 // Workload.Ops. In the recording, On ended before Op started.
 type Wait struct{ Op, On int32 }
+
+// Await is an operation that a synchronisation waits for: indices into Workload.Calls and
+// Workload.Ops.
+type Await struct{ Call, On int32 }
 
 // Stream is a queue of operations on one device. Process is the trace's number of
 // the process, and Device is the number of the device in that process.
@@ -172,9 +179,13 @@ type Workload struct {
 	Calls   []Call
 	Steps   []Step
 	Waits   []Wait // sorted by Op, without duplicates
+	// Awaits is what synchronisations wait for besides the operation that their Event or
+	// Stream names, sorted by Call.
+	Awaits []Await
 	// Least and Most are the waits that there are at least, and may be at most, where the
 	// trace does not tell all; nil if they are those of Waits.
 	Least, Most []Wait
+	MostAwaits  []Await // instead of Awaits, nil if they are the same
 	// Overheads is the time that the profiler spent on a thread, sorted by thread and
 	// start, without overlaps.
 	Overheads []Overhead
