@@ -9,7 +9,10 @@ static cl_int check_devices(cl_context c, cl_uint n, const cl_device_id *list, i
 {
 	if ((n == 0) != (list == NULL) || (!notified && data))
 		return CL_INVALID_VALUE;
-	return list && (n != 1 || list[0] != c->device) ? CL_INVALID_DEVICE : CL_SUCCESS;
+	for (cl_uint i = 0; i < n; i++) /* one that is there twice counts once */
+		if (list[i] != c->device)
+			return CL_INVALID_DEVICE;
+	return CL_SUCCESS;
 }
 
 /* send_source gives the device another source of a program. */

@@ -118,11 +118,11 @@ cl_program CL_API_CALL dxpu_CreateProgramWithIL(cl_context c, const void *il, si
 {
 	if (!object_is(c, KIND_CONTEXT))
 		return no_program(CL_INVALID_CONTEXT, error);
+	if (!il || n == 0)
+		return no_program(CL_INVALID_VALUE, error);
 	struct property version;
 	if (!properties_find(&c->device->properties, CL_DEVICE_IL_VERSION, NO_INDEX, &version) || version.size <= 1)
 		return no_program(CL_INVALID_OPERATION, error);
-	if (!il || n == 0)
-		return no_program(CL_INVALID_VALUE, error);
 	return new_program(c, PROGRAM_IL, il, n, error);
 }
 

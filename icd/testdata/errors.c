@@ -31,6 +31,24 @@ static void binaries(cl_context c, cl_device_id d, cl_program g)
 	free(bytes);
 }
 
+/* Codes of programs: a device that is named twice, and an intermediate language of nothing. */
+static void programs(cl_context c, cl_device_id d)
+{
+	static const char *source = "__kernel void f(__global int *a) { a[0] = 1; }\n";
+	const cl_device_id twice[2] = {d, d};
+	cl_int code;
+	cl_program whole = clCreateProgramWithSource(c, 1, &source, NULL, &code), part = clCreateProgramWithSource(c, 1, &source, NULL, &code);
+
+	printf("a device twice: build %d, ", clBuildProgram(whole, 2, twice, "", NULL, NULL));
+	printf("compile %d, ", clCompileProgram(part, 2, twice, "", 0, NULL, NULL, NULL, NULL));
+	clReleaseProgram(clLinkProgram(c, 2, twice, "", 1, &part, NULL, NULL, &code));
+	printf("link %d\n", code);
+	clCreateProgramWithIL(c, source, 0, &code);
+	printf("no words of a language: %d\n", code);
+	clReleaseProgram(whole);
+	clReleaseProgram(part);
+}
+
 /* The code of a wait for events of two contexts. */
 static void contexts(cl_context c, cl_device_id d)
 {
@@ -73,6 +91,7 @@ int main(void)
 	cl_program g = clCreateProgramWithSource(c, 1, &source, NULL, &code);
 	check(clBuildProgram(g, 1, &d, "", NULL, NULL), "build");
 	binaries(c, d, g);
+	programs(c, d);
 	cl_kernel f = clCreateKernel(g, "f", &code), h = clCreateKernel(g, "g", &code);
 	cl_mem hidden = clCreateBuffer(c, CL_MEM_COPY_HOST_PTR | CL_MEM_HOST_NO_ACCESS, sizeof host, host, &code);
 	contexts(c, d);
