@@ -361,7 +361,13 @@ cl_int CL_API_CALL dxpu_EnqueueBarrierWithWaitList(cl_command_queue q, cl_uint n
 	return marker(q, CL_COMMAND_BARRIER, n, list, event);
 }
 
-cl_int CL_API_CALL dxpu_EnqueueMarker(cl_command_queue q, cl_event *event) { return marker(q, CL_COMMAND_MARKER, 0, NULL, event); }
+cl_int CL_API_CALL dxpu_EnqueueMarker(cl_command_queue q, cl_event *event)
+{
+	if (!object_is(q, KIND_QUEUE))
+		return CL_INVALID_COMMAND_QUEUE;
+	return event ? marker(q, CL_COMMAND_MARKER, 0, NULL, event) : CL_INVALID_VALUE;
+}
+
 cl_int CL_API_CALL dxpu_EnqueueBarrier(cl_command_queue q) { return marker(q, CL_COMMAND_BARRIER, 0, NULL, NULL); }
 
 cl_int CL_API_CALL dxpu_EnqueueWaitForEvents(cl_command_queue q, cl_uint n, const cl_event *list)

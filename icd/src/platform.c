@@ -165,7 +165,7 @@ static cl_int get_platforms(cl_uint room, cl_platform_id *out, cl_uint *n)
 	const cl_device_id *list;
 	cl_uint count;
 
-	if ((room == 0) == (out != NULL) || (!out && !n))
+	if ((room == 0 && out) || (!out && !n))
 		return CL_INVALID_VALUE;
 	count = device_list(&list);
 	if (count == 0)
@@ -245,7 +245,7 @@ cl_int CL_API_CALL dxpu_GetDeviceIDs(cl_platform_id p, cl_device_type type, cl_u
 
 	if (p && !object_is(p, KIND_PLATFORM))
 		return CL_INVALID_PLATFORM;
-	if ((room == 0) == (out != NULL) || (!out && !n))
+	if ((room == 0 && out) || (!out && !n))
 		return CL_INVALID_VALUE;
 	if (type == 0 || (type != CL_DEVICE_TYPE_ALL && type & ~(cl_device_type)KNOWN_TYPES))
 		return CL_INVALID_DEVICE_TYPE;

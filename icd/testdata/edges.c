@@ -215,6 +215,33 @@ static void programs(cl_program g)
 	printf("kernel of a binary: %d, %d\n", f != NULL, code);
 }
 
+/* parts prints what copies of boxes, and between an image and a buffer, do with parts of a buffer. */
+static void parts(cl_mem a)
+{
+	enum { N = 4096, SIDE = 8 };
+	const cl_image_format format = {CL_RGBA, CL_UNSIGNED_INT8};
+	const cl_image_desc square = {.image_type = CL_MEM_OBJECT_IMAGE2D, .image_width = SIDE, .image_height = SIDE};
+	const size_t zero[3] = {0}, box[3] = {16, 4, 1}, pixels[3] = {SIDE, SIDE, 1}, at[3] = {16, 1, 0};
+	cl_mem low = part(a, 0, N, N), high = part(a, 0, 3 * N, N), image = clCreateImage(c, 0, &format, &square, NULL, &code);
+	unsigned char v[N], got[N];
+	int right = 0;
+
+	check(code, "image");
+	for (int i = 0; i < N; i++)
+		v[i] = (unsigned char)(i * 7);
+	check(clEnqueueWriteBuffer(q, low, CL_TRUE, 0, N, v, 0, NULL, NULL), "write");
+	check(clEnqueueCopyBufferRect(q, low, high, at, zero, box, 64, 0, 64, 0, 0, NULL, NULL), "box");
+	check(clEnqueueReadBuffer(q, high, CL_TRUE, 0, N, got, 0, NULL, NULL), "read");
+	for (int i = 0; i < 64; i++)
+		right += got[i / 16 * 64 + i % 16] == v[64 + 16 + i / 16 * 64 + i % 16];
+	printf("box between parts: %d bytes right", right);
+	check(clEnqueueCopyBufferToImage(q, low, image, 128, zero, pixels, 0, NULL, NULL), "to image");
+	check(clEnqueueCopyImageToBuffer(q, image, high, zero, pixels, 512, 0, NULL, NULL), "to buffer");
+	check(clEnqueueReadBuffer(q, a, CL_TRUE, 3 * N, N, got, 0, NULL, NULL), "read");
+	printf(", image %d\n", memcmp(got + 512, v + 128, SIDE * SIDE * 4) == 0);
+	clReleaseMemObject(image);
+}
+
 /* refusals are of a program that was linked, a binary of nothing, a range behind the end of numbers and an
  * image of slices that end within a row. */
 static void refusals(cl_program g)
@@ -267,6 +294,11 @@ static void new(cl_program g, cl_mem a)
 	check(clSetKernelArg(local, 1, 512, NULL), "argument");
 	check(clGetKernelWorkGroupInfo(local, d, CL_KERNEL_LOCAL_MEM_SIZE, sizeof after, &after, NULL), "local memory");
 	printf("local memory: %d\n", after >= before + 512);
+	cl_platform_id p;
+	cl_uint n = 0;
+	check(clGetDeviceInfo(d, CL_DEVICE_PLATFORM, sizeof p, &p, NULL), "platform");
+	printf("devices without a list: %d, ", clGetDeviceIDs(p, CL_DEVICE_TYPE_ALL, 2, NULL, &n));
+	printf("%u\n", n);
 }
 
 /* relays: data pass from one buffer to another through memory of the program, which waits for
@@ -360,6 +392,7 @@ int main(int argc, char **argv)
 	if (argc > 1 && !strcmp(argv[1], "new")) {
 		new(g, a);
 		refusals(g);
+		parts(a);
 		return 0;
 	}
 	if (argc > 1 && !strcmp(argv[1], "long")) {

@@ -1,5 +1,6 @@
 /* Codes that calls return at once: it prints the same on every platform that works. */
 #define CL_TARGET_OPENCL_VERSION 300
+#define CL_USE_DEPRECATED_OPENCL_1_1_APIS
 #include <CL/cl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,8 +32,8 @@ static void binaries(cl_context c, cl_device_id d, cl_program g)
 	free(bytes);
 }
 
-/* Codes of programs: a device that is named twice, and an intermediate language of nothing. */
-static void programs(cl_context c, cl_device_id d)
+/* Codes of a device that is named twice, of a marker, and of an intermediate language of nothing. */
+static void programs(cl_context c, cl_device_id d, cl_command_queue q)
 {
 	static const char *source = "__kernel void f(__global int *a) { a[0] = 1; }\n";
 	const cl_device_id twice[2] = {d, d};
@@ -44,6 +45,7 @@ static void programs(cl_context c, cl_device_id d)
 	clReleaseProgram(clLinkProgram(c, 2, twice, "", 1, &part, NULL, NULL, &code));
 	printf("link %d\n", code);
 	clCreateProgramWithIL(c, source, 0, &code);
+	printf("marker without an event: %d\n", clEnqueueMarker(q, NULL));
 	printf("no words of a language: %d\n", code);
 	clReleaseProgram(whole);
 	clReleaseProgram(part);
@@ -91,7 +93,7 @@ int main(void)
 	cl_program g = clCreateProgramWithSource(c, 1, &source, NULL, &code);
 	check(clBuildProgram(g, 1, &d, "", NULL, NULL), "build");
 	binaries(c, d, g);
-	programs(c, d);
+	programs(c, d, q);
 	cl_kernel f = clCreateKernel(g, "f", &code), h = clCreateKernel(g, "g", &code);
 	cl_mem hidden = clCreateBuffer(c, CL_MEM_COPY_HOST_PTR | CL_MEM_HOST_NO_ACCESS, sizeof host, host, &code);
 	contexts(c, d);

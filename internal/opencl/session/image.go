@@ -308,10 +308,12 @@ func (s *Session) copyImageBuffer(q *queue, h reg.PacketHeader, c *cursor) (cl.E
 	if err != nil {
 		return 0, err
 	}
+	in := b.whole()
+	at := uint64(in.offset) + offset
 	if h.Op == reg.PacketImageBuffer {
 		s.mark(b, offset, n)
-		return s.Library.ImageToBuffer(q.queue, m.mem, b.mem, origin, region, offset, wait)
+		return s.Library.ImageToBuffer(q.queue, m.mem, in.mem, origin, region, at, wait)
 	}
 	s.mark(m.buffer, 0, m.size)
-	return s.Library.BufferToImage(q.queue, b.mem, m.mem, offset, origin, region, wait)
+	return s.Library.BufferToImage(q.queue, in.mem, m.mem, at, origin, region, wait)
 }

@@ -23,6 +23,22 @@ type buffer struct {
 	users  int     // itself, and its sub-buffers
 }
 
+// position is a place in a buffer of the platform.
+type position struct {
+	mem    cl.Mem
+	offset uintptr
+}
+
+// whole returns the position of a buffer in the one that it is a part of. PoCL 3.1 faults when a copy of
+// a box, or between an image and a buffer, names a part.
+func (b *buffer) whole() position {
+	if b.parent == nil || b.over {
+		return position{b.mem, 0}
+	}
+	in := b.parent.whole()
+	return position{in.mem, in.offset + uintptr(b.origin)}
+}
+
 type program struct {
 	birth
 	program cl.Program

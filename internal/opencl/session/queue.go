@@ -193,17 +193,17 @@ func (s *Session) copy(q *queue, c *cursor) (cl.Event, error) {
 }
 
 func (s *Session) copyRect(q *queue, c *cursor) (cl.Event, error) {
-	from, to := c.u32(), c.u32()
+	source, target := c.u32(), c.u32()
 	ra, rb, region := c.rect(), c.rect(), c.three()
 	wait, err := s.waits(q, c)
 	if err != nil {
 		return 0, err
 	}
-	a, err := object[*buffer](s, from, cl.InvalidMemObject)
+	a, err := object[*buffer](s, source, cl.InvalidMemObject)
 	if err != nil {
 		return 0, err
 	}
-	b, err := object[*buffer](s, to, cl.InvalidMemObject)
+	b, err := object[*buffer](s, target, cl.InvalidMemObject)
 	if err != nil {
 		return 0, err
 	}
@@ -211,7 +211,14 @@ func (s *Session) copyRect(q *queue, c *cursor) (cl.Event, error) {
 		return 0, cl.InvalidValue
 	}
 	s.mark(b, 0, b.size)
-	return s.Library.CopyRect(q.queue, a.mem, b.mem, ra, rb, region, wait)
+	from, to := a.whole(), b.whole()
+	// A copy within one buffer has the same pitches on both sides.
+	if from.mem == to.mem && (ra.RowPitch != rb.RowPitch || ra.Slice != rb.Slice) {
+		from, to = position{mem: a.mem}, position{mem: b.mem}
+	}
+	ra.Origin[0] += from.offset
+	rb.Origin[0] += to.offset
+	return s.Library.CopyRect(q.queue, from.mem, to.mem, ra, rb, region, wait)
 }
 
 func (s *Session) fill(q *queue, c *cursor) (cl.Event, error) {
