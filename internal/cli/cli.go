@@ -62,6 +62,12 @@ type usageError struct{ error }
 
 func (e *usageError) Unwrap() error { return e.error }
 
+// refusedError is a refusal that the manager did not put into words itself: the pool is not
+// in the state that a command needs. The exit code is 3.
+type refusedError struct{ error }
+
+func (e *refusedError) Unwrap() error { return e.error }
+
 // programError is the failure of a program that "dxpu run" ran.
 type programError struct {
 	code int
@@ -255,7 +261,10 @@ func exitCode(err error) int {
 	if errors.As(err, &program) {
 		return program.code
 	}
+	var refused *refusedError
 	switch {
+	case errors.As(err, &refused):
+		return exitRefused
 	case errors.Is(err, errInterrupted):
 		return exitInterrupted
 	case errors.Is(err, errTimeout):

@@ -9,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 
 	"connectrpc.com/connect"
@@ -307,8 +308,12 @@ func deleteCommand[Req, Res any](conn *connection, cmd *cobra.Command, m method[
 }
 
 // each calls do for each name, also after errors, and returns the first error, which
-// decides on the exit code, with the others in its text.
+// decides on the exit code, with the others in its text. An empty name, as of a variable that
+// is not set, is refused before the first call.
 func each(names []string, do func(name string) error) error {
+	if i := slices.Index(names, ""); i >= 0 {
+		return usagef("name %d of %d is empty: nothing was done", i+1, len(names))
+	}
 	var errs []error
 	for _, name := range names {
 		if err := do(name); err != nil {

@@ -145,11 +145,11 @@ func (d *defragmenter) plan(ctx context.Context, made int) (defrag.Plan, error) 
 	p, ok := defrag.Find(all, d.o.model, d.o.gpus)
 	switch {
 	case !ok && p.Box == "":
-		return p, withHint(errors.New("the pool has no GPU of this model"), `"dxpu get gpus" shows the models`)
+		return p, withHint(&refusedError{errors.New("the pool has no GPU of this model")}, `"dxpu get gpus" shows the models`)
 	case !ok:
-		return p, withHint(fmt.Errorf("no box can get room for %d GPUs of one model: %s comes nearest, with %d of %s", d.o.gpus, p.Box, p.Free, p.Model), agreesHint)
+		return p, withHint(&refusedError{fmt.Errorf("no box can get room for %d GPUs of one model: %s comes nearest, with %d of %s", d.o.gpus, p.Box, p.Free, p.Model)}, agreesHint)
 	case made+len(p.Moves) > d.o.most:
-		return p, withHint(fmt.Errorf("%s would have room for %s after %s, more than --max-moves %d", p.Box, count(d.o.gpus, "GPU", "GPUs"), count(made+len(p.Moves), "move", "moves"), d.o.most), agreesHint)
+		return p, withHint(&refusedError{fmt.Errorf("%s would have room for %s after %s, more than --max-moves %d", p.Box, count(d.o.gpus, "GPU", "GPUs"), count(made+len(p.Moves), "move", "moves"), d.o.most)}, agreesHint)
 	}
 	return p, nil
 }

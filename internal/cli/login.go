@@ -61,7 +61,7 @@ func (o *login) run(cmd *cobra.Command, conn *connection) error {
 		return err
 	}
 	if at.Issuer == "" {
-		return withHint(errors.New("the pool has no single sign-on"), `"dxpu manager --oidc-issuer" sets it up; use a token meanwhile ("dxpu token create")`)
+		return withHint(&refusedError{errors.New("the pool has no single sign-on")}, `"dxpu manager --oidc-issuer" sets it up; use a token meanwhile ("dxpu token create")`)
 	}
 	raw, err := o.signIn(ctx, cmd.ErrOrStderr(), at)
 	switch {

@@ -96,6 +96,13 @@ func (o *maintenanceFlags) message(now time.Time, kind, id string) (*dxpuv1.Main
 // printPlanLine prints new maintenance on one line.
 func printPlanLine(w io.Writer, m *dxpuv1.Maintenance) {
 	fmt.Fprintf(w, "%s of %s is planned from %s to %s", m.Id, maintenanceTarget(m), date(m.StartTime), date(m.EndTime))
+	if before := m.DrainBefore.AsDuration(); before > 0 {
+		at := "at once"
+		if t := m.StartTime.AsTime().Add(-before); t.After(m.CreateTime.AsTime()) {
+			at = "from " + date(timestamppb.New(t))
+		}
+		fmt.Fprintf(w, ", and bindings move away %s", at)
+	}
 	if n := len(m.LeaseIds); n > 0 {
 		fmt.Fprintf(w, "; leases there now: %s", strings.Join(m.LeaseIds, ", "))
 	}

@@ -283,7 +283,7 @@ func (o *managerOptions) serve(ctx context.Context, m *manager.Manager, api http
 	srv := newServer(o.handler(api), log)
 	srv.TLSConfig = cfg
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return m.Run(ctx) })
+	g.Go(func() error { return endOf(m.Run(ctx)) })
 	g.Go(func() error {
 		select {
 		case <-leads:

@@ -284,3 +284,12 @@ func (o *storeOptions) restoreState(ctx context.Context, records map[string][]by
 	}
 	return errors.Join(err, store.Resign(context.WithoutCancel(ctx)))
 }
+
+// endOf gives a member that another one has replaced the exit code of a refusal: its unit does
+// not start it again.
+func endOf(err error) error {
+	if errors.Is(err, etcdstore.ErrReplaced) {
+		return &refusedError{err}
+	}
+	return err
+}

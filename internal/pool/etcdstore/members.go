@@ -182,7 +182,7 @@ func (s *Store) whyStopped(ctx context.Context) error {
 	case err != nil:
 		return fmt.Errorf("etcdstore: the embedded server has stopped, and no other member says whether this one was replaced: %w", err)
 	case removed:
-		return errReplaced
+		return ErrReplaced
 	}
 	return errStopped
 }
@@ -237,7 +237,9 @@ func (e stopped) Error() string { return string(e) }
 func (stopped) Permanent() bool { return true }
 
 const (
-	errReplaced = stopped("etcdstore: another member has replaced this one: " + rejoin)
+	// ErrReplaced is the end of a member that is not part of the cluster any more. It never
+	// is again: the next start with its data ends in the same way.
+	ErrReplaced = stopped("etcdstore: another member has replaced this one: " + rejoin)
 	errStopped  = stopped("etcdstore: the embedded server has stopped: start this manager again")
 )
 

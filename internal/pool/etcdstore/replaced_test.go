@@ -47,8 +47,8 @@ func TestStoppedManagerSaysWhy(t *testing.T) {
 		removed, away bool
 		want          error
 	}{
-		{"removed", true, false, errReplaced},
-		{"removed while it was away", true, true, errReplaced},
+		{"removed", true, false, ErrReplaced},
+		{"removed while it was away", true, true, ErrReplaced},
 		{"still a member", false, false, errStopped},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -190,7 +190,7 @@ func TestGangIsPreemptedAsOne(t *testing.T) {
 	for _, id := range gang {
 		w.wantLease(id, leasePending)
 	}
-	if s := w.events(); strings.Count(s, "is preempted: its 2 GPUs go to lease "+high) != 2 {
+	if s := w.events(); strings.Count(s, "is preempted: it gives 2 GPUs to lease "+high) != 2 {
 		t.Errorf("events: %s", s)
 	}
 	w.delete(high, true)

@@ -135,9 +135,17 @@ func (s *poolService) Drain(ctx context.Context, req *connect.Request[dxpuv1.Dra
 			_, slot, _ = t.gpuByID(id)
 		}
 		res.BindingIds = t.boundAt(n, slot)
-		t.event(drainEvent(n, slot, dxpuv1.EventType_EVENT_TYPE_DRAINING), "%s is being drained of %d bindings", targetName(n, slot), len(res.BindingIds))
+		t.event(drainEvent(n, slot, dxpuv1.EventType_EVENT_TYPE_DRAINING), "%s is being drained of %s", targetName(n, slot), counted(len(res.BindingIds), "binding", "bindings"))
 		return nil
 	})
+}
+
+// counted returns "1 binding" or "2 bindings".
+func counted(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
 }
 
 // targetName returns the ID of a node or of the GPU in its slot.

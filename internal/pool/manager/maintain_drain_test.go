@@ -228,7 +228,7 @@ func TestDrain(t *testing.T) {
 			atBox("b1"), 0, time.Hour, leaseActive, "b1/0 b1/1 b1/2", "cannot move now",
 		},
 		{"box of another model", []*fakeNode{boxNode("b1", 1), modelBox("b2", "T4")}, 0, &dxpuv1.LeaseSpec{Count: 1, Model: "DX100"}, atBox("b1"), 0, time.Hour, leaseActive, "b1/0", "cannot move now"},
-		{"host: leases stay", []*fakeNode{boxNode("b1", 3)}, 0, &dxpuv1.LeaseSpec{Count: 1}, atHost("h1"), 0, time.Hour, leaseActive, "b1/0", "h1 is being drained of 1 bindings"},
+		{"host: leases stay", []*fakeNode{boxNode("b1", 3)}, 0, &dxpuv1.LeaseSpec{Count: 1}, atHost("h1"), 0, time.Hour, leaseActive, "b1/0", "h1 is being drained of 1 binding"},
 		{"host: deadline", []*fakeNode{boxNode("b1", 3)}, 0, &dxpuv1.LeaseSpec{Count: 1}, atHost("h1"), time.Minute, time.Minute, leaseReleased, "", "h1 is drained: nothing"},
 		{"host: deadline, pinned", []*fakeNode{boxNode("b1", 3)}, 0, &dxpuv1.LeaseSpec{Count: 1, HostId: "h1", Wait: true}, atHost("h1"), time.Minute, time.Minute, leaseReleased, "", "h1 is drained: nothing"},
 		{"host: deadline, may wait", []*fakeNode{boxNode("b1", 3)}, 0, &dxpuv1.LeaseSpec{Count: 1, Wait: true}, atHost("h1"), time.Minute, time.Minute, leaseActive, "b1/0", "h1 is drained: nothing"},

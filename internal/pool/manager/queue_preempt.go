@@ -222,11 +222,11 @@ func (t *tx) preemptLease(id string, leases []*leaseRecord) {
 		e := leaseEvent(o, dxpuv1.EventType_EVENT_TYPE_LEASE_PREEMPTED)
 		e.Reason = dxpuv1.Reason_REASON_PREEMPTED
 		if reclaimed {
-			t.event(e, "lease %s is preempted: its %d GPUs are borrowed, and go to lease %s, to whose tenant they are guaranteed", o.ID, o.spec.Count, l.ID)
+			t.event(e, "lease %s is preempted: it gives %s, which it borrowed, to lease %s, to whose tenant they are guaranteed", o.ID, counted(int(o.spec.Count), "GPU", "GPUs"), l.ID)
 			continue
 		}
-		t.event(e, "lease %s (priority %d) is preempted: its %d GPUs go to lease %s (priority %d)",
-			o.ID, o.spec.Priority, o.spec.Count, l.ID, l.spec.Priority)
+		t.event(e, "lease %s (priority %d) is preempted: it gives %s to lease %s (priority %d)",
+			o.ID, o.spec.Priority, counted(int(o.spec.Count), "GPU", "GPUs"), l.ID, l.spec.Priority)
 	}
 	why := fmt.Sprintf("preempted by lease %s, whose priority is %d", l.ID, l.spec.Priority)
 	if reclaimed {

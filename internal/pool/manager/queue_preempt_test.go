@@ -61,7 +61,7 @@ func TestPreemption(t *testing.T) {
 					if r := w.lease(v).Bindings[0].Reason; r != dxpuv1.Reason_REASON_PREEMPTED {
 						t.Errorf("binding of %s ended for %v", v, r)
 					}
-					if !strings.Contains(w.events(), "is preempted: its") || !strings.Contains(w.events(), v) {
+					if !strings.Contains(w.events(), "is preempted: it gives") || !strings.Contains(w.events(), v) {
 						t.Errorf("no event names %s", v)
 					}
 				}
