@@ -130,7 +130,9 @@ func New(s State) *Inventory {
 		others := g.LeaseId != "" && !s.Ours[g.LeaseId]
 		switch {
 		case !s.WholeGPUs && divisible(g):
-			others = others || !inv.divide(&d, g, s)
+			// Also while the pool shows the lease of an earlier claim: the device stays as the
+			// scheduler knows it, and Part knows the whole.
+			others = !inv.divide(&d, g, s) || others
 		case g.State == dxpuv1.GPUState_GPU_STATE_SHARED:
 			others = true
 		}

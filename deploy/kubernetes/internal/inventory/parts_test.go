@@ -38,6 +38,8 @@ func TestDivide(t *testing.T) {
 	whole := divided()
 	whole.FreeMemoryBytes, whole.FreeCompute, whole.FreeParts = 0, 0, 0
 	whole.LeaseId, whole.State = "l-1", dxpuv1.GPUState_GPU_STATE_BOUND
+	foreign := proto.CloneOf(whole)
+	foreign.LeaseId = "x"
 	for name, tc := range map[string]struct {
 		gpu  *dxpuv1.GPU
 		want string
@@ -48,6 +50,8 @@ func TestDivide(t *testing.T) {
 		"no room beside others":    {divided(part("x", 80, 500)), "80Gi 100 4 dxpu.dev/leased"},
 		"no compute beside others": {divided(part("x", 10, 985)), "80Gi 100 4 dxpu.dev/leased"},
 		"whole, ours":              {whole, "80Gi 100 4"}, // as before: no new slice for each lease
+		// The taint alone says so: a claim that was allocated before goes on to have the whole GPU.
+		"whole, of others": {foreign, "80Gi 100 4 dxpu.dev/leased"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := New(State{GPUs: []*dxpuv1.GPU{divided()}})
@@ -64,11 +68,21 @@ func TestDivide(t *testing.T) {
 			if s := strings.Join(got, " "); s != tc.want {
 				t.Errorf("device %q, want %q", s, tc.want)
 			}
-			if v := d.Capacity[CapacityMemory].RequestPolicy.Default; v.Value() != 80*gib {
-				t.Errorf("a request without memory has %v of 80 GiB", v)
+			if p := d.Capacity[CapacityMemory].RequestPolicy; p == nil || p.Default.Value() != 80*gib {
+				t.Fatalf("a request without memory has not 80 GiB: %v", p)
+			}
+			if p, err := inv.Part(consumes("80Gi", "100")); err != nil || p != nil {
+				t.Errorf("a claim for all of it has the part %v, %v", p, err)
 			}
 		})
 	}
+}
+
+// consumes returns an allocation of some of a GPU.
+func consumes(memory, compute string) *resourceapi.DeviceRequestAllocationResult {
+	return &resourceapi.DeviceRequestAllocationResult{Device: "b1-0", ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{
+		CapacityMemory: resource.MustParse(memory), CapacityCompute: resource.MustParse(compute), CapacityParts: resource.MustParse("1"),
+	}}
 }
 
 // TestWholeGPUs: a GPU that is not to be divided is as one that cannot be.
@@ -100,9 +114,7 @@ func TestPart(t *testing.T) {
 			if _, err := fmt.Sscan(in, &memory, &compute); err != nil {
 				t.Fatal(err)
 			}
-			r.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{
-				CapacityMemory: resource.MustParse(memory), CapacityCompute: resource.MustParse(compute), CapacityParts: resource.MustParse("1"),
-			}
+			r = consumes(memory, compute)
 		}
 		if got, err := inv.Part(r); err != nil || !proto.Equal(got, want) || (got == nil) != (want == nil) {
 			t.Errorf("%q: part %v, %v, want %v", in, got, err, want)
