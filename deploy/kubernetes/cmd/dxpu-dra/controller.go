@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -85,7 +86,13 @@ func noArgs(_ *cobra.Command, args []string) error {
 	return nil
 }
 
-func (o *controllerOptions) run(ctx context.Context) error {
+// tenantName is the manager's pattern for the names of tenants. A prefix leaves room for a namespace.
+var (
+	tenantName   = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
+	tenantPrefix = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,61}$`)
+)
+
+func (o *controllerOptions) check() error {
 	switch {
 	case o.managers == "":
 		return usagef("--manager is missing: the URL of the pool's manager")
@@ -93,6 +100,19 @@ func (o *controllerOptions) run(ctx context.Context) error {
 		return usagef("--workers: %d is not 1 to 1000", o.workers)
 	case o.queueTimeout <= 0:
 		return usagef("--queue-timeout: %v is not above 0", o.queueTimeout)
+	case o.tenant != "" && o.tenantPrefix != "":
+		return usagef("want either --tenant, for all leases, or --tenant-prefix")
+	case o.tenant != "" && !tenantName.MatchString(o.tenant):
+		return usagef("--tenant: %q is not 1 to 63 of a-z, 0-9, '.', '_' and '-'", o.tenant)
+	case o.tenantPrefix != "" && !tenantPrefix.MatchString(o.tenantPrefix):
+		return usagef("--tenant-prefix: %q is not 1 to 62 of a-z, 0-9, '.', '_' and '-'", o.tenantPrefix)
+	}
+	return nil
+}
+
+func (o *controllerOptions) run(ctx context.Context) error {
+	if err := o.check(); err != nil {
+		return err
 	}
 	ctx, err := o.context(ctx)
 	if err != nil {

@@ -50,7 +50,7 @@ func TestDivide(t *testing.T) {
 		"no room beside others":    {divided(part("x", 80, 500)), "80Gi 100 4 dxpu.dev/leased"},
 		"no compute beside others": {divided(part("x", 10, 985)), "80Gi 100 4 dxpu.dev/leased"},
 		"whole, ours":              {whole, "80Gi 100 4"}, // as before: no new slice for each lease
-		// The taint alone says so: a claim that was allocated before goes on to have the whole GPU.
+		// The taint alone says so: a claim that was allocated before still has the whole GPU.
 		"whole, of others": {foreign, "80Gi 100 4 dxpu.dev/leased"},
 	} {
 		t.Run(name, func(t *testing.T) {
