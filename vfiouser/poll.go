@@ -44,9 +44,9 @@ func (c *Client) TryRead(region uint32, offset uint64, p []byte, done func(error
 		return true
 	}
 	c.mu.Lock()
-	open := c.calls[cl.id] == cl
+	open := c.calls[h.ID] == cl // the fields of a call that was delivered are of another one
 	if open {
-		delete(c.calls, cl.id)
+		delete(c.calls, h.ID)
 		c.order.remove(&cl.order)
 	}
 	c.mu.Unlock()

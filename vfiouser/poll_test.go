@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -186,6 +187,42 @@ func TestTryReadWithoutRoom(t *testing.T) {
 	}
 	if len(c.sem) != 0 || len(c.calls) != 0 {
 		t.Errorf("%d places and %d calls are left", len(c.sem), len(c.calls))
+	}
+}
+
+// A read that cannot leave while the client ends is delivered or refused, not both.
+func TestTryReadWhileTheClientEnds(t *testing.T) {
+	for range 200 {
+		peers := make(chan *rawPeer, 1)
+		c, err := fakeServer(t, ClientConfig{}, "", nil, func(p *rawPeer) { peers <- p })
+		must(t, err)
+		<-peers // it does not read
+		for err == nil {
+			err = c.main.sock.trySend(make([]byte, 32))
+		}
+		if !errors.Is(err, errWouldBlock) {
+			t.Fatal(err)
+		}
+		began := make(chan struct{})
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			<-began
+			_ = c.Close()
+		})
+		var delivered atomic.Int32
+		taken := int32(0)
+		for tries := 0; c.Err() == nil; tries++ {
+			if c.TryRead(0, 0, make([]byte, 4), func(error) { delivered.Add(1) }) {
+				taken++
+			}
+			if tries == 0 {
+				close(began)
+			}
+		}
+		wg.Wait()
+		if delivered.Load() != taken {
+			t.Fatalf("%d reads are delivered, and %d were taken", delivered.Load(), taken)
+		}
 	}
 }
 
