@@ -113,7 +113,7 @@ cl_mem CL_API_CALL dxpu_CreateImage(cl_context c, cl_mem_flags flags, const cl_i
 		return fail(code, error, m);
 	in = m->image->desc.mem_object;
 	flags &= ~(cl_mem_flags)CL_MEM_KERNEL_READ_AND_WRITE;
-	m->flags = flags & ACCESS ? flags : flags | (in ? in->flags & ACCESS : CL_MEM_READ_WRITE);
+	m->flags = in && !(flags & ACCESS) ? flags | (in->flags & ACCESS) : flags ? flags : CL_MEM_READ_WRITE;
 	if (in && !(flags & HOST_ACCESS))
 		m->flags |= in->flags & HOST_ACCESS;
 	m->size = m->image->stride[m->image->desc.image_type != CL_MEM_OBJECT_IMAGE1D_ARRAY] * m->image->extent[2];

@@ -53,7 +53,7 @@ cl_mem CL_API_CALL dxpu_CreateBuffer(cl_context c, cl_mem_flags flags, size_t si
 	m = object_new(KIND_MEM, sizeof *m);
 	if (!m)
 		return fail(CL_OUT_OF_HOST_MEMORY, error, NULL);
-	m->flags = flags & ACCESS ? flags : flags | CL_MEM_READ_WRITE;
+	m->flags = flags ? flags : CL_MEM_READ_WRITE; /* as platforms report it */
 	m->size = size;
 	m->host = flags & CL_MEM_USE_HOST_PTR ? host : NULL;
 	m->context = c;

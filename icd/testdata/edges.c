@@ -43,6 +43,22 @@ static unsigned type(cl_event e)
 	return t;
 }
 
+/* flags_of prints the flags of a buffer, of an image, and of a part of the buffer. */
+static void flags_of(cl_mem_flags flags)
+{
+	const cl_image_format format = {CL_RGBA, CL_UNSIGNED_INT8};
+	const cl_image_desc square = {.image_type = CL_MEM_OBJECT_IMAGE2D, .image_width = 8, .image_height = 8};
+	cl_mem m = clCreateBuffer(c, flags, 4096, NULL, &code), list[3] = {m, clCreateImage(c, flags, &format, &square, NULL, &code), part(m, 0, 0, 128)};
+
+	printf("flags %#x:", (unsigned)flags);
+	for (int i = 0; i < 3; i++) {
+		cl_mem_flags got = 0;
+		check(clGetMemObjectInfo(list[i], CL_MEM_FLAGS, sizeof got, &got, NULL), "flags");
+		printf(" %#x", (unsigned)got);
+	}
+	printf("\n");
+}
+
 /* buffers: copies that overlap, flags and sizes. */
 static void buffers(cl_mem a)
 {
@@ -63,6 +79,9 @@ static void buffers(cl_mem a)
 	printf(", that it does not reach: %d\n", code);
 	clCreateBuffer(c, 0, (size_t)1 << 60, NULL, &code);
 	printf("buffer of 2^60 bytes: %d\n", code);
+	flags_of(0);
+	flags_of(CL_MEM_HOST_NO_ACCESS);
+	flags_of(CL_MEM_ALLOC_HOST_PTR | CL_MEM_READ_ONLY);
 	printf("migration of no buffer: %d\n", clEnqueueMigrateMemObjects(q, 1, &none, 0, 0, NULL, NULL));
 	check(clFinish(q), "finish");
 }
