@@ -129,6 +129,8 @@ type rankJSON struct {
 	Prediction  resultJSON `json:"prediction"` // in the job
 	Alone       float64    `json:"alone"`      // relative performance from its trace alone
 	AloneLow    float64    `json:"alone_low"`
+	High        float64    `json:"high"` // the upper ends of the ranges
+	AloneHigh   float64    `json:"alone_high"`
 	Collectives int        `json:"collectives"`
 	Work        int64      `json:"collective_work_ns"`
 	WorkLater   int64      `json:"collective_work_replayed_ns"`
@@ -150,7 +152,7 @@ type jobJSON struct {
 	Spread    int64   `json:"spread_of_ends_ns"`
 	Guessed   bool    `json:"guessed_groups,omitempty"`
 	Doubt     string  `json:"doubt,omitempty"` // why the prediction may not hold
-	// Range is that of Relative. Its high end is the replay.
+	// Range is that of Relative.
 	Range   predict.Range  `json:"range"`
 	Verdict string         `json:"verdict"`
 	Ranks   []rankJSON     `json:"ranks"`
@@ -283,7 +285,7 @@ func (o *predictOptions) reportJob(job *predict.Job, all []rankTrace, s predict.
 		if err != nil {
 			return nil, err
 		}
-		rank.Prediction.Low = span.Ranks[i].Low
+		rank.Prediction.Low, rank.High = span.Ranks[i].Low, span.Ranks[i].High
 		out.Ranks = append(out.Ranks, rank)
 	}
 	return out, o.sweepJob(out, job, s, rtts)
@@ -301,7 +303,7 @@ func reportRank(of *rankTrace, s predict.Setting, r *predict.RankResult) (rankJS
 	stats := of.plan.Stats(of.plan.InFlight(s))
 	span, err := of.plan.Range(s, &alone, &stats)
 	return rankJSON{
-		Name: of.name, File: of.file, Remote: r.Remote, Prediction: resultOf(&r.Result), Alone: alone.Relative, AloneLow: span.Low, Collectives: r.Collectives,
+		Name: of.name, File: of.file, Remote: r.Remote, Prediction: resultOf(&r.Result), Alone: alone.Relative, AloneLow: span.Low, AloneHigh: span.High, Collectives: r.Collectives,
 		Work: r.Work.Recorded.Nanoseconds(), WorkLater: r.Work.Replayed.Nanoseconds(), Waiting: r.Waiting.Recorded.Nanoseconds(), WaitLater: r.Waiting.Replayed.Nanoseconds(),
 	}, err
 }
@@ -351,7 +353,7 @@ func (j *jobJSON) print(out io.Writer) {
 		fmt.Fprintln(out, "note: the traces do not name the groups of processes: the n-th stream with collectives of each rank is taken for one group of all ranks")
 	}
 	fmt.Fprintf(out, "\n%s of native at a round trip of %v: %s; as fast as its slowest rank, %v -> %v by the replay.\n",
-		figure(j.Range.Low, j.Relative, 1), time.Duration(j.RTT), j.Verdict, ms(time.Duration(j.Recorded)), ms(time.Duration(j.Replayed)))
+		figure(j.Range.Low, j.Range.High, 1), time.Duration(j.RTT), j.Verdict, ms(time.Duration(j.Recorded)), ms(time.Duration(j.Replayed)))
 	for _, why := range j.Range.Why {
 		fmt.Fprintf(out, "range: %s.\n", why)
 	}
@@ -364,7 +366,7 @@ func (j *jobJSON) print(out io.Writer) {
 			where = "remote"
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%v -> %v\t%v -> %v\n", r.Name, short(filepath.Base(r.File)), where,
-			figure(r.Prediction.Low, r.Prediction.Relative, 2), figure(r.AloneLow, r.Alone, 2), r.Collectives,
+			figure(r.Prediction.Low, r.High, 2), figure(r.AloneLow, r.AloneHigh, 2), r.Collectives,
 			ms(time.Duration(r.Work)), ms(time.Duration(r.WorkLater)), ms(time.Duration(r.Waiting)), ms(time.Duration(r.WaitLater)))
 	}
 	t.Flush()

@@ -204,7 +204,7 @@ func TestPredictSomeRanks(t *testing.T) {
 		t.Fatal(err)
 	}
 	out, _, err := runModel("predict", "--ranks", files[0], files[1])
-	if err != nil || !strings.Contains(out, "no verdict, because the run has 8 ranks and only 2 traces") {
+	if err != nil || !strings.Contains(out, "no verdict, because the traces are of runs of different numbers of ranks, 2 to 8; the run has 8 ranks and only 2 traces") {
 		t.Error(err, out)
 	}
 	// Rank 1 and a trace that does not tell its rank: they are 0 and 1, not both 1.

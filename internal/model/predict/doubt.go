@@ -2,6 +2,7 @@ package predict
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -22,10 +23,13 @@ func (j *Job) leavesEarly(ms []member, last time.Duration) bool {
 // doubt collects why the job may not be the recorded run.
 func (j *Job) doubt() {
 	add := func(format string, args ...any) { j.Doubts = append(j.Doubts, fmt.Sprintf(format, args...)) }
-	var world int32
+	var world, least, last int32 = 0, math.MaxInt32, workload.None
 	incomplete, hidden := 0, 0
 	for _, p := range j.plans {
-		world = max(world, p.w.World)
+		world, last = max(world, p.w.World), max(last, p.w.Rank)
+		if p.w.World > 0 {
+			least = min(least, p.w.World)
+		}
 		if p.w.Report.Incomplete {
 			incomplete++
 		}
@@ -33,7 +37,15 @@ func (j *Job) doubt() {
 			hidden++
 		}
 	}
-	if int(world) > len(j.plans) {
+	if least < world {
+		add("the traces are of runs of different numbers of ranks, %d to %d", least, world)
+	}
+	switch given := len(j.plans); {
+	case world > 0 && int(world) < given:
+		add("%d traces are given of a run of %d ranks", given, world)
+	case int(world) <= given && int(last) >= given:
+		add("there is a trace of rank %d and only %d traces are given, so the time of collectives contains waiting for ranks that are missing", last, given)
+	case int(world) > given:
 		add("the run has %d ranks and only %d traces are given, so the time of collectives contains waiting for the others", world, len(j.plans))
 	}
 	if incomplete > 0 {

@@ -226,6 +226,32 @@ func TestRanksThatMissCollectives(t *testing.T) {
 	}
 }
 
+// Ranks that the traces name and that do not make up a run are doubts.
+func TestRanksOfNoRun(t *testing.T) {
+	for name, tc := range map[string]struct {
+		ranks, worlds []int32
+		doubt         string
+	}{
+		"whole":                  {[]int32{0, 1}, []int32{2, 2}, ""},
+		"not told":               {[]int32{workload.None, workload.None}, []int32{0, 0}, ""},
+		"more ranks":             {[]int32{0, 1}, []int32{4, 4}, "the run has 4 ranks and only 2 traces"},
+		"a gap":                  {[]int32{0, 2}, []int32{0, 0}, "there is a trace of rank 2 and only 2 traces"},
+		"two sizes":              {[]int32{0, 1}, []int32{2, 1}, "runs of different numbers of ranks, 1 to 2"},
+		"a rank beyond the last": {[]int32{0, 7}, []int32{2, 2}, "there is a trace of rank 7"},
+		"one of one":             {[]int32{0, 1}, []int32{1, 1}, "2 traces are given of a run of 1 ranks"},
+	} {
+		c := newCluster(t, 2, everyRank, 0, 100*us)
+		c.run(2)
+		for r, p := range c.ranks {
+			p.out.b.SetRank(tc.ranks[r])
+			p.out.b.SetWorld(tc.worlds[r])
+		}
+		if doubts := strings.Join(c.job(t).Doubts, "; "); (doubts == "") != (tc.doubt == "") || !strings.Contains(doubts, tc.doubt) {
+			t.Errorf("%s: %q", name, doubts)
+		}
+	}
+}
+
 // Collectives of groups of processes join the members of each group only.
 func TestGroupsOfProcesses(t *testing.T) {
 	var plans []*Plan

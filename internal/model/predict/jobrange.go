@@ -1,6 +1,10 @@
 package predict
 
-import "github.com/dxpu-project/dxpu/internal/model/workload"
+import (
+	"slices"
+
+	"github.com/dxpu-project/dxpu/internal/model/workload"
+)
 
 // JobRange is the range of a job's prediction, and those of its ranks in the job.
 type JobRange struct {
@@ -8,10 +12,9 @@ type JobRange struct {
 	Ranks []Range
 }
 
-// Range returns the range of a prediction r with setting s; the High ends are the replay.
-// It is as wide as that which the traces cannot tell makes it, see Plan.Range. A job has no
-// additive estimate: if its GPUs idle, the lower end is the replay in which the hosts take
-// no time of their own.
+// Range returns the range of a prediction r with setting s. It is as wide as that which the
+// traces cannot tell makes it, see Plan.Range. A job has no additive estimate: if its GPUs
+// idle, the lower end is the replay in which the hosts take no time of their own.
 func (j *Job) Range(s JobSetting, r *JobResult) (JobRange, error) {
 	g := JobRange{Range: Range{Low: r.Relative, High: r.Relative}, Ranks: make([]Range, len(r.Ranks))}
 	for i := range r.Ranks {
@@ -36,7 +39,44 @@ func (j *Job) Range(s JobSetting, r *JobResult) (JobRange, error) {
 		}
 		g.lower(r, &low, nodesReason(nodes, low.Relative))
 	}
+	for _, other := range j.alternatives() {
+		o, err := other.Run(s)
+		if err != nil {
+			return g, err
+		}
+		g.widenAll(r, &o, waitsReason)
+	}
 	return g, nil
+}
+
+// alternatives returns the job with the least and with the most waits that the traces allow on
+// all ranks, without those that would be the same.
+func (j *Job) alternatives() (out []*Job) {
+	least, most := *j, *j
+	least.plans, most.plans = slices.Clone(j.plans), slices.Clone(j.plans)
+	for i, p := range j.plans {
+		few, many := p.alternatives()
+		if few != nil {
+			least.plans[i] = few
+		}
+		if many != nil {
+			most.plans[i] = many
+		}
+	}
+	for _, other := range [...]*Job{&least, &most} {
+		if !slices.Equal(other.plans, j.plans) {
+			out = append(out, other)
+		}
+	}
+	return out
+}
+
+// widenAll takes ends from another replay.
+func (g *JobRange) widenAll(r, other *JobResult, why string) {
+	g.widen(r.Relative, other.Relative, why)
+	for i := range g.Ranks {
+		g.Ranks[i].widen(r.Ranks[i].Relative, other.Ranks[i].Relative, why)
+	}
 }
 
 // lower takes the lower ends from another replay.

@@ -113,3 +113,51 @@ func TestJobWithScaledHosts(t *testing.T) {
 		}
 	}
 }
+
+// Where the traces do not tell for which event each stream waits, wrong guesses are within the
+// range of the job and of its ranks.
+func TestRangeOfWaitsInAJob(t *testing.T) {
+	simulate := func(delta time.Duration) (*cluster, time.Duration) {
+		c := newCluster(t, 3, everyRank, delta, 10*us)
+		for round := range 40 {
+			for rank, p := range c.ranks {
+				p.tell = calls
+				for range 9 {
+					p.launch(13, 3*us)
+				}
+				p.mark(workload.EventRecord)
+				first := p.stream(13).end
+				p.launch(14, 2*us)
+				p.mark(workload.EventRecord) // the wait seems to be for this one
+				p.mark(workload.StreamWait)
+				p.stream(compute).wait = first + simWait
+				p.launch(compute, uneven(10*us, rank, round, 0))
+				p.order(collectives, compute)
+			}
+			c.collective()
+			for _, p := range c.ranks {
+				p.sync(collectives)
+			}
+		}
+		return c, c.length()
+	}
+	native, before := simulate(0)
+	_, after := simulate(18 * us)
+	truth := float64(before) / float64(after)
+	j, s := native.job(t), JobSetting{Setting: at(perf.NativeRTT + 18*us)}
+	s.HostScale = 1 // no profiler widens the range
+	r, err := j.Run(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := j.Range(s, &r)
+	t.Logf("%.3f in %+v, the simulation %.3f", r.Relative, g, truth)
+	if err != nil || truth > r.Relative-0.03 || truth < g.Low-negligible || truth > g.High+negligible || len(g.Why) != 1 || g.Why[0] != waitsReason {
+		t.Errorf("%v: %.3f in %+v, the simulation %.3f", err, r.Relative, g, truth)
+	}
+	for i, rank := range g.Ranks {
+		if !rank.Wide() || rank.Low > r.Ranks[i].Relative || rank.High < r.Ranks[i].Relative {
+			t.Errorf("rank %d: %+v", i, rank)
+		}
+	}
+}

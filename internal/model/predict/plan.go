@@ -49,9 +49,10 @@ type Plan struct {
 	// counts the links beyond that.
 	certain bool
 	guessed int
-	// bounds are the plans with the least and the most waits, once they are needed.
-	bounds []*Plan
-	window float64 // rate of the fastest copy to the device, bytes/s
+	// least and most are the plans with the least and the most waits, once they are needed.
+	least, most *Plan
+	bounded     bool
+	window      float64 // rate of the fastest copy to the device, bytes/s
 }
 
 // Thresholds of the reconstruction.
@@ -131,19 +132,19 @@ func newPlan(w *workload.Workload, certain bool) *Plan {
 	return p
 }
 
-// alternatives returns the plans with the least and the most waits that the trace allows,
-// without those that would be the same.
-func (p *Plan) alternatives() []*Plan {
-	if p.bounds == nil {
-		p.bounds = []*Plan{}
+// alternatives returns the plans with the least and the most waits that the trace allows, nil
+// if they would be the same.
+func (p *Plan) alternatives() (least, most *Plan) {
+	if !p.bounded {
+		p.bounded = true
 		if p.w.Least != nil || p.guessed > 0 {
-			p.bounds = append(p.bounds, p.with(p.w.Least, nil, true))
+			p.least = p.with(p.w.Least, nil, true)
 		}
 		if p.w.Most != nil || p.w.MostAwaits != nil {
-			p.bounds = append(p.bounds, p.with(p.w.Most, p.w.MostAwaits, false))
+			p.most = p.with(p.w.Most, p.w.MostAwaits, false)
 		}
 	}
-	return p.bounds
+	return p.least, p.most
 }
 
 // with returns a plan of the same workload with other waits.

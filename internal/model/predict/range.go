@@ -106,7 +106,11 @@ func (p *Plan) Range(s Setting, r *Result, st *Stats) (Range, error) {
 		}
 		g.widen(r.Relative, min(r.Relative, nodes.Relative), nodesReason(st.GraphKernels, nodes.Relative))
 	}
-	for _, other := range p.alternatives() {
+	least, most := p.alternatives()
+	for _, other := range [...]*Plan{least, most} {
+		if other == nil {
+			continue
+		}
 		o, err := other.Run(s)
 		if err != nil {
 			return g, err
