@@ -81,14 +81,10 @@ func (w *Workload) move(g gpu, line clockLine) {
 // clocks returns what the trace tells of the clock of each GPU.
 func (w *Workload) clocks(awaited []Awaited, keys []key) map[gpu]*clock {
 	clocks := map[gpu]*clock{}
-	only := map[uint64]gpu{} // by process that uses one GPU: this GPU
+	of := map[uint64][]gpu{} // by process
 	for _, g := range w.gpus() {
 		clocks[g] = &clock{most: bounds{most: true}}
-		if _, several := only[g.process]; several {
-			delete(only, g.process)
-		} else if !several {
-			only[g.process] = g
-		}
+		of[g.process] = append(of[g.process], g)
 	}
 	streams := syncedStreams(awaited, keys, w.Calls)
 	first, next := w.opsOfCalls()
@@ -114,8 +110,9 @@ func (w *Workload) clocks(awaited []Awaited, keys []key) map[gpu]*clock {
 				clocks[w.gpuOf(st)].most.add(c.Start, c.End()-end)
 			}
 		case c.Kind == DeviceSync && since[c.Thread] != never:
-			if g, ok := only[w.Threads[c.Thread].Process]; ok {
-				clocks[g].most.add(c.Start, c.End()-since[c.Thread])
+			// The trace does not tell which of several GPUs the thread waits for.
+			if gpus := of[w.Threads[c.Thread].Process]; len(gpus) == 1 {
+				clocks[gpus[0]].most.add(c.Start, c.End()-since[c.Thread])
 			}
 			since[c.Thread] = never
 		}

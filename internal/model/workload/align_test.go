@@ -107,3 +107,28 @@ func TestClocksOfTwoGPUs(t *testing.T) {
 		t.Errorf("notes %q", notes)
 	}
 }
+
+// A wait for one of several GPUs says nothing of the clocks of the others.
+func TestWaitForOneOfSeveralGPUs(t *testing.T) {
+	for gpus := 2; gpus <= 4; gpus++ {
+		b := NewBuilder("test")
+		th, _ := b.Thread(Thread{ID: 1})
+		name := b.Name([]byte("call"))
+		for i := range 100 {
+			at := time.Duration(i) * time.Millisecond
+			corr := uint32(10*i + 1)
+			for device := range gpus {
+				st, _ := b.Stream(Stream{Device: int64(device), ID: 7})
+				b.AddCall(Call{Start: at, Dur: 4 * us, Corr: corr, Name: name, Thread: th, Kind: Launch}, nowhere)
+				b.AddOp(Op{Start: at + 6*us, Dur: time.Duration(1+9*device) * 10 * us, Corr: corr, Stream: st}, nowhere)
+				at += 5 * us
+				corr++
+			}
+			b.AddCall(Call{Start: at, Dur: 20 * us, Corr: corr, Name: name, Thread: th, Kind: DeviceSync}, nowhere)
+		}
+		w, err := b.Build()
+		if err != nil || len(w.Report.Notes)+len(w.Report.Doubts) > 0 {
+			t.Errorf("%d GPUs: %v, notes %q, doubts %q", gpus, err, w.Report.Notes, w.Report.Doubts)
+		}
+	}
+}
