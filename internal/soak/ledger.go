@@ -74,6 +74,14 @@ func (l *ledger) total() Account {
 	return l.account
 }
 
+// end puts the violations and the time of the excuses into the report. A worker that is
+// stuck may still go on.
+func (l *ledger) end(rep *Report) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	rep.ExcusedNS, rep.Violations, rep.Goroutines = l.excused.Nanoseconds(), slices.Clone(l.violations), l.stacks
+}
+
 // violate records a violation.
 func (l *ledger) violate(format string, args ...any) {
 	text := fmt.Sprintf("%v: %s", time.Since(l.began).Round(time.Millisecond), fmt.Sprintf(format, args...))

@@ -1,6 +1,7 @@
 package soak
 
 import (
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -83,4 +84,24 @@ func TestLoadsWithoutAnAnswer(t *testing.T) {
 			t.Errorf("% x: %v, want %v", tc.got, got, tc.ones)
 		}
 	}
+}
+
+// The report of a run is made while a worker that was stuck goes on.
+func TestReportBesideAWorker(t *testing.T) {
+	r := &run{}
+	r.ledger.progress = func(string, ...any) {}
+	r.chaos = newChaos(nil, &r.ledger, r.watch.grace, 1)
+	var over atomic.Bool
+	var worker sync.WaitGroup
+	worker.Go(func() {
+		for !over.Load() {
+			r.ledger.violate("late")
+			r.ledger.excuse("late", time.Now())(time.Now())
+		}
+	})
+	for len(r.report().Violations) < maxViolations {
+		continue
+	}
+	over.Store(true)
+	worker.Wait()
 }

@@ -201,12 +201,11 @@ func (r *run) report() *Report {
 		Seed: r.opts.Seed, DurationNS: time.Since(r.began).Nanoseconds(), Bindings: r.opts.Bindings, Busy: r.opts.Busy,
 		Account: r.ledger.total(), Faults: r.chaos.kinds(), Samples: r.samples,
 	}
-	rep.ExcusedNS = r.ledger.excused.Nanoseconds()
 	rep.Stalls, rep.LongestStall = r.watch.stalls, r.watch.longest.Nanoseconds()
 	if a := rep.Account; a.Asked != a.Done+a.Lost {
 		r.ledger.violate("%d bytes were requested, %d arrived and %d were reported lost", a.Asked, a.Done, a.Lost)
 	}
-	rep.Violations, rep.Goroutines = r.ledger.violations, r.ledger.stacks
+	r.ledger.end(rep)
 	rep.OK = len(rep.Violations) == 0
 	return rep
 }
