@@ -232,9 +232,11 @@ func (e *env) account(what string) func() {
 
 func (e *env) deleteAll(namespace string) {
 	e.t.Helper()
-	if err := e.Kube.CoreV1().Pods(namespace).DeleteCollection(e.t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
-		e.t.Fatal(err)
-	}
+	// The API server ends a call after a minute, in which a busy machine deletes some of them.
+	e.wait("the pods of "+namespace+" to be deleted", func(ctx context.Context) (bool, error) {
+		err := e.Kube.CoreV1().Pods(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
+		return err == nil, err
+	})
 	e.waitProgress("claims of "+namespace+" to go", func(ctx context.Context) (int, error) {
 		l, err := e.Kube.ResourceV1().ResourceClaims(namespace).List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 		if err != nil {
