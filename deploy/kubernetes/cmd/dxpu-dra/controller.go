@@ -92,6 +92,10 @@ var (
 	tenantPrefix = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,61}$`)
 )
 
+// bindingTimeout is how long the scheduler waits for binding conditions, unless the arguments of
+// its plugin DynamicResources say otherwise.
+const bindingTimeout = 10 * time.Minute
+
 func (o *controllerOptions) check() error {
 	switch {
 	case o.managers == "":
@@ -117,6 +121,10 @@ func (o *controllerOptions) run(ctx context.Context) error {
 	ctx, err := o.context(ctx)
 	if err != nil {
 		return err
+	}
+	if o.queueTimeout >= bindingTimeout {
+		klog.FromContext(ctx).Info("--queue-timeout is not below the bindingTimeout that the scheduler has by default, after which it gives claims back: raise that, too",
+			"queueTimeout", o.queueTimeout, "bindingTimeout", bindingTimeout)
 	}
 	pool, err := o.pool()
 	if err != nil {

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"hash/fnv"
+	"reflect"
 	"strings"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -63,7 +65,7 @@ func (p *Parameters) Add(raw []byte, class bool) error {
 	d := json.NewDecoder(bytes.NewReader(raw))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&next); err != nil {
-		return fmt.Errorf("the parameters: %w", err)
+		return inWords(err)
 	}
 	if next.APIVersion != ParametersVersion || next.Kind != ParametersKind {
 		return fmt.Errorf("the parameters are a %q of %q; want a %s of %s", next.Kind, next.APIVersion, ParametersKind, ParametersVersion)
@@ -90,6 +92,27 @@ func (p *Parameters) Add(raw []byte, class bool) error {
 		Priority: cmp.Or(next.Priority, p.Priority), Preemptible: cmp.Or(next.Preemptible, p.Preemptible),
 	}
 	return nil
+}
+
+// inWords says what is wrong with parameters in the words of those who write them.
+func inWords(err error) error {
+	if name, unknown := strings.CutPrefix(err.Error(), "json: unknown field "); unknown {
+		return fmt.Errorf("the parameters have no field %s, but %s", name, strings.Join(fields(), ", "))
+	}
+	var wrong *json.UnmarshalTypeError
+	if errors.As(err, &wrong) && wrong.Field != "" {
+		want := map[reflect.Kind]string{reflect.String: "a text", reflect.Bool: "true or false", reflect.Uint32: "a whole number of 0 or more"}[wrong.Type.Kind()]
+		return fmt.Errorf("the parameters: %s: got %s; want %s", wrong.Field, wrong.Value, cmp.Or(want, "a whole number"))
+	}
+	return fmt.Errorf("the parameters: %w", err)
+}
+
+// fields returns the names of the fields of parameters.
+func fields() (out []string) {
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[Parameters]()) {
+		out = append(out, f.Tag.Get("json"))
+	}
+	return out
 }
 
 // maxGang bounds a gang, as the manager does, and maxGangName its name.

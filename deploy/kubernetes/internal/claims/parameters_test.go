@@ -73,18 +73,21 @@ func TestClaimBelowItsClass(t *testing.T) {
 // TestParametersRefused: a claim is written by any user of the cluster.
 func TestParametersRefused(t *testing.T) {
 	for in, want := range map[string]string{
-		``:                                 "EOF",
-		`[]`:                               "parameters",
-		`{}`:                               "want a LeaseParameters",
-		`{` + header + `,"clas":"x"}`:      "unknown field",
-		`{` + header + `,"class":"x"}`:     "online or offline",
-		`{` + header + `,"sharing":""x`:    "invalid character",
-		`{` + header + `,"sharing":"mig"}`: "space, time or partition",
-		`{` + header + `,"priority":1}`:    "only a device class",
-		`{` + header + `,"gangSize":2}`:    "1 to 253 bytes",
-		`{` + header + `,"gang":"g"}`:      "gangSize 0 is not 2 to 64",
+		``:                                          "EOF",
+		`[]`:                                        "parameters",
+		`{}`:                                        "want a LeaseParameters",
+		`{` + header + `,"clas":"x"}`:               `no field "clas", but apiVersion, kind, class, sharing, affinity`,
+		`{` + header + `,"class":7}`:                "class: got number; want a text",
+		`{` + header + `,"priority":0.5}`:           "priority: got number 0.5; want a whole number",
+		`{` + header + `,"preemptible":1}`:          "preemptible: got number; want true or false",
+		`{` + header + `,"class":"x"}`:              "online or offline",
+		`{` + header + `,"sharing":""x`:             "invalid character",
+		`{` + header + `,"sharing":"mig"}`:          "space, time or partition",
+		`{` + header + `,"priority":1}`:             "only a device class",
+		`{` + header + `,"gangSize":2}`:             "1 to 253 bytes",
+		`{` + header + `,"gang":"g"}`:               "gangSize 0 is not 2 to 64",
 		`{` + header + `,"gang":"g","gangSize":65}`: "gangSize 65 is not 2 to 64",
-		`{` + header + `,"gang":"g","gangSize":-2}`: "cannot unmarshal",
+		`{` + header + `,"gang":"g","gangSize":-2}`: "gangSize: got number -2; want a whole number of 0 or more",
 		strings.Repeat(" ", maxParameters) + `{}`:   "at most",
 	} {
 		var p Parameters
