@@ -98,6 +98,9 @@ const (
 	Failed                 // the device must be given back
 )
 
+// AttachDelayed is the Reason of a device whose attach waits for something.
+const AttachDelayed = "AttachDelayed"
+
 // Status is the status of an allocated device.
 type Status struct {
 	Device  string
@@ -252,7 +255,7 @@ func (s *Status) of(l *dxpuv1.Lease, d Device) {
 	case dxpuv1.LeaseState_LEASE_STATE_PENDING:
 		s.Phase, s.Reason = Waiting, "Queued"
 	case dxpuv1.LeaseState_LEASE_STATE_BINDING:
-		s.Phase, s.Reason = Attaching, "Attaching"
+		s.attaching(l)
 	case dxpuv1.LeaseState_LEASE_STATE_ACTIVE:
 		s.active(l, d)
 	case dxpuv1.LeaseState_LEASE_STATE_DEGRADED:
@@ -274,7 +277,28 @@ func (s *Status) active(l *dxpuv1.Lease, d Device) {
 		s.Phase, s.Reason, s.Message = Attached, "Attached", "lease "+l.Id
 		return
 	}
+	s.attaching(l)
+}
+
+// attaching tells an attach that takes its time from one that waits: for what a host tells, or for
+// another GPU in the place of one that is lost.
+func (s *Status) attaching(l *dxpuv1.Lease) {
 	s.Phase, s.Reason = Attaching, "Attaching"
+	coming := 0
+	for _, b := range l.Bindings {
+		switch b.State {
+		case dxpuv1.BindingState_BINDING_STATE_ATTACHED:
+			coming++
+		case dxpuv1.BindingState_BINDING_STATE_PREPARING, dxpuv1.BindingState_BINDING_STATE_READY:
+			if b.Detail == "" {
+				coming++
+			}
+		default:
+		}
+	}
+	if len(l.Bindings) > 0 && coming < int(l.GetSpec().GetCount()) {
+		s.Reason = AttachDelayed
+	}
 }
 
 // request returns the lease for a device, or for those that have one together.

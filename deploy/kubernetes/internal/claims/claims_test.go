@@ -67,7 +67,7 @@ func TestScenarios(t *testing.T) {
 			case "lease":
 				box, slot, _ := strings.Cut(text("device"), "-")
 				l := &dxpuv1.Lease{Id: text("id"), StateReason: "because.", Spec: &dxpuv1.LeaseSpec{
-					Tenant: cmp.Or(text("tenant"), "t-lab"), GpuIds: []string{cmp.Or(text("gpu"), box+"/"+slot)},
+					Count: 1, Tenant: cmp.Or(text("tenant"), "t-lab"), GpuIds: []string{cmp.Or(text("gpu"), box+"/"+slot)},
 					HostId: cmp.Or(text("host"), "h"+strings.TrimPrefix(text("node"), "n")),
 					Labels: map[string]string{
 						LabelClaim: text("claim"), LabelDevice: text("device"), LabelShare: text("share"), LabelAllocated: text("allocated"), LabelNode: text("node"),
@@ -81,10 +81,13 @@ func TestScenarios(t *testing.T) {
 					}
 				}
 				if g, ok := d.Arg("gpus"); ok {
-					l.Spec.GpuIds, l.Bindings = g.Vals, nil
+					l.Spec.Count, l.Spec.GpuIds, l.Bindings = uint32(len(g.Vals)), g.Vals, nil
 					for slot, gpu := range g.Vals {
 						l.Bindings = append(l.Bindings, &dxpuv1.Binding{GpuId: "x/1", PartOfGpuId: gpu, HostId: "h1", HostSlot: uint32(slot), State: dxpuv1.BindingState_BINDING_STATE_ATTACHED})
 					}
+				}
+				if detail := text("detail"); detail != "" {
+					l.Bindings = []*dxpuv1.Binding{{State: dxpuv1.BindingState_BINDING_STATE_READY, Detail: detail}}
 				}
 				if d.HasArg("preempted") {
 					l.Bindings = []*dxpuv1.Binding{{Reason: dxpuv1.Reason_REASON_PREEMPTED}}

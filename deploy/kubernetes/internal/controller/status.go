@@ -198,7 +198,7 @@ func (c *Controller) say(claim *resourceapi.ResourceClaim, s claims.Status) {
 	switch {
 	case s.Phase == claims.Failed:
 		typ = corev1.EventTypeWarning
-	case s.Phase != claims.Waiting || s.Reason != "Queued":
+	case s.Reason != "Queued" && s.Reason != claims.AttachDelayed:
 		return
 	}
 	uid, device, text := string(claim.UID), s.Device+"/"+s.Share, s.Reason+": "+s.Message

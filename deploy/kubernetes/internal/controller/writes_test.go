@@ -6,6 +6,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/record"
 
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/claims"
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/inventory"
@@ -45,5 +46,37 @@ func TestWrites(t *testing.T) {
 	}
 	if f := meta.FindStatusCondition(claim.Status.Devices[0].Conditions, inventory.Failed); f == nil || f.Reason != "HostUnavailable" {
 		t.Errorf("the claim failed for %v", f)
+	}
+}
+
+// TestSays: the pods of a claim hear once why they wait, and nothing of an attach that goes on.
+func TestSays(t *testing.T) {
+	claim := &resourceapi.ResourceClaim{}
+	claim.Namespace, claim.Name, claim.UID = "lab", "train", "u"
+	claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "p", UID: "p"}}
+	events := record.NewFakeRecorder(1)
+	c := controllerWith(oneAnswer{})
+	c.recorder, c.said = events, map[string]map[string]string{}
+	for _, step := range []struct {
+		phase                 claims.Phase
+		reason, message, want string
+	}{
+		{claims.Waiting, "Requested", "the pool is asked", ""},
+		{claims.Waiting, "Queued", "0 of 8 GPUs are free", "Normal GPUQueued GPU for claim train, device b1-0: 0 of 8 GPUs are free"},
+		{claims.Waiting, "Queued", "0 of 8 GPUs are free", ""},
+		{claims.Attaching, "Attaching", "GPUs are being attached", ""},
+		{claims.Attaching, claims.AttachDelayed, "waiting for host h1", "Normal GPUAttachDelayed GPU for claim train, device b1-0: waiting for host h1"},
+		{claims.Attached, "Attached", "lease l-1", ""},
+		{claims.Failed, "DeviceLost", "b1 is lost", "Warning GPUDeviceLost GPU for claim train, device b1-0: b1 is lost"},
+	} {
+		c.say(claim, claims.Status{Device: "b1-0", Phase: step.phase, Reason: step.reason, Message: step.message})
+		got := ""
+		select {
+		case got = <-events.Events:
+		default:
+		}
+		if got != step.want {
+			t.Errorf("%s: event %q, want %q", step.reason, got, step.want)
+		}
 	}
 }
