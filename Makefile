@@ -74,11 +74,12 @@ MACHINES = ./link ./share/scenario ./internal/model/network ./internal/pool/plac
 # The packages with the longest tests, which begin first: one of them that begins last runs alone.
 LONG = ./internal/cli ./test/vm ./internal/pool/web ./internal/hostproxy ./internal/pool/manager ./hook
 
+# "make lint" vets all packages with all of go vet; each way to test would vet them again.
 test: vm browser tools ## Run every test in random order, with the race detector where there are goroutines
 	@command -v gcc >/dev/null || { echo "make test: no C compiler, which the race detector needs; remedy: apt-get install gcc libc6-dev" >&2; exit 1; }
-	$(TEST) --packages="$$($(GO) list $(LONG) | grep -xF "$$($(GO) list $(PKGS))"; $(GO) list $(PKGS) | grep -vxF "$$($(GO) list $(MACHINES) $(LONG))")" -- -race -shuffle=on -timeout 45m; \
+	$(TEST) --packages="$$($(GO) list $(LONG) | grep -xF "$$($(GO) list $(PKGS))"; $(GO) list $(PKGS) | grep -vxF "$$($(GO) list $(MACHINES) $(LONG))")" -- -race -vet=off -shuffle=on -timeout 45m; \
 		rc=$$?; [ ! -s $(BIN)/rerun ] || { echo "these tests ran twice:"; cat $(BIN)/rerun; }; exit $$rc
-	$(GO) test -shuffle=on -timeout 45m $(MACHINES)
+	$(GO) test -vet=off -shuffle=on -timeout 45m $(MACHINES)
 	scripts/norace.sh
 
 demo: ## A virtual machine hot-plugs a GPU that is on another machine
@@ -118,7 +119,7 @@ fuzz: ## Fuzz every FuzzXxx for FUZZTIME each
 # The colocations last six seconds for each policy by default. A binary of the tests of every
 # package, most of which have no benchmark, takes minutes to link.
 bench: ## Run every benchmark once
-	DXPU_COLOCATE_MS=100 $(GO) test -run '^$$' -bench . -benchtime 1x \
+	DXPU_COLOCATE_MS=100 $(GO) test -vet=off -run '^$$' -bench . -benchtime 1x \
 		$$(git grep -l --untracked '^func Benchmark' -- '*_test.go' ':!$(KUBE)' | xargs -n 1 dirname | sort -u | sed 's|^|./|')
 
 soak: build ## An hour of random faults: every byte accounted for, nothing grows
