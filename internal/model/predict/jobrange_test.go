@@ -122,15 +122,7 @@ func TestRangeOfWaitsInAJob(t *testing.T) {
 		for round := range 40 {
 			for rank, p := range c.ranks {
 				p.tell = calls
-				for range 9 {
-					p.launch(13, 3*us)
-				}
-				p.mark(workload.EventRecord)
-				first := p.stream(13).end
-				p.launch(14, 2*us)
-				p.mark(workload.EventRecord) // the wait seems to be for this one
-				p.mark(workload.StreamWait)
-				p.stream(compute).wait = first + simWait
+				p.mislead()
 				p.launch(compute, uneven(10*us, rank, round, 0))
 				p.order(collectives, compute)
 			}

@@ -99,15 +99,7 @@ func TestRangeOfWaits(t *testing.T) {
 	simulate := func(delta time.Duration) *program {
 		p := &program{delta: delta, streams: map[int]*simStream{}, out: record(t), tell: calls}
 		for range 40 {
-			for range 9 {
-				p.launch(13, 3*us)
-			}
-			p.mark(workload.EventRecord)
-			first := p.stream(13).end
-			p.launch(14, 2*us)
-			p.mark(workload.EventRecord) // the wait seems to be for this one
-			p.mark(workload.StreamWait)
-			p.stream(compute).wait = first + simWait
+			p.mislead()
 			p.launch(compute, 15*us)
 			p.sync(compute)
 		}
@@ -143,4 +135,17 @@ func TestSyncOfTheDefaultStream(t *testing.T) {
 	// Stream 13 works from 27 us, after the kernel of stream 7, to 206 us, with 1 us between two
 	// kernels, and the host returns 2 us later instead of at 152 us. The last kernel adds 10 us.
 	exposed(t, r, 66*us)
+}
+
+// mislead makes the next command of the compute stream wait for an event before the latest one.
+func (p *program) mislead() {
+	for range 9 {
+		p.launch(13, 3*us)
+	}
+	p.mark(workload.EventRecord)
+	first := p.stream(13).end
+	p.launch(14, 2*us)
+	p.mark(workload.EventRecord) // the wait seems to be for this one
+	p.mark(workload.StreamWait)
+	p.stream(compute).wait = first + simWait
 }

@@ -8,7 +8,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/claims"
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/inventory"
@@ -26,17 +25,11 @@ func (c *Controller) localErr(ctx context.Context, claim *resourceapi.ResourceCl
 	if !slices.ContainsFunc(v.Devices, func(d claims.Device) bool { return d.Local && !d.Attached }) {
 		return "", nil
 	}
-	for _, r := range claim.Status.ReservedFor {
-		if r.Resource != "pods" || r.APIGroup != "" {
-			continue
-		}
-		pod, err := c.cfg.Kube.CoreV1().Pods(claim.Namespace).Get(ctx, r.Name, getOptions)
-		switch {
-		case apierrors.IsNotFound(err) || err == nil && pod.UID != r.UID:
-			continue
-		case err != nil:
-			return "", fmt.Errorf("read pod %s of the claim: %w", r.Name, err)
-		}
+	pods, err := c.podsOf(ctx, claim)
+	if err != nil {
+		return "", err
+	}
+	for _, pod := range pods {
 		by := claimsOfContainers(pod)
 		for _, container := range slices.Sorted(maps.Keys(by)) {
 			names := by[container]

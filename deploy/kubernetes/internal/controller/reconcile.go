@@ -98,6 +98,27 @@ func (c *Controller) evict(ctx context.Context, claim *resourceapi.ResourceClaim
 	if !slices.ContainsFunc(claim.Status.Devices, isLost) {
 		return nil
 	}
+	pods, err := c.podsOf(ctx, claim)
+	if err != nil {
+		return err
+	}
+	for _, pod := range pods {
+		if pod.Spec.NodeName == "" {
+			return fmt.Errorf("pod %s has lost its GPU and is not bound", pod.Name) // the queue tries again
+		}
+		err = c.cfg.Kube.PolicyV1().Evictions(claim.Namespace).Evict(ctx, &policyv1.Eviction{
+			ObjectMeta:    metav1.ObjectMeta{Name: pod.Name, Namespace: claim.Namespace},
+			DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}},
+		})
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			return fmt.Errorf("evict pod %s, which has lost its GPU: %w", pod.Name, err)
+		}
+	}
+	return nil
+}
+
+// podsOf returns the pods for which a claim is reserved and that are still there.
+func (c *Controller) podsOf(ctx context.Context, claim *resourceapi.ResourceClaim) (pods []*corev1.Pod, err error) {
 	for _, r := range claim.Status.ReservedFor {
 		if r.Resource != "pods" || r.APIGroup != "" {
 			continue
@@ -107,19 +128,11 @@ func (c *Controller) evict(ctx context.Context, claim *resourceapi.ResourceClaim
 		case apierrors.IsNotFound(err) || err == nil && pod.UID != r.UID:
 			continue
 		case err != nil:
-			return fmt.Errorf("read pod %s, which has lost its GPU: %w", r.Name, err)
-		case pod.Spec.NodeName == "":
-			return fmt.Errorf("pod %s has lost its GPU and is not bound", r.Name) // the queue tries again
+			return nil, fmt.Errorf("read pod %s of the claim: %w", r.Name, err)
 		}
-		err = c.cfg.Kube.PolicyV1().Evictions(claim.Namespace).Evict(ctx, &policyv1.Eviction{
-			ObjectMeta:    metav1.ObjectMeta{Name: r.Name, Namespace: claim.Namespace},
-			DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &r.UID}},
-		})
-		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-			return fmt.Errorf("evict pod %s, which has lost its GPU: %w", r.Name, err)
-		}
+		pods = append(pods, pod)
 	}
-	return nil
+	return pods, nil
 }
 
 // forget drops what the controller keeps of a claim that is gone.
