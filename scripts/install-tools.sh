@@ -17,7 +17,7 @@ cannot() {
 
 # command:package of Debian
 missing() {
-	for pair in gcc:gcc tshark:tshark capinfos:wireshark-common lspci:pciutils systemd-analyze:systemd ip:iproute2 clinfo:clinfo clpeak:clpeak hashcat:hashcat clblast_test_xaxpy:clblast-tests promtool:prometheus runc:runc podman:podman skopeo:skopeo; do
+	for pair in gcc:gcc tshark:tshark capinfos:wireshark-common lspci:pciutils systemd-analyze:systemd ip:iproute2 clinfo:clinfo clpeak:clpeak hashcat:hashcat clblast_test_xaxpy:clblast-tests promtool:prometheus runc:runc podman:podman skopeo:skopeo sqlite3:sqlite3 groff:groff-base python3:python3; do
 		command -v "${pair%%:*}" >/dev/null || printf '%s ' "${pair#*:}"
 	done
 	for pair in /usr/include/stdio.h:libc6-dev /etc/OpenCL/vendors/pocl.icd:pocl-opencl-icd /usr/include/CL/cl_icd.h:opencl-headers /usr/lib/python3/dist-packages/pyopencl:python3-pyopencl; do

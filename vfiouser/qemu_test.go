@@ -38,8 +38,11 @@ type qmpMessage struct {
 func startQEMU(t *testing.T, args ...string) *monitor {
 	t.Helper()
 	installed, err := qemu.Locate()
+	if errors.Is(err, qemu.ErrNotInstalled) {
+		t.Skip(err)
+	}
 	if err != nil {
-		t.Skipf("%v", err)
+		t.Fatal(err)
 	}
 	dir := tempDir(t)
 	sock, test := filepath.Join(dir, "qmp"), filepath.Join(dir, "qtest")

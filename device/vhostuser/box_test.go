@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -19,6 +18,7 @@ import (
 	"github.com/dxpu-project/dxpu/device/gpu/driver"
 	"github.com/dxpu-project/dxpu/device/gpu/driver/vfiouserbus"
 	"github.com/dxpu-project/dxpu/device/vhostuser"
+	"github.com/dxpu-project/dxpu/device/vhostuser/vhostusertest"
 	"github.com/dxpu-project/dxpu/device/virtio/virtiotest"
 	"github.com/dxpu-project/dxpu/internal/agent"
 	"github.com/dxpu-project/dxpu/internal/agent/agenttest"
@@ -27,16 +27,6 @@ import (
 	"github.com/dxpu-project/dxpu/internal/hostproxy"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 )
-
-// program returns the path of a server of scripts/install-vhost-user.sh, or skips the test.
-func program(t *testing.T, name string) string {
-	t.Helper()
-	out, err := exec.Command("../../scripts/install-vhost-user.sh", "--check").Output()
-	if err != nil {
-		t.Skipf("no %s: run scripts/install-vhost-user.sh (%v)", name, err)
-	}
-	return filepath.Join(strings.TrimSpace(string(out)), name)
-}
 
 // tempDir returns a directory whose paths are short enough for sockets.
 func tempDir(t *testing.T) string {
@@ -264,7 +254,7 @@ func newStorage(t *testing.T) *storage {
 // start starts the daemon; it has its socket when it writes the file of its process ID.
 func (s *storage) start() {
 	s.t.Helper()
-	s.cmd = exec.Command(program(s.t, "qemu-storage-daemon"),
+	s.cmd = exec.Command(filepath.Join(vhostusertest.Installed(s.t), "qemu-storage-daemon"),
 		"--blockdev", "file,node-name=disk,filename="+s.image,
 		"--export", "vhost-user-blk,id=disk,node-name=disk,writable=on,addr.type=unix,addr.path="+s.socket)
 	s.cmd.Stderr = os.Stderr
@@ -352,7 +342,7 @@ func TestStorageDaemon(t *testing.T) {
 func TestDirectoryServerEndsWithLease(t *testing.T) {
 	dir := tempDir(t)
 	socket := filepath.Join(dir, "fs.sock")
-	path := program(t, "virtiofsd")
+	path := filepath.Join(vhostusertest.Installed(t), "virtiofsd")
 	start := func() *exec.Cmd {
 		cmd := exec.CommandContext(t.Context(), path, "--socket-path="+socket, "--shared-dir="+dir, "--sandbox=none", "--log-level=off")
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

@@ -13,19 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dxpu-project/dxpu/device/vhostuser/vhostusertest"
 	"github.com/dxpu-project/dxpu/internal/vm/qemu"
 )
-
-// servers returns the directory of the programs of scripts/install-vhost-user.sh, or skips
-// the test.
-func servers(t *testing.T) string {
-	t.Helper()
-	out, err := exec.Command("../../scripts/install-vhost-user.sh", "--check").Output()
-	if err != nil {
-		t.Skipf("no servers of vhost-user: run scripts/install-vhost-user.sh (%v)", err)
-	}
-	return strings.TrimSpace(string(out))
-}
 
 // fioDir is the directory of fio and its libraries in the guest.
 const fioDir = "/opt/fio"
@@ -61,7 +51,7 @@ type virtio struct {
 // TestVirtio plugs virtio devices of other people's back ends into a guest, whose kernel
 // drives them by its own drivers.
 func TestVirtio(t *testing.T) {
-	bin := servers(t)
+	bin := vhostusertest.Installed(t)
 	g := boot(t, qemu.Spec{IOMMU: true, Files: fioFiles(t, bin)})
 	for _, c := range []struct {
 		name string
@@ -232,7 +222,7 @@ func TestVirtioSpeed(t *testing.T) {
 	if !thorough() {
 		t.Skip("a measurement: DXPU_VMTEST=thorough runs it")
 	}
-	bin := servers(t)
+	bin := vhostusertest.Installed(t)
 	v := &virtio{cluster: &cluster{t: t, g: boot(t, qemu.Spec{Files: fioFiles(t, bin)})}, bin: bin}
 	image := filepath.Join(v.g.dir, "speed.img")
 	if err := os.WriteFile(image, make([]byte, 128<<20), 0o600); err != nil {
