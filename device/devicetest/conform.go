@@ -2,7 +2,6 @@ package devicetest
 
 import (
 	"math/rand/v2"
-	"slices"
 	"testing"
 	"time"
 
@@ -190,7 +189,7 @@ func Soup(t testing.TB, d device.Device, r *rand.Rand, n int) {
 	s.h.AddMemory(0x1000, 1<<16)
 	s.bars = s.h.Enumerate()
 	dump := s.h.ReadConfigSpace()
-	s.resets = [2]int{cfgspace.Find(dump, cfgspace.CapExpress) + cfgspace.OffDevCtl, cfgspace.Find(dump, cfgspace.CapPM) + cfgspace.OffPMStatus}
+	s.express, s.power = cfgspace.Find(dump, cfgspace.CapExpress), cfgspace.Find(dump, cfgspace.CapPM)
 	for range n {
 		s.step()
 	}
@@ -219,8 +218,8 @@ type soup struct {
 	job  device.Job
 	// want holds the requests without a final completion: true for those that must get
 	// one, false for those that a reset may have dropped (section 6.6.2).
-	want   map[pcie.Tag]bool
-	resets [2]int // the registers of configuration space whose writes can reset a function
+	want           map[pcie.Tag]bool
+	express, power int // capabilities by which software resets a function; 0: it has none
 }
 
 func (s *soup) step() {
@@ -236,7 +235,7 @@ func (s *soup) step() {
 		s.h.Now = s.now
 	default:
 		p := s.packet()
-		if p.Type == tlp.CfgWr0 && slices.Contains(s.resets[:], int(p.Register)) {
+		if s.mayReset(&p) {
 			for tag := range s.want {
 				s.want[tag] = false
 			}
@@ -259,6 +258,17 @@ func (s *soup) step() {
 		}
 		s.job = j
 	}
+}
+
+// mayReset reports whether a TLP may reset the function: by Initiate Function Level Reset, or
+// by the power state D0, after D3hot.
+func (s *soup) mayReset(p *tlp.Packet) bool {
+	if p.Type != tlp.CfgWr0 || p.EP || len(p.Data) != pcie.DW {
+		return false
+	}
+	flr := s.express != 0 && int(p.Register) == s.express+cfgspace.OffDevCtl && p.FirstBE&2 != 0 && p.Data[1]&(cfgspace.DevCtlFLR>>8) != 0
+	d0 := s.power != 0 && int(p.Register) == s.power+cfgspace.OffPMStatus && p.FirstBE&1 != 0 && p.Data[0]&3 == 0
+	return flr || d0
 }
 
 // take checks what the device emits.
