@@ -38,7 +38,7 @@ func TestCrashAtEachStep(t *testing.T) {
 		{"attached", func(r *cluster, _ *fakeQEMU) *binding { return r.attach(0, 0, 0, 0) }},
 		{"unplugs", func(r *cluster, q *fakeQEMU) *binding {
 			b := r.attach(0, 0, 0, 0)
-			q.set(func() { q.onDelete = func(string) guestAnswer { return holdOn } })
+			q.answers(holdOn)
 			b.hostGone = true
 			r.apply()
 			r.until("the guest is asked", func() bool { return r.atHost(b).GetState() == detaching })
@@ -71,7 +71,7 @@ func TestCrashAtEachStep(t *testing.T) {
 				r := newCluster(t, options{qmp: q.path})
 				b := s.to(r, q)
 				c.kill(r, q)
-				q.set(func() { q.onDelete = func(string) guestAnswer { return letGo } })
+				q.answers(letGo)
 				if there, alive := q.has(firstDevice); there && !alive {
 					r.until("the device without a proxy is gone", func() bool { there, _ := q.has(firstDevice); return !there })
 				}

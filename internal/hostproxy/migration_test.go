@@ -32,12 +32,12 @@ func TestMigrationIsBlocked(t *testing.T) {
 	wants(true, "migration is blocked with a device that came back")
 	r.until("the device is there", func() bool { return !r.atHost(b).GetEjected() })
 
-	q.set(func() { q.onDelete = func(string) guestAnswer { return holdOn } })
+	q.answers(holdOn)
 	r.detach(b)
 	if !q.blocks() {
 		t.Error("migration is allowed while the guest has the device")
 	}
-	q.set(func() { q.onDelete = func(string) guestAnswer { return decline } })
+	q.answers(decline)
 	b = r.bind(0, 0, 0, 0) // fails: the guest does not release the old device
 	r.await(b, failed)
 	if !q.blocks() {

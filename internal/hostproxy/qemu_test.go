@@ -311,3 +311,8 @@ func (q *fakeQEMU) set(f func()) {
 	defer q.mu.Unlock()
 	f()
 }
+
+// answers sets what the guest makes of all requests to eject a device from now on.
+func (q *fakeQEMU) answers(a guestAnswer) {
+	q.set(func() { q.onDelete = func(string) guestAnswer { return a } })
+}

@@ -28,7 +28,7 @@ func TestGuestHoldsOn(t *testing.T) {
 	q := newFakeQEMU(t)
 	r := newCluster(t, options{gpus: 2, qmp: q.path, unplug: patience})
 	b := r.attach(0, 0, 0, 0)
-	q.set(func() { q.onDelete = func(string) guestAnswer { return holdOn } })
+	q.answers(holdOn)
 	b.hostGone = true
 	r.apply()
 	r.until("the host reports the guest's use", func() bool {
@@ -53,7 +53,7 @@ func TestGuestNeverLetsGo(t *testing.T) {
 	q := newFakeQEMU(t)
 	r := newCluster(t, options{qmp: q.path, unplug: time.Second})
 	b := r.attach(0, 0, 0, 0)
-	q.set(func() { q.onDelete = func(string) guestAnswer { return holdOn } })
+	q.answers(holdOn)
 	r.detach(b)
 	gone := r.hosts[0].Observe().Slots[0].Removal
 	if gone.GetBindingId() != b.id || !gone.GetForced() || !strings.Contains(gone.GetDetail(), "the guest still holds the device") {
@@ -63,7 +63,7 @@ func TestGuestNeverLetsGo(t *testing.T) {
 		t.Errorf("%v removals by force are counted, want 1", n)
 	}
 	// QEMU still has it when the next one comes; the guest lets go then.
-	q.set(func() { q.onDelete = func(string) guestAnswer { return letGo } })
+	q.answers(letGo)
 	r.detach(r.attach(0, 0, 0, 0))
 }
 
@@ -74,7 +74,7 @@ func TestForcedRemovalKeepsTheConnection(t *testing.T) {
 	q := newFakeQEMU(t)
 	r := newCluster(t, options{gpus: 2, qmp: q.path, unplug: 100 * time.Millisecond})
 	b := r.attach(0, 0, 0, 0)
-	q.set(func() { q.onDelete = func(string) guestAnswer { return holdOn } })
+	q.answers(holdOn)
 	q.mu.Lock()
 	bus := q.devices[firstDevice]
 	q.mu.Unlock()
@@ -115,7 +115,7 @@ func TestForcedRemovalKeepsTheConnection(t *testing.T) {
 	usesParted()
 	r.attach(0, 1, 0, 0) // the same GPU in another slot, which the old device does not reach
 	usesParted()
-	q.set(func() { q.onDelete = func(string) guestAnswer { return letGo } })
+	q.answers(letGo)
 	r.detach(r.attach(0, 0, 0, 1)) // waits until the guest has released the old device
 }
 
@@ -124,7 +124,7 @@ func TestEndWhileADeviceIsParting(t *testing.T) {
 	q := newFakeQEMU(t)
 	r := newCluster(t, options{qmp: q.path, unplug: 100 * time.Millisecond})
 	b := r.attach(0, 0, 0, 0)
-	q.set(func() { q.onDelete = func(string) guestAnswer { return holdOn } })
+	q.answers(holdOn)
 	r.detach(b)
 	q.mu.Lock()
 	bus := q.devices[firstDevice]
@@ -205,9 +205,9 @@ func TestGuestEjectsLate(t *testing.T) {
 	q := newFakeQEMU(t)
 	r := newCluster(t, options{qmp: q.path, unplug: 50 * time.Millisecond})
 	b := r.attach(0, 0, 0, 0)
-	q.set(func() { q.onDelete = func(string) guestAnswer { return holdOn } })
+	q.answers(holdOn)
 	r.detach(b)
-	q.set(func() { q.onDelete = func(string) guestAnswer { return letGo } })
+	q.answers(letGo)
 	b = r.attach(0, 0, 0, 0)
 	for range 2 {
 		q.eject(firstDevice)
@@ -392,13 +392,13 @@ func TestTakenInMidTransferIsScrubbed(t *testing.T) {
 		for s.Upload(t.Context(), 0, dirt) == nil {
 		}
 	})
-	q.set(func() { q.onDelete = func(string) guestAnswer { return holdOn } })
+	q.answers(holdOn)
 	r.detach(b)
 	copying.Wait()
 	if gone := r.hosts[0].Observe().Slots[0].Removal; !gone.GetForced() {
 		t.Errorf("removed like %v, want by force", gone)
 	}
-	q.set(func() { q.onDelete = func(string) guestAnswer { return letGo } })
+	q.answers(letGo)
 
 	r.attach(0, 0, 0, 0)
 	q.mu.Lock()

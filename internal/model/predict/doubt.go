@@ -46,7 +46,7 @@ func (j *Job) doubt() {
 	case int(world) <= given && int(last) >= given:
 		add("there is a trace of rank %d and only %d traces are given, so the time of collectives contains waiting for ranks that are missing", last, given)
 	case int(world) > given:
-		add("the run has %d ranks and only %d traces are given, so the time of collectives contains waiting for the others", world, len(j.plans))
+		add("the run has %d ranks and only %d traces are given, so the time of collectives contains waiting for the others", world, given)
 	}
 	if incomplete > 0 {
 		add("%d traces are incomplete", incomplete)

@@ -160,7 +160,7 @@ func (p *Plugin) accessTo(d devicedata.Data) (Access, error) {
 // attachedTo returns the data of the devices of a claim. It refuses one that is attached to
 // another host. Kubernetes does not: a pod that names its node itself may use a claim that is
 // allocated for another node, and the same slot of this host has the device of another pod.
-func attachedTo(host string, claim *resourceapi.ResourceClaim, results []resourceapi.DeviceRequestAllocationResult) ([]devicedata.Data, error) {
+func attachedTo(host string, claim *resourceapi.ResourceClaim, results []result) ([]devicedata.Data, error) {
 	data := make([]devicedata.Data, len(results))
 	for i := range results {
 		var err error
