@@ -7,6 +7,10 @@ BIN      := bin
 
 .DEFAULT_GOAL := help
 
+# The programs are static. A build with other settings, such as that for the race detector,
+# compiles all packages once more, which takes minutes.
+export CGO_ENABLED := 0
+
 # Where Go is missing or too old, the targets that need it put one into the user's cache first.
 CACHE  := $(or $(DXPU_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dxpu)
 GO_BIN := $(shell scripts/install-go.sh --check 2>/dev/null || echo $(CACHE)/go/usr/lib/go-1.26/bin)
@@ -22,8 +26,8 @@ help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## Build bin/dxpu, static, and bin/dxpu-opencl, which loads libOpenCL
-	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/dxpu ./cmd/dxpu
-	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/dxpu-opencl ./cmd/dxpu-opencl
+	$(GO) build -o $(BIN)/dxpu ./cmd/dxpu
+	$(GO) build -o $(BIN)/dxpu-opencl ./cmd/dxpu-opencl
 
 install: build ## Put the program, its completions and the systemd units under DESTDIR
 	install -D -m 0755 -t $(DESTDIR)/usr/bin $(BIN)/dxpu $(BIN)/dxpu-opencl
@@ -64,7 +68,7 @@ tools: ## Install what tests compare us with (tshark, lspci, systemd-analyze, pr
 # A test of many processes and machines that fails runs once more: what fails twice, a data
 # race and more than six failures end the run. The end names every test that ran twice: each of
 # them is a defect of the test or of the program.
-TEST = mkdir -p $(BIN) && rm -f $(BIN)/rerun && $(GO) tool gotestsum --format pkgname-and-test-fails --format-icons text --rerun-fails=1 --rerun-fails-max-failures=6 \
+TEST = mkdir -p $(BIN) && rm -f $(BIN)/rerun && CGO_ENABLED=1 $(GO) tool gotestsum --format pkgname-and-test-fails --format-icons text --rerun-fails=1 --rerun-fails-max-failures=6 \
 	--rerun-fails-abort-on-data-race --rerun-fails-run-root-test --rerun-fails-report=$(BIN)/rerun
 
 # Pure machines with long tests. They have no goroutine (TestMachinesHaveNoClockOrGoroutine), so

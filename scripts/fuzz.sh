@@ -24,7 +24,7 @@ module() {
 build() {
 	local in
 	in=$(module "$1")
-	go test -C "$in" -c -fuzz . -o "$work/${1//\//_}.test" "./${1#"$in"/}"
+	go test -C "$in" -c -fuzz . -ldflags '-s -w' -o "$work/${1//\//_}.test" "./${1#"$in"/}"
 }
 
 # fuzz FILE:func NAME

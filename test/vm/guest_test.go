@@ -47,7 +47,7 @@ var programs = sync.OnceValues(func() (dir string, err error) {
 	}
 	programsDir = dir
 	for _, pkg := range []string{"./cmd/dxpu", "./cmd/dxpu-opencl", "./test/vm/testdata/guest"} {
-		build := exec.Command("go", "build", "-trimpath", "-o", filepath.Join(dir, filepath.Base(pkg)), pkg)
+		build := exec.Command("go", "build", "-o", filepath.Join(dir, filepath.Base(pkg)), pkg)
 		build.Dir, build.Env = "../..", append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := build.CombinedOutput(); err != nil {
 			return dir, fmt.Errorf("go build %s: %w\n%s", pkg, err, out)
