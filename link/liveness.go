@@ -84,11 +84,13 @@ func (v *liveness) late(now, due, dead time.Duration) {
 		v.firstUnanswered = now
 		return
 	}
-	v.slow(now, now-max(due, v.lastRan))
+	v.slow(now, now-max(due, v.lastRan), dead)
 }
 
-// slow records a delay.
-func (v *liveness) slow(now, delay time.Duration) {
+// slow records a delay, up to the longest that allows more silence: a machine that was
+// suspended for a minute would not notice a death for long after it.
+func (v *liveness) slow(now, delay, dead time.Duration) {
+	delay = min(delay, mostPatience*dead/patience)
 	for ; v.slowest > 0 && now-v.slowestAt >= slowMemory; v.slowestAt += slowMemory {
 		v.slowest -= v.slowest/4 + 1
 	}

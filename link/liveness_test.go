@@ -137,3 +137,57 @@ func TestARefusedPathDoesNotEndALink(t *testing.T) {
 		t.Errorf("%v", reason)
 	}
 }
+
+// A machine that was suspended for a minute knows nothing about its peer by the answers
+// that waited meanwhile: twenty seconds afterwards, a death is noticed in time again.
+func TestASuspensionIsForgotten(t *testing.T) {
+	for _, before := range []int{0, 1, 2, 9} { // datagrams that are read before the timers run
+		suspend(t, before)
+	}
+}
+
+func suspend(t *testing.T, before int) {
+	t.Helper()
+	n := up(t, linktest.Config{Ends: linktest.Ends(link.CipherNone, jumbo)}, "delay=20us", jumbo)
+	n.OnDeliver = func(linktest.Side, *tlp.Packet) {}
+	n.Run(n.Now + time.Second)
+	host := n.Link[linktest.Host]
+	var waits [][]byte // in the socket of the suspended host
+	n.OnDatagram = func(from linktest.Side, _ uint8, d []byte) {
+		if from == linktest.Box {
+			waits = append(waits, d)
+		}
+	}
+	n.SetPlan(linktest.Box, 0, plan(t, "loss=100%"))
+	if err := n.Send(linktest.Host, memoryRead()); err != nil {
+		t.Fatal(err)
+	}
+	n.Run(n.Now + 5*time.Millisecond)
+	n.OnDatagram = nil
+	n.Now += time.Minute
+	for i, d := range waits {
+		if i == before {
+			n.Run(n.Now + 10*time.Microsecond)
+		}
+		if err := n.Inject(linktest.Host, 0, d); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.SetPlan(linktest.Box, 0, plan(t, "delay=20us"))
+	n.Run(n.Now + 20*time.Second)
+	if host.State() != link.Up {
+		reason, _ := host.Reason()
+		t.Fatalf("the suspension ended the link: %v", reason)
+	}
+	for _, side := range []linktest.Side{linktest.Host, linktest.Box} {
+		n.SetPlan(side, 0, plan(t, "loss=100%"))
+	}
+	died := n.Now
+	if err := n.Send(linktest.Host, memoryRead()); err != nil {
+		t.Fatal(err)
+	}
+	n.RunUntil(died+10*time.Second, func() bool { return host.State() == link.Down })
+	if took := n.Now - died; took > 1300*time.Millisecond {
+		t.Errorf("the timers run before datagram %d of %d: the death is noticed after %v, want 1.3 s at most", before, len(waits), took)
+	}
+}

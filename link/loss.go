@@ -32,7 +32,7 @@ func (l *Link) receiveAck(now time.Duration, a *frame.Ack) error {
 			rec := p.sent.at(n)
 			if n == largest && rec.eliciting {
 				p.rtt.sample(min(now-rec.at, l.cfg.DeadInterval), min(a.Delay, l.cfg.AckDelay))
-				l.liveness.slow(now, now-rec.at)
+				l.liveness.slow(now, now-rec.at, l.cfg.DeadInterval)
 				sampled = true
 			}
 			l.ackRecord(now, p, n, rec)
