@@ -63,7 +63,7 @@ func TestLocalGPUs(t *testing.T) {
 	}
 	w.delete(whole, true)
 	w.settle()
-	w.wantNoCapacity("a free GPU of the machine, with any toleration", &dxpuv1.LeaseSpec{Count: 1, Tolerations: everything}, "dxpu.dev/local (for leases that name the host)")
+	w.wantNoCapacity("a free GPU of the machine, with any toleration", &dxpuv1.LeaseSpec{Count: 1, Tolerations: everything}, "1 of the free ones have a sharing agent, which serves leases that name its host")
 	w.wantLease(w.create(at("m1", part(900, 900))), leaseBinding)
 }
 
@@ -114,8 +114,8 @@ func TestLocalGPUsOfAnother(t *testing.T) {
 	lonely := dividedBox("b9", 1)
 	lonely.peer = "h1"
 	w := newWorld(t, Config{}, hostNode("h1", 4), host, box, thief, lonely)
-	w.wantNoCapacity("the box of m1", at("m2", part(100, 100)), "GPU m1-gpus/0 has the taint dxpu.dev/local:Local, which")
-	w.wantNoCapacity("a box that a host does not name", at("h1", part(100, 100)), "dxpu.dev/local")
+	w.wantNoCapacity("the box of m1", at("m2", part(100, 100)), "GPU m1-gpus/0 has a sharing agent")
+	w.wantNoCapacity("a box that a host does not name", at("h1", part(100, 100)), "a sharing agent")
 	w.wantLease(w.create(at("m1", part(100, 100))), leaseBinding)
 }
 

@@ -151,9 +151,9 @@ func decideHost(best *freeSlots, usable bool, tainted refused, req *HostRequest)
 		d.Host, d.Slots = best.host, slices.Clone(best.slots[:req.Count])
 		say("Host %s has %s.", best.host, freeSlotCount(len(best.slots)))
 	case !usable && req.Host != "" && len(tainted) > 0:
-		say("Host %s has taints that the request does not tolerate: %s.", req.Host, taintList(maps.Keys(tainted)))
+		say("Host %s has %s.", req.Host, obstacles(maps.Keys(tainted), req.Tolerations))
 	case !usable && len(tainted) > 0:
-		say("Each host that %sis reachable and not cordoned has taints that the request does not tolerate: %s.", labelWords(req, "has the labels, "), taintList(maps.Keys(tainted)))
+		say("Each host that %sis reachable and not cordoned has %s.", labelWords(req, "has the labels, "), obstacles(maps.Keys(tainted), req.Tolerations))
 	case !usable && req.Host != "" && len(req.Labels) == 0:
 		say("Host %s is unreachable, cordoned or in maintenance.", req.Host)
 	case !usable && req.Host != "":

@@ -1,7 +1,6 @@
 package placement
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 )
@@ -101,7 +100,7 @@ func whyNotNamed(b *Box, g *GPU, req *Request) string {
 	case g.Restriction.local() && req.Box == "":
 		return "is for its own host alone, which the request does not name"
 	case !req.tolerates(g.Restriction):
-		return fmt.Sprintf("has the taint %s, which the request does not tolerate", g.Restriction)
+		return "has " + obstacles(slices.Values([]Restriction{g.Restriction}), req.Tolerations)
 	case req.site != nil && !req.site.reaches(b.Paths):
 		return "has no network in common with the host"
 	case !admitsBox(b, req):

@@ -262,7 +262,7 @@ func (d *Decision) sayFree(m *model, req *Request, held int) {
 	default:
 		d.say("Model %s: %d of %d usable GPUs are free, %d of them held back as spares.", m.name, m.free, m.usable, held)
 	}
-	m.refused.say(d)
+	m.refused.say(d, req)
 }
 
 // noMatch returns the sentence for a request that no GPU meets, free or not.
@@ -291,7 +291,7 @@ func noMatch(req *Request, tainted refused) string {
 		why += " with " + strings.Join(want, " and ")
 	}
 	if len(tainted) > 0 {
-		why += " that is without taints which the request does not tolerate: " + taintList(maps.Keys(tainted))
+		why += " that is without " + obstacles(maps.Keys(tainted), req.Tolerations)
 	}
 	return why + "."
 }

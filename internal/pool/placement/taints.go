@@ -195,32 +195,14 @@ func (f refused) add(r Restriction, n int) refused {
 }
 
 // say adds the sentence about the free GPUs that a request does not tolerate.
-func (f refused) say(d *Decision) {
+func (f refused) say(d *Decision, req *Request) {
 	n := 0
 	for _, of := range f {
 		n += of
 	}
 	if n > 0 {
-		d.say("%d of the free ones have taints that the request does not tolerate: %s.", n, taintList(maps.Keys(f)))
+		d.say("%d of the free ones have %s.", n, obstacles(maps.Keys(f), req.Tolerations))
 	}
-}
-
-// maxNamedTaints bounds the sets of taints that a sentence names.
-const maxNamedTaints = 4
-
-// taintList returns sets of taints for a sentence.
-func taintList(of func(func(Restriction) bool)) string {
-	var names []string
-	for r := range of {
-		words := strings.ReplaceAll(string(r), ":"+Planned.String(), " (for what ends before it)")
-		names = append(names, strings.ReplaceAll(words, ":"+Local.String(), " (for leases that name the host)"))
-	}
-	slices.Sort(names)
-	names = slices.Compact(names)
-	if more := len(names) - maxNamedTaints; more > 0 {
-		names = append(names[:maxNamedTaints], fmt.Sprintf("and %d others", more))
-	}
-	return strings.Join(names, "; ")
 }
 
 // intolerable returns the sets of taints of usable GPUs that a request does not tolerate.

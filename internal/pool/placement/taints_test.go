@@ -2,6 +2,7 @@ package placement
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -131,5 +132,34 @@ func TestGatherLeavesTaints(t *testing.T) {
 	hold, ok := p.gather(Reserve{}, Request{Count: 3, SameBox: Required})
 	if !ok || len(hold) != 1 || hold[0].Slot != 1 {
 		t.Errorf("%v, %v", hold, ok)
+	}
+}
+
+// A plan and a sharing agent are called that, and not taints.
+func TestObstaclesAreCalledWhatTheyAre(t *testing.T) {
+	plan, other := Taint{"maintenance", "m-1", Planned}, Taint{"maintenance", "m-2", Planned}
+	ml, burn := Taint{"team", "ml", NoSchedule}, Taint{"burn-in", "", NoExecute}
+	for _, c := range []struct {
+		of         []Restriction
+		tolerating []Toleration
+		want       string
+	}{
+		{[]Restriction{NewRestriction(plan)}, nil, "planned maintenance before which the request does not end: m-1"},
+		{[]Restriction{NewRestriction(other), NewRestriction(plan, other)}, nil, "planned maintenance before which the request does not end: m-1, m-2"},
+		{[]Restriction{NewRestriction(ml, plan)}, []Toleration{{Key: "team", Value: "ml"}}, "planned maintenance before which the request does not end: m-1"},
+		{
+			[]Restriction{NewRestriction(ml, burn, plan), NewRestriction(ml)},
+			nil,
+			"taints that the request does not tolerate: burn-in:NoExecute, team=ml:NoSchedule; team=ml:NoSchedule; or planned maintenance before which the request does not end: m-1",
+		},
+		{[]Restriction{NewRestriction(Taint{"local", "", Local})}, nil, "a sharing agent, which serves leases that name its host"},
+	} {
+		if got := obstacles(slices.Values(c.of), c.tolerating); got != c.want {
+			t.Errorf("%v with %v: %s, want %s", c.of, c.tolerating, got, c.want)
+		}
+	}
+	box := Box{ID: "b1", GPUs: []GPU{{Usable: true, Free: true, Restriction: NewRestriction(plan)}}}
+	if got := whyNotNamed(&box, &box.GPUs[0], &Request{}); got != "has planned maintenance before which the request does not end: m-1" {
+		t.Errorf("a GPU by name: %s", got)
 	}
 }
