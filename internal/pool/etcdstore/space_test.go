@@ -2,6 +2,7 @@ package etcdstore
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -44,8 +45,13 @@ func TestDiskFull(t *testing.T) {
 	s := open(t, Options{Dir: dir})
 	lead(t, s)
 	s.opts.MinFree = 1 << 62
-	if err := s.Commit(t.Context(), record("1"), nil); err == nil || !strings.Contains(err.Error(), "the disk is full: "+dir) {
+	err := s.Commit(t.Context(), record("1"), nil)
+	if err == nil || !strings.Contains(err.Error(), "the disk is full: "+dir) {
 		t.Errorf("got %v", err)
+	}
+	var nothing interface{ NothingStored() bool }
+	if !errors.As(err, &nothing) || !nothing.NothingStored() {
+		t.Errorf("the error does not say that nothing was stored: %#v", err)
 	}
 	s.opts.MinFree = 1
 	if err := s.Commit(t.Context(), record("1"), nil); err != nil {

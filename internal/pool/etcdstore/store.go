@@ -262,7 +262,7 @@ func (s *Store) Commit(ctx context.Context, put map[string][]byte, remove []stri
 		if t := s.term.Load(); t != nil && !s.alone() {
 			t.lose() // another manager may have room
 		}
-		return err
+		return nothingStored{err}
 	}
 	size := 0
 	for k, v := range put {
@@ -276,6 +276,16 @@ func (s *Store) Commit(ctx context.Context, put map[string][]byte, remove []stri
 	}
 	return s.write(ctx, s.ops(put, remove), s.leadingUnchanged())
 }
+
+// nothingStored is an error of a change of which nothing was sent to etcd. It implements
+// manager.NothingStored.
+type nothingStored struct{ error }
+
+func (nothingStored) NothingStored() bool { return true }
+func (e nothingStored) Unwrap() error     { return e.error }
+
+// NothingStored implements manager.NothingStored.
+func (*TooLargeError) NothingStored() bool { return true }
 
 // TooLargeError names a record larger than etcd takes. Nothing was written.
 type TooLargeError struct {

@@ -3,6 +3,7 @@ package manager
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -59,6 +60,43 @@ func TestOutcomeOfFailedCalls(t *testing.T) {
 		}
 		s.gate = nil
 	})
+}
+
+// fullDisk is the error of a store that has not begun to write.
+type fullDisk struct{}
+
+func (fullDisk) Error() string       { return "the disk is full" }
+func (fullDisk) NothingStored() bool { return true }
+
+// A change that the store refused before it wrote anything has not happened, and neither
+// have the changes that waited behind one of unknown fate, or that were refused.
+func TestOutcomeOfChangesThatWereNotWritten(t *testing.T) {
+	for _, tt := range []struct {
+		fault         error
+		first, second dxpuv1.CallEffect
+	}{
+		{fullDisk{}, dxpuv1.CallEffect_CALL_EFFECT_NONE, dxpuv1.CallEffect_CALL_EFFECT_NONE},
+		{errors.New("no answer"), dxpuv1.CallEffect_CALL_EFFECT_UNKNOWN, dxpuv1.CallEffect_CALL_EFFECT_NONE},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			w, s := gated(t, hostNode("h1", 4), boxNode("b1", 4))
+			var wg sync.WaitGroup
+			errs := make([]error, 3)
+			for i, count := range []uint32{1, 1, 9} { // the last has no place
+				wg.Go(func() { _, errs[i] = w.tryCreate(&dxpuv1.LeaseSpec{Count: count}) })
+				synctest.Wait()
+			}
+			s.gate <- tt.fault
+			wg.Wait()
+			for i, want := range []dxpuv1.CallEffect{tt.first, tt.second, dxpuv1.CallEffect_CALL_EFFECT_NONE} {
+				unknown := strings.Contains(errs[i].Error(), "may not have happened")
+				if connect.CodeOf(errs[i]) != connect.CodeUnavailable || effectOf(errs[i]) != want || unknown != (want == dxpuv1.CallEffect_CALL_EFFECT_UNKNOWN) && i < 2 {
+					t.Errorf("%v, change %d: %v with %v, want %v", tt.fault, i, errs[i], effectOf(errs[i]), want)
+				}
+			}
+			s.gate = nil
+		})
+	}
 }
 
 // A repeated CreateToken returns the same token; its first secret is no longer good.

@@ -152,11 +152,17 @@ func (m *Manager) abandon(batch []*commit, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.log.Error("the state could not be stored", "err", err, "changes", len(batch)+len(m.waiting))
-	for _, c := range append(batch, m.waiting...) {
+	var known NothingStored
+	nothing := errors.As(err, &known) && known.NothingStored()
+	for i, c := range append(batch, m.waiting...) {
 		for _, l := range c.newlyLost {
 			l.lost = false
 		}
-		c.err = unknownFate(connect.CodeUnavailable, "the change could not be stored, and may not have happened: %w", err)
+		if nothing || i >= len(batch) { // the store has not seen those that wait
+			c.err = unavailable("the change could not be stored, and has not happened: %w", err)
+		} else {
+			c.err = unknownFate(connect.CodeUnavailable, "the change could not be stored, and may not have happened: %w", err)
+		}
 		close(c.done)
 	}
 	m.waiting = nil
@@ -206,6 +212,9 @@ func (m *Manager) update(ctx context.Context, fn func(*tx) error) error {
 // err or success, and checks that this manager is still the leader.
 func (m *Manager) answer(ctx context.Context, c *commit, err error) error {
 	if werr := m.wait(ctx, c); werr != nil {
+		if err != nil && connect.CodeOf(werr) == connect.CodeUnavailable {
+			return unavailable("the state on which the answer builds could not be stored: try again (%s)", message(werr))
+		}
 		return werr
 	}
 	if m.cluster != nil && !m.cluster.Valid() {

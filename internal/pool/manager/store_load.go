@@ -35,9 +35,14 @@ type Store interface {
 	// after a change. A manager that does not lead may call it.
 	Scan(ctx context.Context, prefix string, page func(map[string][]byte) error) error
 	// Commit writes and removes records in one transaction, which is durable
-	// when it returns nil. After an error none of the changes has been made.
+	// when it returns nil. After an error the changes may have been made or may still be
+	// made, all of them or none, unless the error implements NothingStored.
 	Commit(ctx context.Context, put map[string][]byte, remove []string) error
 }
+
+// NothingStored is implemented by the errors of a Store that has made none of the changes,
+// and will not.
+type NothingStored interface{ NothingStored() bool }
 
 // Batcher is a Store that bounds the records in a transaction. It stores a
 // single change with more records as a whole nevertheless.
