@@ -29,7 +29,10 @@ const (
 	// silence is the time without an answer after which a client probes the manager that
 	// has its request. After silentProbes without an answer it gives up.
 	silence, longestSilence = 2 * time.Second, time.Minute
-	silentProbes            = 2
+	// userSilence is the same for a user, who hears of it two seconds after the last sign of
+	// the manager: a person waits, and there are few.
+	userSilence  = 2*time.Second - slowProbe
+	silentProbes = 2
 	// The pauses between two probes of a manager: an election takes seconds, and
 	// thousands of nodes wait for its end.
 	firstPause, lastPause = 100 * time.Millisecond, time.Second

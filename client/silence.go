@@ -45,16 +45,20 @@ func (t *leaderTransport) send(r *http.Request, at *url.URL) (*http.Response, er
 }
 
 // hangs returns true when nothing arrives from a manager and it answers no probe, false when
-// ctx ends. A silent manager that answers probes is asked ever less often: thousands of nodes
-// may watch it.
+// ctx ends. A silent manager that answers probes is asked ever less often, unless a user
+// waits: thousands of nodes may watch it.
 func (t *leaderTransport) hangs(ctx context.Context, m *url.URL, arrived *atomic.Bool) bool {
-	next := silence
+	first, longest := silence, longestSilence
+	if t.waits.tell != nil {
+		first, longest = userSilence, userSilence
+	}
+	next := first
 	for silent := 0; silent < silentProbes; {
 		if !pause(ctx, next) {
 			return false
 		}
 		if arrived.Swap(false) {
-			silent, next = 0, silence
+			silent, next = 0, first
 			continue
 		}
 		probing, cancel := context.WithTimeout(ctx, probeTimeout)
@@ -68,7 +72,7 @@ func (t *leaderTransport) hangs(ctx context.Context, m *url.URL, arrived *atomic
 			return false
 		case err == nil || errors.As(err, &says):
 			t.waits.over()
-			silent, next = 0, min(2*next, longestSilence)
+			silent, next = 0, min(2*next, longest)
 		default:
 			silent, next = silent+1, silence
 		}

@@ -94,6 +94,32 @@ func (f follower) RoundTrip(r *http.Request) (*http.Response, error) {
 	return res, nil
 }
 
+// A user who follows the pool for long hears of a manager that does not answer any more
+// within two seconds.
+func TestFrozenManagerIsToldSoonAfterALongSilence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var list told
+		froze := time.Now().Add(time.Hour + 10*time.Second)
+		c := silentClient(t, func(r *http.Request) string {
+			if r.URL.Host != "m1" || r.URL.Path != "/readyz" || time.Now().After(froze) {
+				<-r.Context().Done()
+				return ""
+			}
+			return "of " + r.URL.Host
+		})
+		var after time.Duration
+		c.Transport.(*leaderTransport).waits.tell = func(reason string) {
+			list.tell(reason)
+			after = time.Since(froze)
+		}
+		_ = post(t.Context(), c, nil)
+		list.check(t, "m1 does not answer")
+		if after > 2*time.Second {
+			t.Errorf("told after %v", after)
+		}
+	})
+}
+
 // A client says that the manager with its call does not answer, and when it does again: it
 // was frozen for a while, or only the probe was lost. A slow call says nothing.
 func TestWaitForAFrozenManagerIsTold(t *testing.T) {
