@@ -48,6 +48,10 @@ const (
 	boxesPerRack = 8
 	// restartPause is the time between the end of a daemon and its next start.
 	restartPause = 2 * time.Second
+	// simulatedReports is the number of reports a second of all simulated nodes. They share
+	// a process with each other, and a machine with the manager and with other work: if they
+	// reported as real nodes do, they would be silent as soon as that process waits.
+	simulatedReports = 200
 	// startTimeout bounds the time until all nodes are connected.
 	startTimeout = 5 * time.Minute
 )
@@ -120,12 +124,7 @@ func (p *Pool) startManager(ctx context.Context) (err error) {
 	if err := os.Remove(urlFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	args := func(listen string) []string {
-		return []string{
-			"manager", "--listen", listen, "--url-file", urlFile, "--data-dir", p.daemons.Path("manager"),
-			"--join-token-file", p.daemons.Path("join-token"), "--spares", strconv.Itoa(p.spec.Spares),
-		}
-	}
+	args := func(listen string) []string { return p.managerArgs(listen, urlFile) }
 	if err := p.daemons.Start("manager", args(p.spec.Listen)...); err != nil {
 		return err
 	}
@@ -139,6 +138,17 @@ func (p *Pool) startManager(ctx context.Context) (err error) {
 	// A manager that starts again has the same address.
 	p.args["manager"] = args(p.URL[strings.LastIndexByte(p.URL, '/')+1:])
 	return nil
+}
+
+func (p *Pool) managerArgs(listen, urlFile string) []string {
+	args := []string{
+		"manager", "--listen", listen, "--url-file", urlFile, "--data-dir", p.daemons.Path("manager"),
+		"--join-token-file", p.daemons.Path("join-token"), "--spares", strconv.Itoa(p.spec.Spares),
+	}
+	if p.spec.Simulate {
+		args = append(args, "--report-rate", strconv.Itoa(simulatedReports))
+	}
+	return args
 }
 
 func (p *Pool) startNodes() error {

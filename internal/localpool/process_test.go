@@ -3,6 +3,7 @@ package localpool
 import (
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -49,5 +50,15 @@ func TestLastError(t *testing.T) {
 	}
 	if got := lastError(log + "absent"); got != "" {
 		t.Errorf("%q", got)
+	}
+}
+
+// The nodes of a simulated pool share a process, and report less often than real ones.
+func TestSimulatedNodesReportSeldom(t *testing.T) {
+	for _, simulate := range []bool{false, true} {
+		p := &Pool{spec: Spec{Simulate: simulate}}
+		if got := slices.Contains(p.managerArgs("127.0.0.1:0", "url"), "--report-rate"); got != simulate {
+			t.Errorf("simulated: %v, the manager bounds the reports: %v", simulate, got)
+		}
 	}
 }

@@ -166,6 +166,10 @@ func (m *Manager) lead(ctx context.Context, lost <-chan struct{}) error {
 	stop, running := m.watchOwnStalls()
 	defer running.Wait()
 	defer stop()
+	if m.cfg.Echo != nil {
+		running.Go(func() { m.measureHearing(ctx) })
+		defer end()
+	}
 	tick := time.NewTicker(tickInterval)
 	defer tick.Stop()
 	for told, begun := m.cluster == nil, m.cfg.OnLead == nil; ctx.Err() == nil && !isClosed(lost); {

@@ -100,6 +100,9 @@ type Config struct {
 	// OnLead is called by Run each time the manager has become the leader and
 	// has read the state; nil: nothing. An error ends Run.
 	OnLead func(ctx context.Context) error
+	// Echo sends a message by the way of the reports, and returns when it has arrived: it
+	// shows how late the manager hears its nodes. Nil: that is not measured.
+	Echo func(ctx context.Context) error
 	// Log receives the events; nil: nothing. Secrets are never logged.
 	Log *slog.Logger
 	// Now is the clock; nil: time.Now.
@@ -179,6 +182,9 @@ type Manager struct {
 	state *state               // nil: not read yet
 	live  map[string]*liveNode // what nodes reported
 	awake time.Time            // when this manager last ran; zero: that is not watched (node_stall.go)
+	// echoed is when the last message to itself that came back was sent; zero: that is not
+	// measured (node_hearing.go).
+	echoed time.Time
 	// Transactions on their way to the store, the newest last. storing is set while
 	// a goroutine stores them.
 	waiting  []*commit

@@ -85,7 +85,7 @@ func (m *Manager) watchEnds(l *liveNode) {
 // connected reports whether a node reports at present.
 func (t *tx) connected(node string) bool {
 	l := t.live[node]
-	return l != nil && !l.last.IsZero() && t.now.Before(l.lostAt(t.now))
+	return l != nil && !l.last.IsZero() && t.heard.Before(l.lostAt(t.now))
 }
 
 // lostAt returns when the node is lost if it remains silent.

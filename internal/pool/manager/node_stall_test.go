@@ -29,6 +29,7 @@ type stallWorld struct {
 	jump   atomic.Int64 // ns by which the manager's clock is ahead: as if it had not run
 	silent atomic.Bool  // the nodes do not report
 	change atomic.Bool  // each report differs from the one before
+	late   atomic.Int64 // ns that a report waits before the manager hears it
 }
 
 func newStallWorld(t *testing.T) *stallWorld {
@@ -39,6 +40,10 @@ func newStallWorld(t *testing.T) *stallWorld {
 	}
 	w.world = newWorld(t, Config{Store: w.store}, append(nodes, hostNode("h1", 4))...)
 	w.m.cfg.Now = func() time.Time { return time.Now().Add(time.Duration(w.jump.Load())) }
+	w.m.cfg.Echo = func(ctx context.Context) error {
+		pause(ctx, nil, time.Duration(w.late.Load()))
+		return nil
+	}
 	w.m.mu.Lock()
 	w.m.dropStateLocked(nil) // the new clock begins with the state
 	clear(w.m.live)
@@ -53,6 +58,7 @@ func newStallWorld(t *testing.T) *stallWorld {
 					if w.change.Load() {
 						n.dead[0] = !n.dead[0]
 					}
+					pause(ctx, nil, time.Duration(w.late.Load()))
 					_, _, _ = w.m.report(ctx, n.observe(), func(*tx) error { return nil })
 				}
 				pause(ctx, nil, 250*time.Millisecond)
@@ -145,6 +151,53 @@ func TestSuspendedManagerLosesNoNode(t *testing.T) {
 			t.Errorf("eight nodes are silent:\n%s", s)
 		}
 	})
+}
+
+// A manager that is too busy to read the reports in time, although its clock runs, makes no
+// node lost. One that is silent is still noticed, as soon as the manager would have heard it.
+func TestBusyManagerLosesNoNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newStallWorld(t)
+		w.late.Store(int64(3 * time.Second))
+		time.Sleep(30 * time.Second)
+		w.wantNoLoss(t, "busy manager")
+		w.silent.Store(true)
+		time.Sleep(3*time.Second + time.Second + 2*3*time.Second) // the last report, the time-out, two messages
+		if s := w.events(); strings.Count(s, "has stopped reporting") != 8 {
+			t.Errorf("eight nodes are silent:\n%s", s)
+		}
+	})
+}
+
+// A manager with time to spare notices a silent node after its time-out, and no later.
+func TestSilenceIsNoticedInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newStallWorld(t)
+		w.silent.Store(true)
+		time.Sleep(time.Second + 2*tickInterval)
+		if s := w.events(); strings.Count(s, "has stopped reporting") != 8 {
+			t.Errorf("eight nodes have been silent for %s:\n%s", time.Second+2*tickInterval, s)
+		}
+	})
+}
+
+// A message to oneself comes back, and the way ends.
+func TestEcho(t *testing.T) {
+	e, err := NewEcho()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if err := e.Send(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := e.Close(); err != nil {
+		t.Error(err)
+	}
+	if e.Send(t.Context()) == nil {
+		t.Error("a message comes back by a way that has ended")
+	}
 }
 
 // A late report that waits for the store is not a sign of life.

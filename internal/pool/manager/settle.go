@@ -161,7 +161,12 @@ func (t *tx) advanceNode(id string) {
 		return
 	}
 	l := t.live[id]
-	if l == nil || l.last.IsZero() || l.lost || !t.dueOrSchedule(subject{nodeSubject, id}, l.lostAt(t.now)) {
+	at := subject{nodeSubject, id}
+	if l == nil || l.last.IsZero() || l.lost || !t.dueOrSchedule(at, l.lostAt(t.now)) {
+		return
+	}
+	if t.connected(id) { // its report may have arrived, unheard
+		t.dueOrSchedule(at, t.now.Add(tickInterval))
 		return
 	}
 	l.lost = true

@@ -25,7 +25,7 @@ func rebuilt(t *tx) *index {
 	copyRows(s.nodes.load, t.nodes.rows)
 	copyRows(s.bindings.load, t.bindings.rows)
 	copyRows(s.leases.load, t.leases.rows)
-	fresh := &tx{state: s, now: t.now, cfg: t.cfg, live: t.live}
+	fresh := &tx{state: s, now: t.now, heard: t.heard, cfg: t.cfg, live: t.live}
 	fresh.indexAll()
 	return &s.index
 }

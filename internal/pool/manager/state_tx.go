@@ -14,6 +14,7 @@ import (
 type tx struct {
 	*state
 	now            time.Time
+	heard          time.Time // up to when the manager has heard the nodes
 	cfg            *Config
 	live           map[string]*liveNode
 	oldMeta        *meta
@@ -94,7 +95,7 @@ func (m *Manager) beginLocked(now time.Time) *tx {
 
 // readLocked returns the present state for reading.
 func (m *Manager) readLocked(now time.Time) *tx {
-	return &tx{state: m.state, now: now, cfg: &m.cfg, live: m.live}
+	return &tx{state: m.state, now: now, heard: m.heardLocked(now), cfg: &m.cfg, live: m.live}
 }
 
 func (t *tx) records() map[string]any {
