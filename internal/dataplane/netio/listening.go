@@ -28,9 +28,10 @@ const (
 	pollsPerClock = 64
 )
 
-// received notes a batch. room is what the socket holds.
+// received notes that the links have what took some bytes of the socket. room is what it
+// holds.
 func (l *listening) received(bytes, room int, clock func() time.Duration) {
-	if l.left -= bytes + kernelCost; l.left <= 0 {
+	if l.left -= bytes; l.left <= 0 {
 		l.proved(clock)
 		l.left = room
 	}

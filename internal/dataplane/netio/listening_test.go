@@ -4,9 +4,12 @@ import (
 	"errors"
 	"net"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/link"
+	"github.com/dxpu-project/dxpu/tlp"
 )
 
 // Only an empty socket, or more bytes than one holds, prove that a socket has been
@@ -30,11 +33,11 @@ func TestListening(t *testing.T) {
 	want("after the second wait", 1*time.Second)
 	now = 3 * time.Second // a stopped reader: datagrams gather in the socket
 	for range 100 {
-		l.received(9000, room, clock)
+		l.received(9000+kernelCost, room, clock)
 	}
 	want("after some of what a socket holds", 1*time.Second)
 	for range 100 {
-		l.received(9000, room, clock)
+		l.received(9000+kernelCost, room, clock)
 	}
 	want("after more than a socket holds", 2*time.Second)
 	now = 4 * time.Second
@@ -49,6 +52,32 @@ func TestListening(t *testing.T) {
 	if n := testing.AllocsPerRun(100, func() { l.received(100, 50, clock); l.nothing(true, room, clock) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
+}
+
+// A datagram that was read but not handed to its link is not received: the link would take its
+// peer for silent if another goroutine looked meanwhile.
+func TestHandedOnIsReceived(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := newExchange(t)
+		in, f := x.in[1], x.ends[1].group.fabric
+		for x.drain(0) || x.drain(1) {
+		}
+		const asked = time.Microsecond
+		in.path.heard.asked, in.path.heard.left = asked, 1 // the next datagram proves that
+		before, handed := f.listened(), time.Duration(-1)
+		x.ends[1].receive = func(engine.Entry, *tlp.Packet) bool {
+			handed = f.listened()
+			return true
+		}
+		x.send(0, &tlp.Packet{Type: tlp.MRd, Length: 1})
+		x.receive(1)
+		if handed != before {
+			t.Errorf("while the link gets the TLP: listened until %v, want %v", handed, before)
+		}
+		if got := f.listened(); got != asked {
+			t.Errorf("afterwards: listened until %v, want %v", got, asked)
+		}
+	})
 }
 
 // A fabric that receives nothing has listened.
