@@ -81,7 +81,7 @@ func Workload(ctx context.Context, o Options, p *predict.Plan, spec WorkloadSpec
 			}
 			times, err := playback.Real(ctx, out.Plan, dev.bus, dev.Device, playback.RealSpec{
 				Stretch: out.Stretch, NativeTrip: native, Trip: trip,
-				Progress: func(done, total int) { o.Progress("%v: %d %% of the workload", rtt, 100*done/max(total, 1)) },
+				Progress: func(share float64) { o.Progress("%v: %.0f %% of the workload", rtt, 100*share) },
 			})
 			out.Runs = append(out.Runs, playback.Run{RTT: trip / time.Duration(out.Stretch), Times: times})
 			return err

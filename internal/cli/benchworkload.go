@@ -190,7 +190,7 @@ func (o *workloadOptions) virtual(
 	for _, rtt := range append([]time.Duration{o.spec.NativeRTT}, rtts...) {
 		spec := o.spec
 		spec.RTT = rtt
-		spec.Progress = func(done, total int) { say("%v: %d %% of the workload", rtt, 100*done/max(total, 1)) }
+		spec.Progress = func(share float64) { say("%v: %.0f %% of the workload", rtt, 100*share) }
 		times, err := playback.Virtual(ctx, plan, spec)
 		if err != nil {
 			return nil, nil, err

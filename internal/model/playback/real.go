@@ -27,8 +27,8 @@ type RealSpec struct {
 	NativeTrip, Trip time.Duration
 	// Request is what the GPU reads at a time, in bytes; 0: what the device says.
 	Request int
-	// Progress receives the number of finished calls and operations, and of all; nil: no one watches.
-	Progress func(done, total int)
+	// Progress receives the finished share of the work, 0 to 1; nil: no one watches.
+	Progress func(share float64)
 }
 
 // MeasureTrip returns the median round trip of n register reads.
@@ -80,7 +80,7 @@ func Real(ctx context.Context, p *predict.Plan, bus driver.Bus, dev *driver.Devi
 const tick = 100 * time.Millisecond
 
 // runReal runs the player in real time: timers and interrupts wake it.
-func runReal(ctx context.Context, m *player, bus driver.Bus, progress func(done, total int)) error {
+func runReal(ctx context.Context, m *player, bus driver.Bus, progress func(share float64)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var waiters sync.WaitGroup
@@ -97,6 +97,7 @@ func runReal(ctx context.Context, m *player, bus driver.Bus, progress func(done,
 			}
 		})
 	}
+	span := float64(m.w.Span())
 	start := time.Now()
 	m.start(1) // the player's 0 is before everything
 	timer := time.NewTimer(0)
@@ -109,7 +110,7 @@ func runReal(ctx context.Context, m *player, bus driver.Bus, progress func(done,
 			return nil
 		}
 		if progress != nil {
-			progress(m.progress())
+			progress(float64(m.reached) / span)
 		}
 		timer.Reset(min(max(m.wake()-time.Since(start), 0), tick))
 		select {

@@ -52,8 +52,8 @@ type Spec struct {
 	// Requester is what the GPU reads host memory with. Ready raises its tags
 	// where the recording needs more.
 	Requester perf.Requester
-	// Progress receives the number of finished calls and operations, and of all; nil: no one watches.
-	Progress func(done, total int)
+	// Progress receives the finished share of the work, 0 to 1; nil: no one watches.
+	Progress func(share float64)
 }
 
 // Ready completes a Spec for a plan: as the predictor does, it has no fewer

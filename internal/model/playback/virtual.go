@@ -99,9 +99,16 @@ func (v *world) warmUp(m *player, window int) error {
 	return nil
 }
 
+// moved returns how many bytes the device has read and written.
+func (v *world) moved() uint64 {
+	c := v.world.Counters()
+	return c.ReadBytes + c.WriteBytes
+}
+
 // run lets time pass until the replay is over.
-func (v *world) run(ctx context.Context, m *player, progress func(done, total int)) error {
+func (v *world) run(ctx context.Context, m *player, progress func(share float64)) error {
 	moments := 0
+	before, bytes := v.moved(), uint64(Traffic(m.w))
 	pause := func() bool {
 		moments++
 		return m.news() || moments%breath == 0
@@ -113,7 +120,7 @@ func (v *world) run(ctx context.Context, m *player, progress func(done, total in
 				return err
 			}
 			if progress != nil {
-				progress(m.progress())
+				progress(m.share(v.moved()-before, bytes))
 			}
 		}
 		if err := m.step(v.world.Now()); err != nil {
