@@ -30,14 +30,14 @@ func (j *Job) Range(s JobSetting, r *JobResult) (JobRange, error) {
 		}
 		g.lower(r, &low, rankIdleReason(busy))
 	}
-	if nodes := j.graphKernels(); nodes > 0 && s.Costs.GraphNode != s.Costs.Kernel {
+	if nodes, whole := j.graphKernels(); nodes > 0 && s.Costs.GraphNode != s.Costs.Kernel {
 		costly := s
 		costly.Setting = s.costlyNodes()
 		low, err := j.Run(costly)
 		if err != nil {
 			return g, err
 		}
-		g.lower(r, &low, nodesReason(nodes, low.Relative))
+		g.lower(r, &low, nodesReason(nodes, whole, low.Relative))
 	}
 	for _, other := range j.alternatives() {
 		o, err := other.Run(s)
@@ -101,14 +101,18 @@ func (j *Job) leastBusy(r *JobResult) float64 {
 	return least
 }
 
-// graphKernels counts the kernels in CUDA graphs of all ranks.
-func (j *Job) graphKernels() (n int) {
+// graphKernels counts the kernels in CUDA graphs of all ranks, and those of them that are graphs
+// without their kernels.
+func (j *Job) graphKernels() (n, whole int) {
 	for _, p := range j.plans {
 		for i := range p.w.Ops {
-			if k := p.w.Ops[i].Kind; k.IsKernel() && k != workload.Kernel {
+			switch p.w.Ops[i].Kind { //nolint:exhaustive // the others are in no graph
+			case workload.GraphKernel:
 				n++
+			case workload.WholeGraph:
+				n, whole = n+1, whole+1
 			}
 		}
 	}
-	return n
+	return n, whole
 }

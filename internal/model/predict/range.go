@@ -70,7 +70,12 @@ func rankIdleReason(busy float64) string {
 	return fmt.Sprintf("the GPU of a rank is busy %.0f %% of the time, without its waiting for other ranks, and idle time absorbs latency, but a part of it is the profilers' own; the lower end is a replay in which the hosts take no time of their own", 100*busy)
 }
 
-func nodesReason(kernels int, low float64) string {
+// nodesReason is for kernels in graphs, whole of which are graphs that were recorded without
+// their kernels.
+func nodesReason(kernels, whole int, low float64) string {
+	if whole == kernels {
+		return fmt.Sprintf("%d CUDA graphs were recorded without their kernels: %.1f %% if each graph costs as much as one kernel outside of graphs, and less if each of its kernels does", whole, 100*low)
+	}
 	return fmt.Sprintf("%d kernels run in CUDA graphs: %.1f %% if each of them costs as much as other kernels; no measurement says that they do not", kernels, 100*low)
 }
 
@@ -104,7 +109,7 @@ func (p *Plan) Range(s Setting, r *Result, st *Stats) (Range, error) {
 		if err != nil {
 			return g, err
 		}
-		g.widen(r.Relative, min(r.Relative, nodes.Relative), nodesReason(st.GraphKernels, nodes.Relative))
+		g.widen(r.Relative, min(r.Relative, nodes.Relative), nodesReason(st.GraphKernels, st.WholeGraphs, nodes.Relative))
 	}
 	least, most := p.alternatives()
 	for _, other := range [...]*Plan{least, most} {

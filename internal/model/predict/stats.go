@@ -15,6 +15,7 @@ const ShortKernel = 10 * time.Microsecond
 // Stats breaks down the time of a recorded run.
 type Stats struct {
 	Kernels, ShortKernels, GraphKernels int
+	WholeGraphs                         int           // of GraphKernels: graphs without their kernels
 	KernelTime, GPUTime                 time.Duration // GPUTime: all operations
 	Busy, Active                        time.Duration // sum over devices: a stream was busy; from first to last operation
 	Copies                              [4]CopyStats  // HtoD, DtoH, DtoD, other
@@ -126,6 +127,9 @@ func (s *Stats) kernel(op *workload.Op) {
 	}
 	if op.Kind != workload.Kernel {
 		s.GraphKernels++
+	}
+	if op.Kind == workload.WholeGraph {
+		s.WholeGraphs++
 	}
 }
 

@@ -110,6 +110,9 @@ func withWork(steps []StepTime) []StepTime {
 
 // stepOf returns the latest step that began before the operation's launch, or -1.
 func (p *Plan) stepOf(op *workload.Op) int {
+	if p.w.Beside(op) {
+		return -1
+	}
 	at := op.Start
 	if op.Call != none {
 		at = p.w.Calls[op.Call].Start

@@ -63,7 +63,7 @@ func (p *Plan) WhatIf(s Setting, c Change, st *Stats) (WhatIf, error) {
 			return WhatIf{}, err
 		}
 	}
-	nodes := st.GraphKernels
+	nodes, whole := st.GraphKernels, st.WholeGraphs
 	if c.Graphs {
 		nodes = st.Kernels
 	}
@@ -72,7 +72,7 @@ func (p *Plan) WhatIf(s Setting, c Change, st *Stats) (WhatIf, error) {
 		if err != nil {
 			return WhatIf{}, err
 		}
-		out.DisaggregatedRange.widen(out.Disaggregated, longer, nodesReason(nodes, longer))
+		out.DisaggregatedRange.widen(out.Disaggregated, longer, nodesReason(nodes, whole, longer))
 	}
 	return out, nil
 }

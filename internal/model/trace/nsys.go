@@ -40,6 +40,7 @@ type nsys struct {
 	referenced map[int64]bool
 	events     []nsysEvent
 	contexts   map[nsysContext]int64 // the devices of contexts
+	migrations int                   // copies that move pages of unified memory
 }
 
 // read reads all tables.
@@ -100,7 +101,7 @@ func (n *nsys) devices() error {
 }
 
 // opColumns are the columns that all tables of operations share, in this order.
-var opColumns = []string{"start!", "end!", "deviceId!", "streamId", "correlationId", "globalPid", "contextId"}
+var opColumns = []string{"start!", "end!", "deviceId!", "streamId!", "correlationId", "globalPid", "contextId"}
 
 const nOpColumns = 7
 
@@ -109,11 +110,15 @@ func (n *nsys) op(r *sqlite.Row, c []int, where func() string) (op workload.Op, 
 	start, ok1 := r.Int(c[0])
 	end, ok2 := r.Int(c[1])
 	device, ok3 := r.Int(c[2])
-	if !ok1 || !ok2 || !ok3 {
-		n.b.Report.Drop("without a readable start, end or device", where())
+	stream, ok4 := r.Int(c[3])
+	switch {
+	case !ok1 || !ok2 || !ok3 || !ok4:
+		n.b.Report.Drop("without a readable start, end, device or stream", where())
+		return op, false
+	case start == 0 && end == 0: // so CUPTI says it
+		n.b.Report.Drop("whose time the profiler could not collect", where())
 		return op, false
 	}
-	stream, _ := r.Int(c[3])
 	corr, _ := r.Int(c[4])
 	pid, _ := r.Int(c[5])
 	if context, ok := r.Int(c[6]); ok && len(n.contexts) < maxContexts {
@@ -151,7 +156,7 @@ func (n *nsys) kernels() error {
 
 func (n *nsys) copies() error {
 	cols := append(opColumns[:nOpColumns:nOpColumns], "bytes", "copyKind", "srcKind", "dstKind")
-	return n.scan(tableMemcpy, cols, true, func(r *sqlite.Row, c []int, where func() string) {
+	err := n.scan(tableMemcpy, cols, true, func(r *sqlite.Row, c []int, where func() string) {
 		op, ok := n.op(r, c, where)
 		if !ok {
 			return
@@ -166,7 +171,14 @@ func (n *nsys) copies() error {
 		op.Pageable = ok1 && ok2 && (src == memPageable || dst == memPageable)
 		op.Name = n.b.Name([]byte(op.Kind.String()))
 		n.b.AddOp(op, where)
+		if kind == operUVMHtoD || kind == operUVMDtoH || kind == operUVMDtoD {
+			n.migrations++
+		}
 	})
+	if n.migrations > 0 {
+		n.b.Report.Doubt("%d copies move pages of unified memory: kernels wait for them, and the host, but the trace does not tell which, so the prediction is too good", n.migrations)
+	}
+	return err
 }
 
 // Values of ENUM_CUDA_MEMCPY_OPER and ENUM_CUDA_MEM_KIND.
@@ -174,6 +186,7 @@ const (
 	operHtoD, operDtoH, operHtoA, operAtoH = 1, 2, 3, 4
 	operAtoA, operAtoD, operDtoA, operDtoD = 5, 6, 7, 8
 	operPtoP, operUVMHtoD, operUVMDtoH     = 10, 11, 12
+	operUVMDtoD                            = 13
 
 	memPageable, memPinned, memDevice, memArray, memDeviceStatic = 0, 1, 2, 3, 5
 )
@@ -197,7 +210,7 @@ func copyKind(kind, src, dst int64) workload.OpKind {
 		return workload.CopyDtoH
 	case operAtoA, operAtoD, operDtoA, operDtoD:
 		return workload.CopyDtoD
-	case operPtoP:
+	case operPtoP, operUVMDtoD:
 		return workload.CopyPtoP
 	}
 	return workload.CopyOther
@@ -286,6 +299,11 @@ func (n *nsys) overheads(table string) error {
 	if err != nil {
 		return err
 	}
+	all := false // exports before 2024 have no types: this table has only the profiler's own time
+	if in, ok := n.db.Table(table); ok && table == tableOverhead {
+		column, err := in.Column("overheadType")
+		all = err == nil && column < 0
+	}
 	return n.scan(table, []string{"start!", "end!", "globalTid", "overheadType"}, true, func(r *sqlite.Row, c []int, where func() string) {
 		start, ok1 := r.Int(c[0])
 		end, ok2 := r.Int(c[1])
@@ -293,7 +311,7 @@ func (n *nsys) overheads(table string) error {
 		if !ok1 || !ok2 || !ok3 {
 			return // of no known thread
 		}
-		if kind, ok := r.Int(c[3]); !ok || !own[kind] {
+		if kind, ok := r.Int(c[3]); !all && (!ok || !own[kind]) {
 			return
 		}
 		if th, ok := n.thread(gid); ok {

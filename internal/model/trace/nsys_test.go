@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -77,6 +78,7 @@ func TestCopyKind(t *testing.T) {
 		{8, 1, 2, workload.CopyHtoD},
 		{8, 2, 1, workload.CopyDtoH},
 		{10, 2, 2, workload.CopyPtoP},
+		{13, 4, 4, workload.CopyPtoP},
 		{11, 4, 4, workload.CopyHtoD},
 		{12, 4, 4, workload.CopyDtoH},
 		{9, 1, 1, workload.CopyOther},
@@ -151,6 +153,67 @@ func TestLogsBesideTheDatabase(t *testing.T) {
 				t.Errorf("error %v, want %q", err, tc.fails)
 			}
 		})
+	}
+}
+
+// changed returns what is read of an export that the sqlite3 program has changed.
+func changed(t *testing.T, name, sql string) (*workload.Workload, error) {
+	t.Helper()
+	program, err := exec.LookPath("sqlite3")
+	if err != nil {
+		t.Skip("sqlite3 is not installed")
+	}
+	whole, err := os.ReadFile("testdata/" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "changed.sqlite")
+	if err := os.WriteFile(path, whole, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(program, path, sql).CombinedOutput(); err != nil {
+		t.Fatal(err, string(out))
+	}
+	return Open(path, Options{})
+}
+
+// The reader refuses, drops or doubts the parts that an export lacks, and guesses none.
+func TestOddExports(t *testing.T) {
+	const kernels = "CUPTI_ACTIVITY_KIND_KERNEL"
+	for name, tc := range map[string]struct {
+		sql, want string // part of the error or of the warning
+		dropped   int64
+	}{
+		"no column of streams": {sql: "ALTER TABLE " + kernels + " DROP COLUMN streamId", want: "has no column streamId"},
+		"streams unknown":      {sql: "CREATE TABLE k AS SELECT * FROM " + kernels + "; DROP TABLE " + kernels + "; ALTER TABLE k RENAME TO " + kernels + "; UPDATE " + kernels + " SET streamId = NULL WHERE rowid % 100 = 1", want: "device or stream", dropped: 4},
+		"times not collected":  {sql: "UPDATE " + kernels + " SET start = 0, end = 0 WHERE rowid = 7", want: "could not collect", dropped: 1},
+		"unified memory":       {sql: "UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET copyKind = 11, correlationId = NULL", want: "1 copies move pages of unified memory"},
+		"rows twice":           {sql: "INSERT INTO " + kernels + " SELECT * FROM " + kernels, want: "which the trace has twice", dropped: 400},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, err := changed(t, "small.sqlite", tc.sql)
+			got := fmt.Sprint(err)
+			if err == nil {
+				got = w.Report.Warning()
+				if n := w.Report.Dropped(); n != tc.dropped {
+					t.Errorf("%d rows dropped, want %d", n, tc.dropped)
+				}
+			}
+			if !strings.Contains(got, tc.want) {
+				t.Errorf("%q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+// Exports before 2024 do not tell the type of the profiler's own time.
+func TestOverheadWithoutTypes(t *testing.T) {
+	w, err := changed(t, "overhead.sqlite", "DROP TABLE CUPTI_ACTIVITY_KIND_OVERHEAD; DROP TABLE ENUM_CUPTI_OVERHEAD_TYPE; ALTER TABLE PROFILER_OVERHEAD DROP COLUMN overheadType")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(w.Overheads) != 1 || w.Overheads[0].Dur != 500*time.Nanosecond {
+		t.Errorf("%+v", w.Overheads)
 	}
 }
 

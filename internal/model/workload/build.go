@@ -34,7 +34,7 @@ type Builder struct {
 	w         Workload
 	streams   map[Stream]int32
 	threads   map[Thread]int32
-	steps     map[string]bool // by name
+	steps     map[Step]bool
 	marks     []mark
 	events    []eventRecord
 	waits     []Awaited
@@ -46,7 +46,7 @@ type Builder struct {
 func NewBuilder(format string) *Builder {
 	return &Builder{
 		Format: format, names: map[string]uint32{"": 0},
-		streams: map[Stream]int32{}, threads: map[Thread]int32{}, steps: map[string]bool{}, types: map[int32]StreamType{},
+		streams: map[Stream]int32{}, threads: map[Thread]int32{}, steps: map[Step]bool{}, types: map[int32]StreamType{},
 		w: Workload{Names: []string{""}, Rank: None},
 	}
 }
@@ -134,13 +134,13 @@ func (b *Builder) AddCall(c Call, where func() string) {
 	}
 }
 
-// AddStep adds a training step once: the profiler repeats its name for the GPU.
+// AddStep adds a training step, once.
 func (b *Builder) AddStep(s Step, where func() string) {
 	s.Name = clip(s.Name)
-	if b.steps[s.Name] || len(b.w.Steps) >= maxItems || !b.room(s.Start, s.Dur, where) {
+	if b.steps[s] || len(b.w.Steps) >= maxItems || !b.room(s.Start, s.Dur, where) {
 		return
 	}
-	b.steps[s.Name] = true
+	b.steps[s] = true
 	b.w.Steps = append(b.w.Steps, s)
 	b.Report.Used++
 }
@@ -232,6 +232,8 @@ func (b *Builder) Build() (*Workload, error) {
 	base := w.rebase()
 	outer := w.flatten()
 	w.join(outer)
+	w.dropDoubled()
+	w.chooseSteps()
 	w.align(b.waits, outer)
 	base += w.rebase()
 	newResolver(b, base, outer).resolve(b)

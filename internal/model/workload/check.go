@@ -17,6 +17,7 @@ const (
 	emptyShare    = 0.10 // kernels without a duration
 	silenceShare  = 0.50
 	silenceLength = 100 * time.Millisecond
+	processShare  = 0.01 // of the operations' time
 )
 
 // MaxCopyRate is above the rate of any link between host and GPU, in bytes per
@@ -42,6 +43,8 @@ func (w *Workload) check() error {
 		}
 		note("%d of %d operations begin before the call that launched them: the clocks of host and GPU disagree in this trace", n, len(w.Ops))
 	}
+	w.checkProcesses(total)
+	w.checkGraphs()
 	w.checkCopies()
 	w.checkKernels()
 	w.checkCalls()
@@ -77,6 +80,19 @@ func (w *Workload) checkKernels() {
 	}
 	if float64(empty) > emptyShare*float64(kernels) {
 		w.Report.Doubt("%d of %d kernels have no duration", empty, kernels)
+	}
+}
+
+// checkGraphs finds graphs that were recorded as one operation each.
+func (w *Workload) checkGraphs() {
+	n := 0
+	for i := range w.Ops {
+		if w.Ops[i].Kind == WholeGraph {
+			n++
+		}
+	}
+	if n > 0 {
+		w.Report.Doubt("%d CUDA graphs were recorded as a whole, so the trace does not tell how many kernels and copies they have, which a longer round trip may slow: record each node (nsys profile --cuda-graph-trace=node)", n)
 	}
 }
 

@@ -196,6 +196,9 @@ type Workload struct {
 	Rank      int32 // of the process in its distributed job, or None
 	World     int32 // number of ranks of that job; 0: unknown
 	Report    Report
+
+	beside      []bool // by thread: its work belongs to no step; nil if there is none
+	stepProcess uint64 // the process of the steps
 }
 
 // Span returns the time from the first recorded start to the last recorded end.
