@@ -86,7 +86,7 @@ func (p *Plan) StreamWaits(i int32) iter.Seq2[int32, time.Duration] {
 	return func(yield func(op int32, lag time.Duration) bool) {
 		w := p.streamWaits[i]
 		for _, on := range p.extra[w.from:w.to] {
-			lag := min(p.w.Ops[i].Start-p.w.Ops[on].End(), p.streamLag)
+			lag := min(p.w.Ops[i].Start-p.w.Ops[on].End(), p.crossLag)
 			if on != p.ops[i].cross && !yield(on, lag) {
 				return
 			}

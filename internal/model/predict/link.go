@@ -32,6 +32,8 @@ type linker struct {
 	nextEnd     int
 	looks       int              // see mostLooks
 	done        []bool           // by operation: already evaluated
+	graphEnds   []int32          // see workload.Workload.GraphEnds
+	crossLags   []time.Duration  // of operations that waited for those of other streams
 	median      [9]time.Duration // by kind of call: its duration
 }
 
@@ -51,7 +53,7 @@ func newLinker(p *Plan) *linker {
 		p: p, w: w, process: map[uint64]int{},
 		lastCall: nones(len(w.Threads)), threadOp: nones(len(w.Threads)), lastOp: nones(len(w.Streams)),
 		made: nones(len(w.Calls)), nextCall: nones(len(w.Calls)),
-		used: make([]bool, len(w.Streams)), awaitedBy: make([]deviceWait, len(w.Streams)), byEnd: indices(len(w.Ops)), done: make([]bool, len(w.Ops)),
+		used: make([]bool, len(w.Streams)), awaitedBy: make([]deviceWait, len(w.Streams)), byEnd: indices(len(w.Ops)), done: make([]bool, len(w.Ops)), graphEnds: w.GraphEnds(),
 	}
 	number := func(process uint64) int {
 		n, ok := l.process[process]
@@ -113,6 +115,10 @@ func (l *linker) link() {
 			l.callEnd(i)
 		}
 	})
+	l.p.crossLag = l.p.streamLag
+	if len(l.crossLags) >= enoughLags {
+		l.p.crossLag = quantile.Of(l.crossLags, 0.5)
+	}
 }
 
 // ended advances over the operations that had ended by t.
@@ -141,10 +147,25 @@ func (l *linker) callStart(i int32) {
 	if cp.prev != none {
 		from = l.w.Calls[cp.prev].End()
 	}
+	if by := l.handover(i); by != none && l.w.Calls[by].End() > from {
+		cp.cross = by
+		return
+	}
 	other := l.endedCall[l.threadProc[c.Thread]]
 	if other != none && l.w.Calls[other].Thread != c.Thread && c.Start-from > threadGap && l.w.Calls[other].End() > from && l.quietAfter(other) {
 		cp.cross = other
 	}
+}
+
+// handover returns the call of another thread after which call i came, as the recorded waits
+// tell, or none.
+func (l *linker) handover(i int32) int32 {
+	all := l.w.Handovers
+	n := sort.Search(len(all), func(k int) bool { return all[k].Call > i })
+	if n == 0 || all[n-1].Call != i || l.w.Calls[all[n-1].After].End() > l.w.Calls[i].Start {
+		return none
+	}
+	return all[n-1].After
 }
 
 // quietAfter reports whether the thread of call i made no call for a while after it.
@@ -163,40 +184,49 @@ func (l *linker) op(i int32) {
 	o := &l.p.ops[i]
 	*o = opPlan{prev: l.lastOp[op.Stream], cross: none}
 	proc := l.streamProc[op.Stream]
-	l.lastOp[op.Stream] = i
+	l.follows(i)
 	if !l.used[op.Stream] {
 		l.used[op.Stream] = true
 		l.usedStreams[proc] = append(l.usedStreams[proc], op.Stream)
 	}
-	told, seen := l.waitsOf(i), l.endedOp[proc]
+	told, seen := l.waitsOf(i, l.branchBefore(i, o.prev)), l.endedOp[proc]
 	if l.p.certain {
 		seen = none
 	}
+	if l.node(i) {
+		return
+	}
 	o.constraint, o.cross = l.constraintOf(op, o.prev, [...]int32{told, seen})
-	if o.constraint == crossConstraint && o.cross != told {
+	switch {
+	case o.constraint != crossConstraint:
+	case o.cross != told:
 		l.p.guessed++
+	default:
+		l.crossLags = append(l.crossLags, op.Start-l.w.Ops[told].End())
 	}
 }
 
-// waitsOf links an operation to those that the recorded waits of its stream name,
-// and returns the one that ended last.
-func (l *linker) waitsOf(i int32) int32 {
+// waitsOf links an operation to those that the recorded waits of its stream name, and to the
+// branch of a graph that it follows. It returns the one that ended last.
+func (l *linker) waitsOf(i, branch int32) int32 {
 	all, last := l.w.Waits, none
-	if len(all) == 0 {
-		return none
-	}
 	from := int32(len(l.p.extra))
+	add := func(on int32) {
+		l.p.extra = append(l.p.extra, on)
+		if last == none || l.w.Ops[on].End() > l.w.Ops[last].End() {
+			last = on
+		}
+	}
+	if branch != none {
+		add(branch)
+	}
 	n := sort.Search(len(all), func(k int) bool { return all[k].Op >= i })
 	for _, wait := range all[n:] {
 		if wait.Op != i {
 			break
 		}
-		if !l.done[wait.On] {
-			continue // the clocks of host and GPU disagree
-		}
-		l.p.extra = append(l.p.extra, wait.On)
-		if last == none || l.w.Ops[wait.On].End() > l.w.Ops[last].End() {
-			last = wait.On
+		if l.done[wait.On] { // else the clocks of host and GPU disagree
+			add(wait.On)
 		}
 	}
 	if to := int32(len(l.p.extra)); to > from {
@@ -221,12 +251,14 @@ func (l *linker) constraintOf(op *workload.Op, prev int32, cands [2]int32) (c co
 	if prev != none {
 		end := l.w.Ops[prev].End()
 		known := cands[0] != none && l.w.Ops[cands[0]].End() > end // by a recorded wait, later than prev
-		if latency > l.p.launchLag && !known && end > call && op.Start-end <= tightGap {
+		gap := op.Start - end
+		behind := gap <= l.p.streamLag*3/2 && latency > l.p.launchLag || latency > l.p.slowLaunch()
+		if behind && !known && end > call && gap <= tightGap {
 			return streamConstraint, none
 		}
 		free = max(free, end)
 	}
-	if latency <= l.p.launchLag*3/2 {
+	if latency <= l.p.slowLaunch() {
 		return launchConstraint, none
 	}
 	for _, cand := range cands {
@@ -305,7 +337,7 @@ func (l *linker) otherAwaits(i int32) {
 	from := int32(len(l.p.extra))
 	named := c.Event
 	if named < 0 && c.Stream != none {
-		named = l.launchedBefore(l.lastOp[c.Stream], c.Start)
+		named = l.graphEnd(l.launchedBefore(l.lastOp[c.Stream], c.Start), c.End())
 	}
 	add := func(op int32) {
 		if op >= 0 && op != cp.block && l.done[op] && l.w.Ops[op].End() <= c.End() {
@@ -328,7 +360,7 @@ func (l *linker) awaited(i int32, proc int) int32 {
 	case c.Kind == workload.StreamSync && c.Event != none:
 		cand = c.Event
 	case c.Kind == workload.StreamSync && c.Stream != none:
-		cand = l.launchedBefore(l.lastOp[c.Stream], c.Start)
+		cand = l.graphEnd(l.launchedBefore(l.lastOp[c.Stream], c.Start), c.End())
 	case c.Kind == workload.DeviceSync:
 		cand = none
 		for _, s := range l.usedStreams[proc] {

@@ -44,6 +44,7 @@ type Plan struct {
 
 	launchLag time.Duration // from launch call to start on an idle stream
 	streamLag time.Duration // from one operation to the next on a busy stream
+	crossLag  time.Duration // to one of another stream that waits for it
 	enqueue   time.Duration // of a call that only enqueues work
 	// certain is set if only what the trace tells links streams and threads; guessed
 	// counts the links beyond that.
@@ -65,6 +66,7 @@ const (
 	// Typical values of current GPUs, for traces with too few samples.
 	defaultLaunchLag = 6 * time.Microsecond
 	defaultStreamLag = time.Microsecond
+	enoughLags       = 16
 )
 
 type callPlan struct {
@@ -199,22 +201,24 @@ func (p *Plan) estimate() {
 			gap = append(gap, queued{g, op.Start - call})
 		}
 	}
-	const enough = 16
-	if len(launch) >= enough {
+	if len(launch) >= enoughLags {
 		// The lower quartile, because some launches waited for something else too.
 		p.launchLag = max(quantile.Of(launch, 0.25), 0)
 	}
-	// A gap that ends a launch's least time after its call is that of the launch.
+	// A gap that ends no later after its call than a launch may take is that of the launch.
 	var gaps []time.Duration
 	for _, g := range gap {
-		if g.latency > p.launchLag {
+		if g.latency > p.slowLaunch() {
 			gaps = append(gaps, g.gap)
 		}
 	}
-	if len(gaps) >= enough {
+	if len(gaps) >= enoughLags {
 		p.streamLag = quantile.Of(gaps, 0.5)
 	}
 }
+
+// slowLaunch is as long as a launch takes that waits for nothing: launches differ.
+func (p *Plan) slowLaunch() time.Duration { return p.launchLag * 3 / 2 }
 
 // queued is an operation that was launched while the one before it ran: the gap between
 // them, and the time since its launch.

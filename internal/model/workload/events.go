@@ -104,7 +104,7 @@ func (f *following) reach(stream int32, at time.Duration, others bool) (out []in
 	r := f.r
 	since := time.Duration(never)
 	if last, _ := around(r.streams, stream, at); last != None {
-		out, since = append(out, last), r.launchedAt(last)
+		out, since = append(out, r.ends[last]), r.launchedAt(last)
 	}
 	if f.followed += len(out); f.followed > maxFollow {
 		return out
@@ -115,7 +115,7 @@ func (f *following) reach(stream int32, at time.Duration, others bool) (out []in
 	}
 	for _, other := range behind[:min(len(behind), maxBehind)] {
 		if last, _ := around(r.streams, other, at); last != None && len(out) < maxBefore {
-			out = append(out, last)
+			out = append(out, r.ends[last])
 		}
 	}
 	held := f.held[stream]

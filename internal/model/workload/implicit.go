@@ -175,7 +175,7 @@ func (r *resolver) serial(p *pair, a, b []launch, explained []Wait) {
 			n = sort.Search(n, func(i int) bool { return compareLaunch(&queues[own][i], &other[0]) > 0 })
 		}
 		// The others of these wait for the same operation, and for the first of these.
-		last[own] = queues[own][n-1].op
+		last[own] = r.ends[queues[own][n-1].op]
 		queues[own] = queues[own][n:]
 		on := last[1-own]
 		if on == None {

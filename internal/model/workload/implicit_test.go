@@ -9,7 +9,8 @@ import (
 // operations of the default stream. If each stream took a look at all of these, this test would
 // take an hour.
 func TestManyStreamsBesideALongDefaultStream(t *testing.T) {
-	r := &resolver{w: &Workload{Ops: []Op{{Call: None}, {Call: None}}}}
+	w := &Workload{Ops: []Op{{Call: None}, {Call: None}}}
+	r := &resolver{w: w, ends: w.GraphEnds()}
 	long := make([]launch, 2_000_000)
 	for i := range long {
 		long[i].at = time.Duration(2 * i)

@@ -63,6 +63,7 @@ type resolver struct {
 	rounded  time.Duration // resolution of the recorded times
 	tries    int           // see mostTries
 	lag      time.Duration // a launch that nothing held up starts its operation this late
+	ends     []int32       // see GraphEnds
 }
 
 func newResolver(b *Builder, base time.Duration, calls []key) *resolver {
@@ -95,6 +96,7 @@ func (r *resolver) resolve(b *Builder) {
 	if len(r.w.Streams) < 2 && len(r.awaited) == 0 && len(r.marks) == 0 && len(b.queries) < leastSpin {
 		return
 	}
+	r.ends = r.w.GraphEnds()
 	r.sortLaunches()
 	r.spins(b.queries)
 	r.nameStreams()
@@ -108,6 +110,7 @@ func (r *resolver) resolve(b *Builder) {
 		possible, r.w.MostAwaits = append(possible, most.waits...), most.awaits
 	}
 	r.recorded()
+	r.handovers()
 	told := slices.Clone(r.w.Waits)
 	r.w.Waits = sortWaits(slices.Concat(told, shown, inferred))
 	r.guess(told, shown, possible)
@@ -222,6 +225,9 @@ func (r *resolver) infer() {
 		name(m.at)
 		t := &threads[m.thread]
 		before, from := around(r.threads, m.thread, m.at)
+		if before != None {
+			before = r.ends[before]
+		}
 		if m.kind == EventRecord {
 			t.record(r.w, before)
 			t.latest = before

@@ -186,6 +186,8 @@ type Workload struct {
 	// trace does not tell all; nil if they are those of Waits.
 	Least, Most []Wait
 	MostAwaits  []Await // instead of Awaits, nil if they are the same
+	// Handovers are the links between threads that the recorded waits tell, sorted by Call.
+	Handovers []Handover
 	// Overheads is the time that the profiler spent on a thread, sorted by thread and
 	// start, without overlaps.
 	Overheads []Overhead
