@@ -64,11 +64,19 @@ func listenShare(dir string, r *Record) (*net.UnixListener, error) {
 	return l, nil
 }
 
+// makeFolder makes a folder, unless it is there. Where something else is, such as the agent's
+// lock, it fails.
 func makeFolder(path string) error {
-	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
+	err := os.Mkdir(path, 0o700)
+	if errors.Is(err, fs.ErrExist) && isFolder(path) {
+		return nil
 	}
-	return nil
+	return err
+}
+
+func isFolder(path string) bool {
+	info, err := os.Lstat(path)
+	return err == nil && info.IsDir()
 }
 
 // listenIn opens the socket in the inner folder. It refuses one that the user put there.
@@ -105,14 +113,15 @@ func listenIn(inner string) (*net.UnixListener, error) {
 }
 
 // discardLocked takes the folder of a share away. The saver removes it, without the lock:
-// its user may have put any number of files there.
+// its user may have put any number of files there. What is no folder is not a share's.
 func (a *Agent) discardLocked(id string) {
+	if !isFolder(filepath.Join(a.config.Dir, id)) {
+		return
+	}
 	a.discarded++
 	gone := filepath.Join(a.config.Dir, fmt.Sprint(goneMark, a.config.Broker.Agent, "-", a.discarded))
 	if err := os.Rename(filepath.Join(a.config.Dir, id), gone); err != nil {
-		if !errors.Is(err, fs.ErrNotExist) {
-			a.config.Log.Warn("folder of a share is not removed", "share", id, "error", err)
-		}
+		a.config.Log.Warn("folder of a share is not removed", "share", id, "error", err)
 		return
 	}
 	a.gone = append(a.gone, gone)

@@ -181,11 +181,11 @@ func (a *Agent) openLocked(r *Record, restored bool) error {
 	}
 	s, err := a.serve(r)
 	if err != nil {
-		a.broker.Abandon(a.now(), r.ID)
+		a.unmakeLocked(r.ID)
 		return err
 	}
 	if r.Owner != nil && s.owner == nil && !restored {
-		a.broker.Abandon(a.now(), r.ID)
+		a.unmakeLocked(r.ID)
 		a.discardLocked(r.ID)
 		s.close()
 		return errors.New("the process that asks has ended")
@@ -203,6 +203,13 @@ func (a *Agent) openLocked(r *Record, restored bool) error {
 	}
 	a.work.Go(func() { a.accept(s.listener, s.trash, s.page, id) })
 	return nil
+}
+
+// unmakeLocked takes a share that is not served from the broker. Its end is handled now:
+// later it would be that of another share with the name.
+func (a *Agent) unmakeLocked(id string) {
+	a.broker.Abandon(a.now(), id)
+	a.flushLocked()
 }
 
 // SocketPath returns the path of the socket of a share, below the folder of its agent.

@@ -1,0 +1,66 @@
+//go:build linux
+
+package agent_test
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/dxpu-project/dxpu/internal/sharing/agent"
+	"github.com/dxpu-project/dxpu/internal/sharing/broker"
+	"github.com/dxpu-project/dxpu/share"
+)
+
+// A share cannot have the name of a file that the agent needs: its folder would take the
+// place of the lock that keeps a second agent out.
+func TestShareNamedAsTheLock(t *testing.T) {
+	m := start(t, "", "gemini")
+	if _, err := m.api.Create(t.Context(), agent.Part{ID: "lock", Memory: gib}); err == nil {
+		t.Error("there is a share \"lock\"")
+	}
+	m.create(agent.Part{ID: "other", Memory: gib}) // after it the agent has removed what it removes
+	info, err := os.Lstat(filepath.Join(m.dir, "run", "lock"))
+	if err != nil || !info.Mode().IsRegular() || info.Mode().Perm() != 0o600 {
+		t.Fatalf("the lock is %v, %v", info, err)
+	}
+	second, err := agent.New(agent.Config{
+		Broker: broker.Config{Policy: "gemini", GPUs: []broker.GPU{{Name: "gpu0", Device: share.Device{SMs: 80, ThreadsPerSM: 2048, Memory: gib}}}},
+		Dir:    filepath.Join(m.dir, "run"), Group: -1, Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := second.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "another agent") {
+		t.Errorf("a second agent in the folder: %v", err)
+	}
+}
+
+// A share whose socket cannot be opened leaves nothing: the next one of its name is served,
+// and its memory is free when it ends.
+func TestShareWithoutASocket(t *testing.T) {
+	m := start(t, "", "gemini")
+	folder := filepath.Join(m.dir, "run", "web")
+	if err := errors.Join(os.Mkdir(folder, 0o700), os.WriteFile(filepath.Join(folder, "client"), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.api.Create(t.Context(), agent.Part{ID: "web", Memory: gib}); err == nil {
+		t.Fatal("a share is made in a folder with a file in the place of the socket's")
+	}
+	s := m.create(agent.Part{ID: "web", Memory: gib})
+	if shares, err := m.api.Shares(t.Context()); err != nil || len(shares) != 1 {
+		t.Errorf("shares %+v, %v, want %s", shares, err, s.ID)
+	}
+	if _, err := os.Stat(s.Socket); err != nil {
+		t.Error(err)
+	}
+	if err := m.api.End(t.Context(), "web", 0); err != nil {
+		t.Error(err)
+	}
+	if gpus, err := m.api.GPUs(t.Context()); err != nil || gpus[0].Free != gpus[0].Memory {
+		t.Errorf("GPUs %+v, %v, want all memory free", gpus, err)
+	}
+}
