@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -103,6 +104,8 @@ func (a *action) carryOut(ctx context.Context, api dxpuv1connect.PoolServiceClie
 		}
 		_, err = api.ResizeLease(ctx, connect.NewRequest(&dxpuv1.ResizeLeaseRequest{LeaseId: a.id, Count: uint32(count)}))
 		return fmt.Sprintf("Lease %s gets %s.", a.id, plural(count, "GPU")), err
+	case "resizepart":
+		return a.resizePart(ctx, api)
 	case "migrate":
 		return a.migrate(ctx, api)
 	case "stay":
@@ -214,13 +217,48 @@ func (a *action) create(ctx context.Context, api dxpuv1connect.PoolServiceClient
 	return fmt.Sprintf("Lease %s was created: it %s.", res.GetLease().GetId(), leaseWord(res.GetLease())), nil
 }
 
-// maxPartMemory is the largest memory of a part that the form takes, in GiB.
-const maxPartMemory = 4096
+const (
+	maxPartMemory = 4096  // the largest memory of a part that the forms take, in GiB
+	maxSeconds    = 86400 // the longest deadline that they take
+)
+
+// given reports whether a field of the form is filled in.
+func (a *action) given(name string) bool { return strings.TrimSpace(a.form.Get(name)) != "" }
+
+// resizePart gives the parts of a lease another size. What the form leaves empty stays.
+func (a *action) resizePart(ctx context.Context, api dxpuv1connect.PoolServiceClient) (string, error) {
+	req := &dxpuv1.ResizeLeaseRequest{LeaseId: a.id, Part: &dxpuv1.Part{}}
+	if !a.given("memory") && !a.given("compute") {
+		return "", connect.NewError(connect.CodeInvalidArgument, errors.New("memory and compute: one of them must have a new size"))
+	}
+	if a.given("memory") {
+		n, err := a.number("memory", 1, maxPartMemory)
+		if err != nil {
+			return "", err
+		}
+		req.Part.MemoryBytes = uint64(n) << 30
+	}
+	if a.given("compute") {
+		n, err := a.number("compute", 1, 100)
+		if err != nil {
+			return "", err
+		}
+		req.Part.Compute = uint32(n) * 10
+	}
+	if a.given("deadline") {
+		n, err := a.number("deadline", 1, maxSeconds)
+		if err != nil {
+			return "", err
+		}
+		req.Deadline = durationpb.New(time.Duration(n) * time.Second)
+	}
+	res, err := ask(ctx, api.ResizeLease, req)
+	return fmt.Sprintf("Lease %s gets %s of each GPU.", a.id, partWords(res.GetLease().GetSpec().GetPart())), err
+}
 
 // part returns the part of each GPU that the form asks for, nil for whole GPUs.
 func (a *action) part() (*dxpuv1.Part, error) {
-	given := func(name string) bool { return strings.TrimSpace(a.form.Get(name)) != "" }
-	if !given("memory") && !given("compute") {
+	if !a.given("memory") && !a.given("compute") {
 		return nil, nil
 	}
 	memory, err := a.number("memory", 1, maxPartMemory)

@@ -80,7 +80,7 @@ var parsed = sync.OnceValue(func() (p struct {
 
 var functions = template.FuncMap{
 	"word": word, "number": number, "duration": formatStep, "rate": rate, "memory": memory, "rtt": rtt, "rfc3339": formatRFC3339,
-	"sentence": sentence, "request": describeRequest, "orElse": func(s, other string) string { return cmp.Or(s, other) }, "plural": plural, "noReport": noReport, "kindOf": kindOf, "describe": describeGPU,
+	"sentence": sentence, "request": describeRequest, "partWords": partWords, "orElse": func(s, other string) string { return cmp.Or(s, other) }, "plural": plural, "noReport": noReport, "kindOf": kindOf, "describe": describeGPU,
 	"taint": taintText, "closed": closed,
 	"time": formatTime, "ago": ago, "query": query, "use": useWord,
 	"percent": func(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) + "%" },

@@ -180,6 +180,11 @@ func formatRFC3339(t *timestamppb.Timestamp) string {
 	return t.AsTime().UTC().Format(time.RFC3339Nano)
 }
 
+// partWords returns the size of a part as in "16 GiB and 30 % of the compute".
+func partWords(p *dxpuv1.Part) string {
+	return fmt.Sprintf("%s and %s %% of the compute", memory(p.GetMemoryBytes()), strconv.FormatFloat(float64(p.GetCompute())/10, 'f', -1, 64))
+}
+
 // describeRequest describes the request of a lease in words.
 func describeRequest(s *dxpuv1.LeaseSpec) string {
 	if s == nil {
@@ -188,7 +193,7 @@ func describeRequest(s *dxpuv1.LeaseSpec) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d × %s", s.Count, cmp.Or(s.Model, "any model"))
 	if p := s.Part; p != nil {
-		fmt.Fprintf(&b, ", a part of %s and %s %% of the compute", memory(p.MemoryBytes), strconv.FormatFloat(float64(p.Compute)/10, 'f', -1, 64))
+		fmt.Fprintf(&b, ", a part of %s", partWords(p))
 	}
 	if s.MinMemoryBytes > 0 {
 		fmt.Fprintf(&b, ", at least %s", memory(s.MinMemoryBytes))

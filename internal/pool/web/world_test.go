@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -47,6 +48,7 @@ type simNode struct {
 	kind            dxpuv1.NodeKind
 	boxKind         dxpuv1.BoxKind
 	slots, empty    int
+	divided         int // parts that each GPU has slots for
 	silent, deaf    bool
 	movable         bool // its devices can move to another box
 	health          map[uint32]dxpuv1.Health
@@ -219,10 +221,10 @@ func (w *world) apply(n *simNode, newest uint64) {
 	n.has = map[uint32]*dxpuv1.ObservedBinding{}
 	for i, b := range d.Bindings {
 		if old := had[b.Slot]; old != nil && old.BindingId == b.BindingId {
-			n.has[b.Slot] = old
+			n.has[b.Slot], old.Part = old, b.Part
 			continue
 		}
-		o := &dxpuv1.ObservedBinding{BindingId: b.BindingId, Epoch: b.Epoch, Counters: &dxpuv1.Counters{RttNs: 17_300 + 450*uint64(b.Epoch) + 90*uint64(i)}}
+		o := &dxpuv1.ObservedBinding{BindingId: b.BindingId, Epoch: b.Epoch, Part: b.Part, Counters: &dxpuv1.Counters{RttNs: 17_300 + 450*uint64(b.Epoch) + 90*uint64(i)}}
 		step := func(name string, after, took time.Duration) {
 			o.Steps = append(o.Steps, &dxpuv1.Step{Name: name, Time: timestamppb.New(begin.Add(after)), Duration: durationpb.New(took)})
 		}
@@ -252,7 +254,7 @@ func (w *world) observe(n *simNode) *dxpuv1.ObservedState {
 	for p := range uint32(2) {
 		o.Addresses = append(o.Addresses, &dxpuv1.PathAddress{Path: p, Address: fmt.Sprintf("10.%d.0.7:7471", p), Network: fmt.Sprintf("fabric-%c", 'a'+p)})
 	}
-	for i := range uint32(n.slots + n.empty) {
+	for i := range uint32(n.slots + n.empty + n.slots*n.divided) {
 		s := &dxpuv1.ObservedSlot{Slot: i, Health: max(n.health[i], dxpuv1.Health_HEALTH_OK), HealthDetail: n.detail[i], Errors: n.errors[i], Movable: n.movable}
 		if n.kind == dxpuv1.NodeKind_NODE_KIND_BOX && int(i) < n.slots {
 			s.Device = &dxpuv1.Device{
@@ -262,6 +264,12 @@ func (w *world) observe(n *simNode) *dxpuv1.ObservedState {
 			if n.boxKind == dxpuv1.BoxKind_BOX_KIND_NVLINK {
 				s.Device.NvlinkDomain = "nv0"
 			}
+			if n.divided > 0 {
+				s.Device.ShareModes = []dxpuv1.ShareMode{dxpuv1.ShareMode_SHARE_MODE_TIME}
+			}
+		}
+		if p := int(i) - n.slots - n.empty; p >= 0 {
+			s.Device, s.PartOf = &dxpuv1.Device{Model: n.model}, proto.Uint32(uint32(p/n.divided))
 		}
 		if b := n.has[i]; b != nil {
 			s.Binding = b
