@@ -229,6 +229,31 @@ func TestServedShareChanges(t *testing.T) {
 	})
 }
 
+// A program that replaces itself by another one (execve) has a new account: the driver has
+// freed its memory.
+func TestServedExec(t *testing.T) {
+	const limit = 1000
+	s := serveShares(t, "timeslice")
+	x := newSharing(t, 0)
+	made, err := s.api.Create(t.Context(), agent.Part{ID: "a", Memory: limit})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.env = []string{"DXPU_SHARE=" + made.Socket}
+	p := x.start(t)
+	p.do(success, "init")
+	p.do(success, "take cuMemAlloc_v2 900 0")
+	p.do(success, "exec") // twice: by a shell, which answers
+	p.do(success, "init")
+	p.do(success, "take cuMemAlloc_v2 1000 0")
+	p.do(outOfMemory, "take cuMemAlloc_v2 1 1")
+	if got := s.share("a"); got.Used != limit || len(got.Processes) != 1 {
+		t.Errorf("%d bytes used by %d processes, want %d by 1", got.Used, len(got.Processes), limit)
+	}
+	p.end()
+	s.until("nothing is left", func() bool { return s.share("a").Used == 0 })
+}
+
 // Beside another share, launches by credit reach the account: their number and their time.
 func TestServedCredit(t *testing.T) {
 	s := serveShares(t, "reef")

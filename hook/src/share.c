@@ -408,6 +408,8 @@ static CUresult first_connection_locked(void)
 			break;
 	}
 	if (connection == UP)
+		dxpu_share_restate_locked(); /* nothing: the driver has freed what the program before an exec had */
+	if (connection == UP)
 		return CUDA_SUCCESS;
 	fprintf(stderr, "dxpu: DXPU_SHARE=%s: no answer of a sharing agent of version %d\n", dxpu_config.share, SHARE_VERSION);
 	disconnect_locked();

@@ -79,16 +79,20 @@ CUresult fake_generic(int i) { return scripted(i); }
 
 static int devices(void) { return (int)setting("FAKE_GPU_DEVICES", 1); }
 
+static void forget(struct gpu *g, struct process *p)
+{
+	g->used -= p->used;
+	*p = (struct process){0};
+}
+
 /* Removes the records of processes that have ended, whose memory the driver frees. */
 static void reap(struct gpu *g)
 {
 	for (int i = 0; i < PROCESSES; i++) {
 		struct process *p = &g->processes[i];
 
-		if (p->pid && p->pid != owner && kill(p->pid, 0) != 0 && errno == ESRCH) {
-			g->used -= p->used;
-			*p = (struct process){0};
-		}
+		if (p->pid && p->pid != owner && kill(p->pid, 0) != 0 && errno == ESRCH)
+			forget(g, p);
 	}
 }
 
@@ -115,6 +119,7 @@ CUresult cuInit(unsigned flags)
 		primary[i] = (struct ctx){.device = i};
 		if (!machine->ready)
 			machine->gpus[i].total = setting("FAKE_GPU_MEMORY", 1 << 30);
+		forget(&machine->gpus[i], self(&machine->gpus[i])); /* of the program before an exec */
 		reap(&machine->gpus[i]);
 	}
 	machine->ready = 1;

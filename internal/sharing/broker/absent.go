@@ -96,11 +96,12 @@ func (b *Broker) reunite(now time.Duration, r *room) {
 	b.retry(now, r)
 }
 
-// inherit takes over what was known of the memory of a process from its other connections,
-// which have not spoken of it: those that it gave up before the agent accepted them.
+// inherit takes over what was known of the memory of a process from its other connections
+// that are closed, or have not spoken of it: those that it gave up before the agent accepted
+// them.
 func (p *process) inherit(gpu int) {
 	for _, o := range p.share.members {
-		if o == p || p.pid == 0 || o.pid != p.pid || o.held[gpu].known {
+		if o == p || p.pid == 0 || o.pid != p.pid || o.held[gpu].known && o.connected {
 			continue
 		}
 		p.held[gpu].bytes += o.held[gpu].bytes

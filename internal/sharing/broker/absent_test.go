@@ -166,3 +166,42 @@ func TestConnectionThatWasGivenUp(t *testing.T) {
 		t.Errorf("%d bytes used", got)
 	}
 }
+
+// A program that replaces itself by another one connects again, and says that it has nothing:
+// the driver has freed the memory. The agent may see the end of the former connection before
+// that, between, or after.
+func TestExec(t *testing.T) {
+	for name, order := range map[string]string{"before": "CNH", "between": "NCH", "after": "NHC"} {
+		t.Run(name, func(t *testing.T) {
+			x := newTable(t, broker.Config{GPUs: gpus[:1]})
+			x.create(spec{ID: "a", Memory: 4 * gib})
+			x.connect(1, "a", 11)
+			x.send(1, wire.Message{Type: wire.Holds})
+			if !x.allocate(1, 3*gib) {
+				t.Fatal("no memory")
+			}
+			for _, step := range order {
+				switch step {
+				case 'C':
+					x.b.Closed(x.now, 1)
+				case 'N':
+					x.connect(2, "a", 11)
+				case 'H':
+					x.send(2, wire.Message{Type: wire.Holds})
+				}
+				x.flush()
+			}
+			if !x.allocate(2, 4*gib) {
+				t.Error("the program does not get the memory of the share")
+			}
+			if p, _ := x.b.Page("a"); p.GPUs[0].Used != 4*gib || p.Processes != 1 {
+				t.Errorf("page %+v", p)
+			}
+			x.b.Ended(x.now, 2)
+			x.flush()
+			if p, _ := x.b.Page("a"); p.GPUs[0].Used != 0 || p.Processes != 0 {
+				t.Errorf("page %+v after the end", p)
+			}
+		})
+	}
+}

@@ -94,10 +94,18 @@ func (b *Broker) Closed(now time.Duration, id ProcessID) {
 	for i := range p.share.parts {
 		b.gates[p.share.parts[i].GPU].Exit(now, id)
 	}
-	if p.pid == 0 || !p.holds() && !p.away {
+	if p.pid == 0 || !p.holds() && !p.away || p.replaced() {
 		b.Ended(now, id)
 	}
 	b.refresh()
+}
+
+// replaced reports whether a later connection of the process has told all memory that it
+// has: that of this one went with the program before an exec.
+func (p *process) replaced() bool {
+	return slices.ContainsFunc(p.share.members, func(o *process) bool {
+		return o.id > p.id && p.pid > 0 && o.pid == p.pid && !slices.ContainsFunc(o.held, func(h holding) bool { return !h.known })
+	})
 }
 
 // Ended says that a process has ended: nothing of it stays.
@@ -292,6 +300,11 @@ func (b *Broker) holds(now time.Duration, p *process, m wire.Message) {
 	p.share.release(int(m.GPU), 0)
 	p.share.dirty = true
 	b.claim(now, p, q, max(m.Bytes, m.Arg[0], before)-before)
+	for _, o := range slices.Clone(p.share.members) {
+		if o != p && p.pid > 0 && o.pid == p.pid && !o.connected && !o.holds() && !o.away {
+			b.Ended(now, o.id) // p has what it had
+		}
+	}
 }
 
 func (b *Broker) launch(now time.Duration, p *process, g *gate.Gate, m wire.Message) {
