@@ -63,7 +63,8 @@ type Agent struct {
 	save   chan struct{} // the state is to be written
 	uid    int
 
-	saving sync.Mutex // writes the state file
+	saving   sync.Mutex // writes the state file
+	resizing sync.Mutex // of one share at a time; taken before the others
 
 	mu      sync.Mutex // guards the fields below
 	closing bool

@@ -117,6 +117,16 @@ var errEarly = errors.New("the agent has just begun, and waits for the programs 
 
 // Do carries out an action of the pool, and writes the state.
 func (a *Agent) Do(x *offer.Action) error {
+	if x.Kind == offer.Resize {
+		a.resizing.Lock()
+		defer a.resizing.Unlock()
+		if err := a.promise(func() (*served, []broker.Part, error) {
+			s, _, q, err := a.resizedLocked(x)
+			return s, []broker.Part{q}, err
+		}); err != nil {
+			return err
+		}
+	}
 	a.enter()
 	err := a.doLocked(x)
 	a.flushLocked()
@@ -136,18 +146,18 @@ func (a *Agent) doLocked(x *offer.Action) error {
 	}
 	s, p := a.boundLocked(x.Binding)
 	if s == nil {
-		return fmt.Errorf("binding %s has no share", x.ID)
+		return noShare(x)
 	}
 	switch x.Kind {
 	case offer.Attach:
 		s.setLease(p, func(l *offer.Lease) { l.Attached = true })
 	case offer.Resize:
-		p.Memory, p.Compute, p.Limit = x.Memory, x.Compute, x.Compute
-		q, err := p.of(a.config.Broker.GPUs)
+		_, p, q, err := a.resizedLocked(x)
 		if err == nil {
 			err = a.broker.Resize(a.now(), s.record.ID, q)
 		}
 		if err != nil {
+			a.broker.Withhold(s.record.ID)
 			return err
 		}
 		s.record = s.record.withPart(p)
@@ -155,6 +165,19 @@ func (a *Agent) doLocked(x *offer.Action) error {
 		return a.endPartLocked(s, p, x.Grace)
 	}
 	return nil
+}
+
+func noShare(x *offer.Action) error { return fmt.Errorf("binding %s has no share", x.ID) }
+
+// resizedLocked returns the share of a binding that is to be resized, and its new part.
+func (a *Agent) resizedLocked(x *offer.Action) (*served, RecordPart, broker.Part, error) {
+	s, p := a.boundLocked(x.Binding)
+	if s == nil {
+		return nil, p, broker.Part{}, noShare(x)
+	}
+	p.Memory, p.Compute, p.Limit = x.Memory, x.Compute, x.Compute
+	q, err := p.of(a.config.Broker.GPUs)
+	return s, p, q, err
 }
 
 // endPartLocked takes the part of a binding from its share. A share does not end before

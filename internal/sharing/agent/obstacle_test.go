@@ -64,3 +64,49 @@ func TestShareWithoutASocket(t *testing.T) {
 		t.Errorf("GPUs %+v, %v, want all memory free", gpus, err)
 	}
 }
+
+// A share grows when the state file has its room: an agent that was killed would leave the
+// next one with a smaller share than the programs know, and give their memory out again.
+func TestGrowthIsWrittenFirst(t *testing.T) {
+	var folder string
+	m := start(t, "", "gemini", func(c *agent.Config) {
+		folder = filepath.Join(filepath.Dir(c.State), "state")
+		if err := os.Mkdir(folder, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		c.State = filepath.Join(folder, "state.json")
+	})
+	m.create(agent.Part{ID: "web", Memory: 4 * gib})
+	if err := os.Rename(folder, folder+".away"); err != nil {
+		t.Fatal(err)
+	}
+	check := func(when string, want int64) {
+		t.Helper()
+		shares, err := m.api.Shares(t.Context())
+		if err != nil || len(shares) != 1 || shares[0].Memory != want {
+			t.Errorf("%s: shares %+v, %v, want one of %d bytes", when, shares, err, want)
+		}
+		if gpus, err := m.api.GPUs(t.Context()); err != nil || gpus[0].Free != gpus[0].Memory-want {
+			t.Errorf("%s: GPUs %+v, %v, want all but %d bytes free", when, gpus, err, want)
+		}
+	}
+	if _, err := m.api.Resize(t.Context(), "web", agent.Part{Memory: 8 * gib}); err == nil || !strings.Contains(err.Error(), "is not resized, because the state is not written") {
+		t.Errorf("it grows without a state file: %v", err)
+	}
+	check("a growth that was not written", 4*gib)
+	if err := os.Rename(folder+".away", folder); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.api.Resize(t.Context(), "web", agent.Part{Memory: 17 * gib}); err == nil {
+		t.Error("it grows beyond its GPU")
+	}
+	check("a growth without room", 4*gib)
+	if _, err := m.api.Resize(t.Context(), "web", agent.Part{Memory: 8 * gib}); err != nil {
+		t.Error(err)
+	}
+	check("a growth", 8*gib)
+	if _, err := m.api.Resize(t.Context(), "web", agent.Part{Memory: gib}); err != nil {
+		t.Error(err)
+	}
+	check("less", gib)
+}

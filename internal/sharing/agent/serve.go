@@ -350,27 +350,6 @@ func (a *Agent) change(r *http.Request, f func(s *served) error) error {
 	return nil
 }
 
-func (a *Agent) resize(r *http.Request) (any, error) {
-	part, _, err := asked(r)
-	if err != nil {
-		return nil, err
-	}
-	var out Share
-	err = a.change(r, func(s *served) error {
-		if err := a.leasedLocked(s); err != nil {
-			return err
-		}
-		next, err := a.resizedLocked(s, &part)
-		if err == nil {
-			s.record = next
-			a.resizeClientLocked(s)
-			out, err = a.oneLocked(s.record.ID) // before it ends for its new size
-		}
-		return err
-	})
-	return out, err
-}
-
 func (a *Agent) hold(r *http.Request, held bool) (any, error) {
 	return nil, a.change(r, func(s *served) error { return a.broker.Hold(a.now(), s.record.ID, held) })
 }

@@ -5,6 +5,7 @@ package agent
 import (
 	"cmp"
 	"fmt"
+	"net/http"
 	"slices"
 
 	"github.com/dxpu-project/dxpu/internal/sharing/broker"
@@ -89,31 +90,91 @@ func (a *Agent) widestLocked(r *Record, compute share.PPM) string {
 	})].Name
 }
 
-// resizedLocked resizes a share, or its parts of some GPUs, and returns its new record.
-func (a *Agent) resizedLocked(s *served, part *Part) (Record, error) {
+// sizesLocked returns the parts of a share that a request resizes, and the share's new record.
+func (a *Agent) sizesLocked(s *served, part *Part) (parts []broker.Part, next Record, err error) {
 	names := part.GPUs
 	if len(names) == 0 {
 		for i := range s.record.Parts {
 			names = append(names, s.record.Parts[i].GPU)
 		}
 	}
-	next := s.record
+	next = s.record
 	if len(part.Sizes) > 0 && len(part.Sizes) != len(names) {
-		return next, fmt.Errorf("%d sizes for %d GPUs", len(part.Sizes), len(names))
+		return nil, next, fmt.Errorf("%d sizes for %d GPUs", len(part.Sizes), len(names))
 	}
-	var parts []broker.Part
 	for i, name := range names {
 		p := next.part(name)
 		if p == nil {
-			return next, fmt.Errorf("share %q has no part of GPU %q", s.record.ID, name)
+			return nil, next, fmt.Errorf("share %q has no part of GPU %q", s.record.ID, name)
 		}
 		size := *p
 		part.size(i).apply(&size)
 		q, err := size.of(a.config.Broker.GPUs)
 		if err != nil {
-			return next, err
+			return nil, next, err
 		}
 		parts, next = append(parts, q), next.withPart(size)
 	}
-	return next, a.broker.Resize(a.now(), s.record.ID, parts...)
+	return parts, next, nil
+}
+
+// promise writes down the room that a resize is to give. The programs of a share know of
+// more memory only when the next agent does, too. sizes runs under the agent's lock.
+func (a *Agent) promise(sizes func() (*served, []broker.Part, error)) error {
+	a.enter()
+	s, parts, err := sizes()
+	grows := false
+	if err == nil {
+		grows, err = a.broker.Promise(s.record.ID, parts...)
+	}
+	a.mu.Unlock()
+	if err != nil || !grows {
+		return err
+	}
+	if err := a.store(); err != nil {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.broker.Withhold(s.record.ID)
+		return fmt.Errorf("the share is not resized, because the state is not written: %w", err)
+	}
+	return nil
+}
+
+// resize carries out a request for another size of a share.
+func (a *Agent) resize(r *http.Request) (any, error) {
+	part, p, err := asked(r)
+	if err != nil {
+		return nil, err
+	}
+	a.resizing.Lock()
+	defer a.resizing.Unlock()
+	if err := a.promise(func() (*served, []broker.Part, error) {
+		s, err := a.ownLocked(r.PathValue("id"), p)
+		if err == nil {
+			err = a.leasedLocked(s)
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+		parts, _, err := a.sizesLocked(s, &part)
+		return s, parts, err
+	}); err != nil {
+		return nil, err
+	}
+	var out Share
+	err = a.change(r, func(s *served) error {
+		parts, next, err := a.sizesLocked(s, &part)
+		if err == nil {
+			err = a.broker.Resize(a.now(), s.record.ID, parts...)
+		}
+		if err != nil {
+			a.broker.Withhold(s.record.ID)
+			return err
+		}
+		s.record = next
+		a.resizeClientLocked(s)
+		out, err = a.oneLocked(s.record.ID) // before it ends for its new size
+		return err
+	})
+	return out, err
 }

@@ -29,6 +29,9 @@ func TestHostile(t *testing.T) {
 				case 1:
 					_ = x.resize(spec{ID: name, Memory: 1 + rng.Int64N(6*gib), Compute: share.Percent(rng.IntN(40))})
 					p := broker.Part{GPU: rng.IntN(2), Memory: 1 + rng.Int64N(6*gib), Compute: share.Percent(rng.IntN(40))}
+					if _, err := x.b.Promise(name, p); err != nil || step%5 == 0 {
+						x.b.Withhold(name)
+					}
 					_ = x.b.Resize(x.now, name, p)
 					if step%3 == 0 {
 						_ = x.b.Drop(x.now, name, p.GPU, time.Duration(rng.Int64N(int64(time.Second))))

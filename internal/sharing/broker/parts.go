@@ -39,6 +39,7 @@ type part struct {
 	used     uint64 // ≤ reserved
 	reserved uint64 // ≥ limit
 	kept     uint64 // least of reserved, until Settle
+	promised uint64 // least of reserved, until Resize
 	absent   uint64 // that processes which have not come back may use
 	state    wire.Gate
 	window   uint32
@@ -263,23 +264,58 @@ func (b *Broker) depart(now time.Duration, r *room) {
 	}
 }
 
-// Resize changes the parts of some GPUs of a share, all or none. More than there is room for
-// is refused, and less than the share uses takes effect as it frees memory.
-func (b *Broker) Resize(now time.Duration, id string, parts ...Part) error {
+// Promise keeps the room for a resize to come, so that the caller can write it down before
+// processes have it. It reports whether a part grows. Resize and Withhold end it.
+func (b *Broker) Promise(id string, parts ...Part) (grows bool, err error) {
+	r, err := b.resizable(id, parts)
+	if err != nil {
+		return false, err
+	}
+	for _, p := range parts {
+		at := r.index(p.GPU)
+		grows = grows || p.Memory > r.parts[at].Memory
+		r.parts[at].promised = uint64(p.Memory)
+		r.release(at, 0)
+	}
+	return grows, nil
+}
+
+// Withhold gives the room of a promise back.
+func (b *Broker) Withhold(id string) {
+	if r := b.find(id); r != nil {
+		for i := range r.parts {
+			r.parts[i].promised = 0
+			r.release(i, 0)
+		}
+	}
+}
+
+// resizable returns a share, unless its parts cannot have a size.
+func (b *Broker) resizable(id string, parts []Part) (*room, error) {
 	r := b.find(id)
 	if r == nil {
-		return missing(id)
+		return nil, missing(id)
 	}
 	for _, p := range parts {
 		if err := p.check(); err != nil {
-			return err
+			return nil, err
 		}
 		if !r.has(p.GPU) || r.parts[r.index(p.GPU)].leaving {
-			return fmt.Errorf("share %q has no part of GPU %d", id, p.GPU)
+			return nil, fmt.Errorf("share %q has no part of GPU %d", id, p.GPU)
 		}
 		if err := b.room(&p, r, max(uint64(p.Memory), r.parts[r.index(p.GPU)].used)); err != nil {
-			return err
+			return nil, err
 		}
+	}
+	return r, nil
+}
+
+// Resize changes the parts of some GPUs of a share, all or none. More than there is room for
+// is refused, and less than the share uses takes effect as it frees memory.
+func (b *Broker) Resize(now time.Duration, id string, parts ...Part) error {
+	r, err := b.resizable(id, parts)
+	if err != nil {
+		return err
 	}
 	for i := range parts {
 		if b.gates[parts[i].GPU].Resize(now, r.client, parts[i].client(r.class)) {
@@ -292,7 +328,7 @@ func (b *Broker) Resize(now time.Duration, id string, parts ...Part) error {
 	}
 	for _, p := range parts {
 		at := r.index(p.GPU)
-		r.parts[at].Part = p
+		r.parts[at].Part, r.parts[at].promised = p, 0
 		r.release(at, 0)
 	}
 	r.dirty = true

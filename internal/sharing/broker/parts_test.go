@@ -85,6 +85,49 @@ func TestUnequalParts(t *testing.T) {
 	}
 }
 
+// The room of a resize to come is kept, and no process has it before.
+func TestPromise(t *testing.T) {
+	x := newTable(t, broker.Config{GPUs: gpus[:1]})
+	x.create(spec{ID: "a", Memory: gib})
+	x.connect(1, "a", 11)
+	whole := gpus[0].Device.Memory
+	part := func(memory int64) broker.Part { return broker.Part{Memory: memory} }
+	if grows, err := x.b.Promise("a", part(gib)); grows || err != nil {
+		t.Errorf("the same size grows: %v, %v", grows, err)
+	}
+	if _, err := x.b.Promise("a", part(whole+1)); err == nil {
+		t.Error("more than the GPU has is promised")
+	}
+	if grows, err := x.b.Promise("a", part(whole)); !grows || err != nil {
+		t.Fatal(grows, err)
+	}
+	if x.allocate(1, gib+1) {
+		t.Error("a process has memory that is only promised")
+	}
+	if p, _ := x.b.Page("a"); p.GPUs[0].Limit != gib {
+		t.Errorf("page %+v", p)
+	}
+	if kept := x.b.Status()[0].Parts[0].Kept; kept != whole {
+		t.Errorf("%d bytes are kept, want %d", kept, whole)
+	}
+	if err := x.b.Create(0, spec{ID: "b", Memory: 1, GPUs: []int{0}}.of(0)); err == nil {
+		t.Error("another share has the room that is promised")
+	}
+	if err := x.b.Resize(0, "a", part(whole-1)); err != nil {
+		t.Error(err)
+	}
+	if left, _ := x.b.Left(0); left != 1 {
+		t.Errorf("%d bytes left after the resize", left)
+	}
+	if _, err := x.b.Promise("a", part(whole)); err != nil {
+		t.Error(err)
+	}
+	x.b.Withhold("a")
+	if left, _ := x.b.Left(0); left != 1 {
+		t.Errorf("%d bytes left after a promise that was withheld", left)
+	}
+}
+
 // A GPU that leaves a share takes the processes along that used it, and no others.
 func TestDrop(t *testing.T) {
 	x := newUneven(t)

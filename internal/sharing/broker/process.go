@@ -138,7 +138,7 @@ func (p *process) holds() bool {
 func (r *room) release(i int, bytes uint64) {
 	q := &r.parts[i]
 	q.used -= bytes
-	q.reserved = max(uint64(q.Memory), q.used, q.kept)
+	q.reserved = max(uint64(q.Memory), q.used, q.kept, q.promised)
 	r.dirty = r.dirty || bytes > 0
 }
 
