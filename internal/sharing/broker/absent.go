@@ -70,12 +70,12 @@ func (b *Broker) part(p *process) {
 // Settle says that absent processes have had the time to come back: memory that was kept
 // for them and that they did not name is free.
 func (b *Broker) Settle(now time.Duration) {
-	for _, r := range b.shares {
+	for _, r := range slices.Clone(b.shares) {
 		for _, p := range r.members {
 			p.away = false
 		}
 		r.settle()
-		b.depart(now, r)
+		b.sweep(now, r)
 		b.retry(now, r)
 	}
 }

@@ -2,6 +2,7 @@ package broker_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/dxpu-project/dxpu/internal/sharing/broker"
 	"github.com/dxpu-project/dxpu/internal/sharing/wire"
@@ -203,5 +204,47 @@ func TestExec(t *testing.T) {
 				t.Errorf("page %+v after the end", p)
 			}
 		})
+	}
+}
+
+// A share that is ended before the processes of a former agent have come back waits for them:
+// they are asked to end, too.
+func TestEndBeforeProcessesAreBack(t *testing.T) {
+	x := newTable(t, broker.Config{GPUs: gpus[:1]})
+	x.create(spec{ID: "a", Memory: 4 * gib})
+	x.b.Restored("a")
+	if err := x.b.End(x.now, "a", time.Second); err != nil {
+		t.Fatal(err)
+	}
+	x.flush()
+	if len(x.gone) > 0 {
+		t.Fatal("the share has ended, and its programs have not been asked")
+	}
+	if left, _ := x.b.Left(0); left != gpus[0].Device.Memory-4*gib {
+		t.Errorf("%d bytes left", left)
+	}
+	x.now = 2 * time.Second
+	x.flush()
+	if err := x.b.Connect(x.now, 1, "a", 11); err != nil {
+		t.Fatal(err)
+	}
+	x.send(1, wire.Message{Type: wire.Hello, ID: wire.Version})
+	if m := x.last(1); m.Type != wire.End {
+		t.Errorf("answer %+v", m)
+	}
+	x.now = 3 * time.Second
+	x.flush()
+	if len(x.killed) != 1 {
+		t.Errorf("processes %v are killed after the grace", x.killed)
+	}
+	x.b.Ended(x.now, 1)
+	x.flush()
+	if len(x.gone) > 0 {
+		t.Error("the share has ended while others may come back")
+	}
+	x.b.Settle(x.now)
+	x.flush()
+	if len(x.gone) != 1 {
+		t.Errorf("shares %v have ended", x.gone)
 	}
 }

@@ -196,7 +196,7 @@ func (b *Broker) ask(now time.Duration, r *room, grace time.Duration) {
 // sweep looks after a share that may have lost its last process.
 func (b *Broker) sweep(now time.Duration, r *room) {
 	b.depart(now, r)
-	if len(r.members) > 0 {
+	if len(r.members) > 0 || r.end && r.restored { // processes that come back are to end, too
 		return
 	}
 	if r.end {

@@ -49,7 +49,7 @@ func (b *Broker) Connect(now time.Duration, id ProcessID, shareID string, pid in
 	if r == nil {
 		return missing(shareID)
 	}
-	if r.end && r.leaves {
+	if r.end && r.leaves && !r.restored {
 		return errors.New("the share ends")
 	}
 	if b.processes[id] != nil {
