@@ -273,6 +273,9 @@ func (t *tx) moveAway(l *leaseRecord, ids []string, reason dxpuv1.Reason) bool {
 		ids = ids[:1]
 	}
 	req := t.replacement(l, ids)
+	for _, id := range ids {
+		req.Leaves = append(req.Leaves, t.bindings.get(id).gpu())
+	}
 	d := t.chooseGPUs(req)
 	if !d.OK() {
 		t.reportStuck(l, ids, "move", d.Why)

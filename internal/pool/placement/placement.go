@@ -156,6 +156,9 @@ type Request struct {
 	Several bool
 	// Exclude lists GPUs not to choose, such as those that failed before.
 	Exclude []Ref
+	// Leaves lists the GPUs that parts of the request leave, such as those that are drained. An
+	// affinity to the other parts on them does not count: they leave, too, and follow.
+	Leaves []Ref
 	// Together lists the GPUs that the lease has already. New GPUs must join
 	// them if SameBox or NVLink is Required; otherwise they do so where possible.
 	Together []Ref

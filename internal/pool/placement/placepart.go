@@ -27,14 +27,13 @@ func (p *Pool) placePart(reserve Reserve, req *Request) Decision {
 	req = p.excludeGPUs(req)
 	s := &partSearch{pool: p, req: req, part: req.Part}
 	if joined := p.shared.affine[s.part.label(s.part.Affinity)]; s.part.Affinity != "" && joined != nil {
-		joined.Ascend(func(g *sharedGPU) bool {
-			s.consider(g)
-			return true
-		})
-		if s.best == nil {
-			return s.cannotJoin(joined)
+		if s.join(joined) {
+			if s.best == nil {
+				return s.cannotJoin(joined)
+			}
+			return s.take()
 		}
-		return s.take()
+		s.bring(joined)
 	}
 	if len(req.Only) > 0 {
 		return p.placeNamedPart(reserve, s)
@@ -51,6 +50,37 @@ func (p *Pool) placePart(reserve Reserve, req *Request) Decision {
 		return s.refuse(fresh)
 	}
 	return p.openFresh(fresh, req)
+}
+
+// join considers the GPUs with the affinity of the part that it does not leave. It reports
+// whether there are any.
+func (s *partSearch) join(joined *btree.BTree[*sharedGPU]) (some bool) {
+	joined.Ascend(func(g *sharedGPU) bool {
+		if !slices.Contains(s.req.Leaves, g.ref()) {
+			some = true
+			s.consider(g)
+		}
+		return true
+	})
+	return some
+}
+
+// bring looks for a place for all parts with the affinity, which are on GPUs that the part
+// leaves: the others follow it there.
+func (s *partSearch) bring(joined *btree.BTree[*sharedGPU]) {
+	all := *s.part
+	all.Memory, all.Compute = 0, 0
+	joined.Ascend(func(g *sharedGPU) bool {
+		for i := range g.box.Parts {
+			if o := &g.box.Parts[i]; o.Taken && o.GPU == g.gpu.Slot && o.Part.label(o.Part.Affinity) == s.part.label(s.part.Affinity) {
+				all.Memory, all.Compute = all.Memory+o.Part.Memory, all.Compute+o.Part.Compute
+			}
+		}
+		return true
+	})
+	all.Memory, all.Compute = max(all.Memory, s.part.Memory), max(all.Compute, s.part.Compute)
+	s.part, s.req.Part = &all, &all
+	s.req.Exclude = append(s.req.Exclude, s.req.Leaves...)
 }
 
 // excludeGPUs returns the request with the GPUs of the excluded slots of parts excluded.

@@ -1,0 +1,95 @@
+package manager
+
+import (
+	"context"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// affine returns the spec of a part that is on one GPU with the others of its label.
+func affine(mib uint64, compute uint32) *dxpuv1.LeaseSpec {
+	s := part(mib, compute)
+	s.PartRules = &dxpuv1.PartRules{Affinity: "pair"}
+	return s
+}
+
+// wantPair fails the test unless two leases are active on one GPU of a box.
+func (w *world) wantPair(t *testing.T, box string, leases ...string) {
+	t.Helper()
+	gpus := map[string]bool{}
+	for _, id := range leases {
+		l := w.wantLease(id, leaseActive)
+		for _, b := range l.Bindings {
+			if b.State == dxpuv1.BindingState_BINDING_STATE_ATTACHED {
+				gpus[b.PartOfGpuId] = true
+				if b.BoxId != box {
+					t.Errorf("lease %s has GPU %s, want one of %s", id, b.PartOfGpuId, box)
+				}
+			}
+		}
+	}
+	if len(gpus) != 1 {
+		t.Errorf("the leases have GPUs %v, want one", gpus)
+	}
+}
+
+// Parts with an affinity leave a GPU that fails together.
+func TestFailedGPUOfPartsWithAffinity(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 4), dividedBox("b1", 1), dividedBox("b2", 1))
+	a, b := w.create(affine(256, 300)), w.create(affine(256, 300))
+	w.settle()
+	w.wantPair(t, "b1", a, b)
+	w.nodes["b1"].dead[0] = true
+	w.settle()
+	w.wantPair(t, "b2", a, b)
+}
+
+// Parts with an affinity leave a GPU that is drained.
+func TestDrainOfPartsWithAffinity(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 4), dividedBox("b1", 1), dividedBox("b2", 1))
+	a, b := w.create(affine(256, 300)), w.create(affine(256, 300))
+	w.settle()
+	w.wantPair(t, "b1", a, b)
+	w.drain(&dxpuv1.Target{Target: &dxpuv1.Target_GpuId{GpuId: "b1/0"}}, 0)
+	w.settle()
+	w.settle()
+	w.wantPair(t, "b2", a, b)
+	if g := w.gpu("b1/0"); !g.Drained {
+		t.Errorf("GPU %v is not drained", g)
+	}
+}
+
+// A part that is alone with its affinity leaves a GPU that is drained.
+func TestDrainOfOnePartWithAffinity(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 4), dividedBox("b1", 1), dividedBox("b2", 1))
+	a := w.create(affine(256, 300))
+	w.settle()
+	w.drain(&dxpuv1.Target{Target: &dxpuv1.Target_GpuId{GpuId: "b1/0"}}, 0)
+	w.settle()
+	w.wantPair(t, "b2", a)
+}
+
+// Parts with an affinity move where all of them have room, and not one by one where they
+// would part.
+func TestDrainNeedsRoomForAllWithAffinity(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 6), dividedBox("b1", 1), dividedBox("b2", 1), dividedBox("b3", 1))
+	a, b := w.create(affine(256, 300)), w.create(affine(512, 400))
+	o := w.create(part(512, 400)) // no room for it beside them
+	w.settle()
+	w.wantPair(t, "b1", a, b)
+	away := map[string]string{"b2": "b3", "b3": "b2"}[w.lease(o).Bindings[0].BoxId]
+	w.drain(atBox(away), 0)
+	w.settle()
+	w.drain(atGPU("b1/0"), 0)
+	w.settle()
+	w.wantPair(t, "b1", a, b) // there is room for one of them
+	if _, err := w.api().Uncordon(context.Background(), connect.NewRequest(&dxpuv1.UncordonRequest{Target: atBox(away)})); err != nil {
+		t.Fatal(err)
+	}
+	w.settle()
+	w.settle()
+	w.wantPair(t, away, a, b)
+}
