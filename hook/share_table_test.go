@@ -151,7 +151,14 @@ func TestShareResolution(t *testing.T) {
 		add("none 500 0", "v1 %s 99000 %d", plain, flags)
 		add("none 0 1", "v2 %s 99000 %d", plain, flags)
 	}
-	add("driver", "v2 cuDeviceGetCount 99000 0") // takes nothing
+	// Calls that the list does not know: their names tell what they may do.
+	for _, name := range []string{"cuMemAllocTiered", "cuMemCreateTiered", "cuTensorArrayCreate", "cuLaunchTile", "cuGraphLaunchPart", "cuMemImportFromFabric", "cuGraphInstantiateTo", "cuCtxCreateFor"} {
+		add("none 500 0", "v1 %s 99000 0", name)
+		add("none 0 1", "v2 %s 99000 2", name)
+	}
+	for _, name := range []string{"cuDeviceGetCount", "cuMemGetAllocationTier", "cuDeviceGetTile", "cuTileEncode"} { // take nothing
+		add("driver", "v2 %s 99000 0", name)
+	}
 	r := needBuilds(t)
 	cmd := exec.Command(filepath.Join(r.dir, "resolve"))
 	cmd.Env = []string{"LD_LIBRARY_PATH=" + filepath.Join(r.dir, "hook") + ":" + filepath.Join(r.dir, "gpu"), "DXPU_SHARE=" + x.agent.path}

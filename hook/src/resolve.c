@@ -41,16 +41,27 @@ static int by_version(const struct call *c, int version, int thread)
 }
 
 /*
- * A newer driver may have a form that the list has not. Programs in a share do not get
- * it where it would pass by the share's limits: a call that takes memory or launches.
+ * A newer driver may have calls and forms that the list has not. Programs in a share do not
+ * get one that would pass by the share's limits: that takes memory, launches, or makes a context.
  */
-static void *unlisted(const struct call *c, void *answer)
+static void *unlisted(const char *name, bool held, void *answer)
 {
-	COUNT(unknown_forms);
-	if (!dxpu_config.share || !c->held)
+	if (!dxpu_config.share || !held)
 		return answer;
-	fprintf(stderr, "dxpu: the driver has a newer form of %s than this library; a program in a share does not get it\n", c->name);
+	fprintf(stderr, "dxpu: the driver has a newer form of %s than this library; a program in a share does not get it\n", name);
 	return NULL;
+}
+
+/* Whether the name of a call that the list has not says that the call does so. */
+static bool sounds_held(const char *name)
+{
+	static const char *const words[] = {"Alloc", "ArrayCreate", "CtxCreate", "ImportFrom", "Instantiate", "Launch", "MemCreate", "PoolCreate"};
+
+	for (unsigned i = 0; i < sizeof words / sizeof *words; i++) {
+		if (strstr(name, words[i]))
+			return !strstr(name, "Get"); /* a question */
+	}
+	return false;
 }
 
 void *dxpu_substitute(const char *name, void *answer, int version, uint64_t flags)
@@ -59,7 +70,7 @@ void *dxpu_substitute(const char *name, void *answer, int version, uint64_t flag
 	int thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD) != 0, listed, form = -1;
 
 	if (!c)
-		return answer;
+		return unlisted(name, sounds_held(name), answer);
 	listed = by_version(c, version, thread);
 	if (listed < 0 && thread)
 		listed = by_version(c, version, 0);
@@ -71,8 +82,10 @@ void *dxpu_substitute(const char *name, void *answer, int version, uint64_t flag
 	/* Above the newest known version the driver may have a form that is not listed. */
 	if (form < 0 && listed >= 0 && version <= DXPU_NEWEST && dxpu_real[listed])
 		form = listed;
-	if (form < 0)
-		return unlisted(c, answer);
+	if (form < 0) {
+		COUNT(unknown_forms);
+		return unlisted(name, c->held, answer);
+	}
 	return dxpu_wrapper(form) ? dxpu_wrapper(form) : answer;
 }
 

@@ -1,4 +1,7 @@
-/* cuGetProcAddress of the fake GPU, as in driver 550. From version 99000 each call has one more form. */
+/*
+ * cuGetProcAddress of the fake GPU, as in driver 550. From version 99000 each call has one
+ * more form, and there are calls of all names.
+ */
 #include "gpu.h"
 
 #include <dlfcn.h>
@@ -38,11 +41,11 @@ static void *resolve(const char *name, int version, uint64_t flags)
 
 	if (strcmp(name, "cuMemAlloc") == 0 && version < 99000)
 		return (void *)alias;
+	if (version >= 99000)
+		return (void *)future;
 	for (int i = 0; i < DXPU_CALLS && !found; i++) {
 		if (strcmp(dxpu_calls[i].name, name) != 0)
 			continue;
-		if (version >= 99000)
-			return (void *)future;
 		for (int thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD) != 0; thread >= 0 && !found; thread--)
 			found = form_of(&dxpu_calls[i], version, thread);
 	}
