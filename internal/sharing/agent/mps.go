@@ -272,7 +272,8 @@ func (a *Agent) endClientLocked(s *served, n mps.Notice) {
 // checkMPS refuses shares that MPS cannot serve.
 func (a *Agent) checkMPS(gpus int) error {
 	if a.config.MPS != nil && gpus > 1 {
-		return fmt.Errorf("%d GPUs: with the policy mps a share has one, because each GPU has an MPS daemon of its own", gpus)
+		return fmt.Errorf("%d GPUs: with the policy mps a share has one, because each GPU has an MPS daemon of its own, and a program is a client of one: "+
+			"run a program for each GPU, or the agent with another policy", gpus)
 	}
 	return nil
 }
