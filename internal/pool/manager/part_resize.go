@@ -2,6 +2,7 @@ package manager
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -104,9 +105,12 @@ func (t *tx) partFits(spec *dxpuv1.LeaseSpec, b *bindingRecord) error {
 	// A part that is shrinking holds more than its size.
 	memory, compute = memory+b.Part.memory(), compute+b.Part.compute()
 	if spec.Part.MemoryBytes > memory || spec.Part.Compute > compute {
-		return errorf(connect.CodeResourceExhausted,
-			"part: GPU %s has room for %d bytes and %d thousandths of compute for this part, and it asks for %d and %d; its other parts must end or shrink first",
-			b.gpu(), memory, compute, spec.Part.MemoryBytes, spec.Part.Compute)
+		has := placement.Part{Memory: memory, Compute: compute}
+		room, asks := has.String(), partText(spec.Part)
+		if room == asks { // the texts are rounded
+			room, asks = fmt.Sprintf("%s (%d bytes)", room, memory), fmt.Sprintf("%s (%d bytes)", asks, spec.Part.MemoryBytes)
+		}
+		return errorf(connect.CodeResourceExhausted, "part: GPU %s has room for %s for this part, and it asks for %s; its other parts must end or shrink first", b.gpu(), room, asks)
 	}
 	return nil
 }

@@ -233,7 +233,7 @@ func (s *partSearch) take() (d Decision) {
 
 // cannotJoin explains why no GPU with the part's affinity takes it.
 func (s *partSearch) cannotJoin(joined *btree.BTree[*sharedGPU]) (d Decision) {
-	d.say("Parts with affinity %q are on %d GPUs, and the part must join them:", s.part.Affinity, joined.Len())
+	d.say("Parts with affinity %q are on %s, and the part must join them:", s.part.Affinity, plural(joined.Len(), "GPU", "GPUs"))
 	s.sayObstacles(&d, joined)
 	return d
 }

@@ -36,7 +36,7 @@ func TestResizeParts(t *testing.T) {
 	}{
 		{url.Values{"memory": {"24"}, "compute": {"50"}}, "Lease " + lease + " gets 24 GiB and 50 % of the compute of each GPU."},
 		{url.Values{"memory": {"60"}, "compute": {""}}, "Lease " + lease + " gets 60 GiB and 50 % of the compute of each GPU."},
-		{url.Values{"memory": {"61"}}, "has room for 64424509440 bytes"},
+		{url.Values{"memory": {"61"}}, "has room for 60 GiB and 59.5 % of the compute for this part, and it asks for 61 GiB and 50 % of the compute"},
 		{url.Values{"compute": {" 20 "}, "deadline": {"60"}}, "Lease " + lease + " gets 60 GiB and 20 % of the compute of each GPU."},
 		{url.Values{}, "memory and compute: one of them must have a new size"},
 		{url.Values{"memory": {"0"}}, "is not a number from 1 to 4096"},

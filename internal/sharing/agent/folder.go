@@ -67,11 +67,13 @@ func listenShare(dir string, r *Record) (*net.UnixListener, error) {
 // makeFolder makes a folder, unless it is there. Where something else is, such as the agent's
 // lock, it fails.
 func makeFolder(path string) error {
-	err := os.Mkdir(path, 0o700)
-	if errors.Is(err, fs.ErrExist) && isFolder(path) {
-		return nil
+	switch err := os.Mkdir(path, 0o700); {
+	case !errors.Is(err, fs.ErrExist):
+		return err
+	case !isFolder(path):
+		return fmt.Errorf("%s is no folder: choose another name", path)
 	}
-	return err
+	return nil
 }
 
 func isFolder(path string) bool {

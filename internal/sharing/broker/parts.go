@@ -102,7 +102,7 @@ func (b *Broker) room(p *Part, self *room, reserve uint64) error {
 	memory, compute := b.left(p.GPU, self)
 	switch {
 	case reserve > memory:
-		return fmt.Errorf("GPU %s has %d bytes of memory left, not %d", g.Name, memory, reserve)
+		return fmt.Errorf("GPU %s has %s of memory left, not %s", g.Name, bytesText(memory), bytesText(reserve))
 	case p.Compute > compute:
 		return fmt.Errorf("GPU %s has %.1f %% of its compute left, not %.1f %%", g.Name, percent(compute), percent(p.Compute))
 	}
@@ -127,6 +127,19 @@ func (b *Broker) left(gpu int, without *room) (memory uint64, compute share.PPM)
 		}
 	}
 	return memory, compute
+}
+
+// bytesText returns a number of bytes, with a unit where it is a multiple of one.
+func bytesText(n uint64) string {
+	for _, u := range []struct {
+		name string
+		size uint64
+	}{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}} {
+		if n >= u.size && n%u.size == 0 {
+			return fmt.Sprintf("%d %s", n/u.size, u.name)
+		}
+	}
+	return fmt.Sprintf("%d bytes", n)
 }
 
 func percent(p share.PPM) float64 { return float64(p) * 100 / float64(share.Whole) }
