@@ -110,3 +110,24 @@ func TestGrowthIsWrittenFirst(t *testing.T) {
 	}
 	check("less", gib)
 }
+
+// A share that is held stays held when another agent takes it over.
+func TestHeldShareOfAFormerAgent(t *testing.T) {
+	m := start(t, "", "gemini")
+	m.create(agent.Part{ID: "held", Memory: gib})
+	m.create(agent.Part{ID: "resumed", Memory: gib})
+	for _, id := range []string{"held", "resumed"} {
+		if err := m.api.Hold(t.Context(), id, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := m.api.Hold(t.Context(), "resumed", false); err != nil {
+		t.Fatal(err)
+	}
+	m.stop()
+	m = start(t, m.dir, "gemini")
+	shares, err := m.api.Shares(t.Context())
+	if err != nil || len(shares) != 2 || shares[0].State != "held" || shares[1].State != "ready" {
+		t.Errorf("shares %+v, %v", shares, err)
+	}
+}

@@ -351,7 +351,10 @@ func (a *Agent) change(r *http.Request, f func(s *served) error) error {
 }
 
 func (a *Agent) hold(r *http.Request, held bool) (any, error) {
-	return nil, a.change(r, func(s *served) error { return a.broker.Hold(a.now(), s.record.ID, held) })
+	return nil, a.change(r, func(s *served) error {
+		s.record.Held = held
+		return a.broker.Hold(a.now(), s.record.ID, held)
+	})
 }
 
 func (a *Agent) end(r *http.Request) (any, error) {

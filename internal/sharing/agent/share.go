@@ -32,6 +32,7 @@ type Record struct {
 	GID     int          `json:"gid"`
 	Owner   *OwnerStamp  `json:"owner,omitempty"` // the share ends with this process and those in the share
 	MPS     bool         `json:"mps,omitempty"`   // the owner is a client of MPS
+	Held    bool         `json:"held,omitempty"`  // its launches wait
 }
 
 // RecordPart is what a share has of one GPU, as the state file has it.
@@ -178,6 +179,11 @@ func (a *Agent) openLocked(r *Record, restored bool) error {
 	}
 	if err := a.broker.Create(a.now(), spec); err != nil {
 		return err
+	}
+	if r.Held {
+		if err := a.broker.Hold(a.now(), r.ID, true); err != nil {
+			return err
+		}
 	}
 	s, err := a.serve(r)
 	if err != nil {
