@@ -129,3 +129,50 @@ func checkAccount(t *testing.T, b *broker.Broker) {
 		t.Fatalf("%d bytes are given out", kept)
 	}
 }
+
+// An error of the GPU that a program reports is that of its own context: it stops no other
+// share, whatever the policy.
+func TestFailureOfAProgramIsItsOwn(t *testing.T) {
+	for _, p := range share.Policies() {
+		t.Run(p.Name, func(t *testing.T) {
+			x := newTable(t, broker.Config{Policy: p.Name, GPUs: gpus[:1]})
+			const third = share.Whole / 7 * 2
+			x.create(spec{ID: "online", Memory: gib, Compute: third, Limit: share.Whole})
+			x.create(spec{ID: "offline", Class: share.Offline, Memory: gib, Compute: third, Limit: share.Whole})
+			x.create(spec{ID: "bad", Class: share.Offline, Memory: gib, Compute: third, Limit: share.Whole})
+			for id, name := range []string{"online", "offline", "bad"} {
+				x.connect(broker.ProcessID(id+1), name, 11+id)
+			}
+			launch := func(process broker.ProcessID, id uint64) {
+				t.Helper()
+				x.send(process, wire.Message{Type: wire.Launch, ID: id, Arg: [wire.Args]uint64{80, 256, 1, 7}})
+				for range 60 {
+					for _, m := range x.got[process] {
+						if m.Type == wire.Permit && m.ID == id {
+							x.send(process, wire.Message{Type: wire.Done, ID: id, Arg: [wire.Args]uint64{1000}})
+							x.send(process, wire.Message{Type: wire.Idle})
+							return
+						}
+					}
+					x.now += time.Second
+					x.flush()
+				}
+				t.Errorf("process %d gets no permit for launch %d in a minute: %+v", process, id, x.got[process])
+			}
+			open := func() bool { p, _ := x.b.Page("online"); return p.GPUs[0].Gate == wire.Open }
+			for round := range uint64(2) {
+				if open() {
+					break // the hardware keeps the shares
+				}
+				launch(1, round)
+				launch(2, round)
+				x.send(3, wire.Message{Type: wire.Failed, Arg: [wire.Args]uint64{700}})
+			}
+			for _, st := range x.b.Status() {
+				if st.Ending || st.Evicted != "" {
+					t.Errorf("share %s is ended: %q", st.ID, st.Evicted)
+				}
+			}
+		})
+	}
+}

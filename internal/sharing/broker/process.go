@@ -8,7 +8,6 @@ import (
 	"github.com/dxpu-project/dxpu/internal/sharing/gate"
 	"github.com/dxpu-project/dxpu/internal/sharing/wire"
 	"github.com/dxpu-project/dxpu/machine"
-	"github.com/dxpu-project/dxpu/share"
 )
 
 // process is a process of a share.
@@ -192,12 +191,9 @@ func (b *Broker) Receive(now time.Duration, id ProcessID, m wire.Message) {
 		g.Idle(now, id)
 	case wire.Usage:
 		g.Count(now, id, m.Arg[0], clampTime(m.Arg[1]))
-	case wire.Failed:
+	case wire.Failed: // it ends its own context, and no other share is concerned
 		p.failed++
 		p.share.failures++
-		if fatal(m.Arg[0]) {
-			g.Fail(now, 0, share.FaultContext)
-		}
 	case wire.Exit:
 		p.exited = true
 		for i := range p.share.parts {
@@ -209,10 +205,6 @@ func (b *Broker) Receive(now time.Duration, id ProcessID, m wire.Message) {
 
 // clampTime returns nanoseconds of a message as a duration.
 func clampTime(ns uint64) time.Duration { return time.Duration(min(ns, uint64(24*time.Hour))) }
-
-// fatal reports whether a CUresult ends the context of the program that got it: errors of
-// the GPU from CUDA_ERROR_ILLEGAL_ADDRESS (700) to CUDA_ERROR_LAUNCH_FAILED (719).
-func fatal(result uint64) bool { return result >= 700 && result <= 719 }
 
 func (b *Broker) hello(now time.Duration, p *process, m wire.Message) {
 	r := p.share

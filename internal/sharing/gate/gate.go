@@ -464,10 +464,3 @@ func (g *Gate) calm(c *client) {
 		g.policy.Receive(g.now, share.Event{Kind: share.Idle, Client: c.id})
 	}
 }
-
-// Fail tells the policy of an error of the GPU.
-func (g *Gate) Fail(now time.Duration, id share.ClientID, f share.Fault) {
-	g.now = max(g.now, now)
-	g.policy.Receive(g.now, share.Event{Kind: share.Failed, Client: id, Fault: f})
-	g.decide()
-}
