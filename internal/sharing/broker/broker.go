@@ -220,6 +220,9 @@ const evictGrace = 10 * time.Second
 // Transmit appends what is to be done to the output.
 func (b *Broker) Transmit(now time.Duration, out *Output) {
 	for i, g := range b.gates {
+		if g.Reads(now) {
+			b.tellMemory(i)
+		}
 		b.permits = g.Transmit(now, b.permits[:0])
 		for _, x := range b.permits {
 			if p := b.processes[x.Process]; p != nil && p.connected { // it may have left meanwhile
@@ -257,6 +260,15 @@ func (b *Broker) Transmit(now time.Duration, out *Output) {
 	out.Removed = append(out.Removed, b.out.Removed...)
 	out.Dropped = append(out.Dropped, b.out.Dropped...)
 	b.out.Reset()
+}
+
+// tellMemory tells a gate what the shares use of the memory of its GPU.
+func (b *Broker) tellMemory(gpu int) {
+	for _, r := range b.shares {
+		if i := r.index(gpu); i >= 0 && !r.parts[i].gone {
+			b.gates[gpu].Use(r.client, int64(r.parts[i].used))
+		}
+	}
 }
 
 // Known reports whether a process has a connection or memory.

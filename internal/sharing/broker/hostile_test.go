@@ -176,3 +176,80 @@ func TestFailureOfAProgramIsItsOwn(t *testing.T) {
 		})
 	}
 }
+
+// Shares that have all memory of a GPU together run, whatever the policy: what they may have
+// is not what they use.
+func TestAllMemoryIsGivenOut(t *testing.T) {
+	for _, p := range share.Policies() {
+		t.Run(p.Name, func(t *testing.T) {
+			x := newTable(t, broker.Config{Policy: p.Name, GPUs: gpus[:1]})
+			half := gpus[0].Device.Memory / 2
+			if p.Name == "mig" {
+				half = gpus[0].Device.Memory / 8 * 3
+			}
+			x.create(spec{ID: "online", Memory: half, Compute: share.Percent(30), Limit: share.Whole})
+			x.create(spec{ID: "offline", Class: share.Offline, Memory: half, Compute: share.Percent(30), Limit: share.Whole})
+			x.connect(1, "online", 11)
+			x.connect(2, "offline", 12)
+			for range 100 {
+				x.now += 100 * time.Millisecond
+				x.flush()
+			}
+			if g, _ := x.b.Page("offline"); g.GPUs[0].Gate == wire.Open {
+				return // the hardware keeps the shares
+			}
+			x.send(2, wire.Message{Type: wire.Launch, ID: 1, Arg: [wire.Args]uint64{80, 256, 1, 7}})
+			for range 600 { // antman measures the online share for half a minute
+				if len(x.got[2]) > 0 {
+					break
+				}
+				x.now += 100 * time.Millisecond
+				x.flush()
+			}
+			if m := x.last(2); m.Type != wire.Permit {
+				t.Errorf("the offline share gets %+v", m)
+			}
+			if st := x.b.Status()[1]; st.Ending || st.Evicted != "" {
+				t.Errorf("the offline share is ended: %q", st.Evicted)
+			}
+		})
+	}
+}
+
+// The sensor of the memory, by which muxflow holds offline shares, reads what is used.
+func TestMemorySensor(t *testing.T) {
+	x := newTable(t, broker.Config{Policy: "muxflow", GPUs: gpus[:1]})
+	half := gpus[0].Device.Memory / 2
+	x.create(spec{ID: "online", Memory: half})
+	x.create(spec{ID: "offline", Class: share.Offline, Memory: half})
+	x.connect(1, "online", 11)
+	x.connect(2, "offline", 12)
+	permitted := func(id uint64) bool {
+		x.send(2, wire.Message{Type: wire.Launch, ID: id, Arg: [wire.Args]uint64{80, 256, 1, 7}})
+		ok := len(x.got[2]) > 0 && x.last(2).Type == wire.Permit
+		x.send(2, wire.Message{Type: wire.Done, ID: id, Arg: [wire.Args]uint64{1000}})
+		return ok
+	}
+	pass := func() {
+		for range 15 {
+			x.now += 100 * time.Millisecond
+			x.flush()
+		}
+	}
+	pass()
+	if !permitted(1) {
+		t.Error("the offline share gets no permit while nothing is used")
+	}
+	if !x.allocate(1, uint64(half)) || !x.allocate(2, uint64(half)) {
+		t.Fatal("no memory")
+	}
+	pass()
+	if permitted(2) {
+		t.Error("the offline share gets a permit while all memory is used")
+	}
+	x.send(1, wire.Message{Type: wire.Free, Bytes: uint64(half)})
+	pass()
+	if m := x.last(2); m.Type != wire.Permit || m.ID != 2 {
+		t.Errorf("the offline share gets %+v when memory is free again", m)
+	}
+}

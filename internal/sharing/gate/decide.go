@@ -58,6 +58,16 @@ func (g *Gate) Window(id share.ClientID) int32 {
 	return 1
 }
 
+// Use says how much memory a client uses, for the next reading of the sensors.
+func (g *Gate) Use(id share.ClientID, bytes int64) {
+	if c := g.find(id); c != nil {
+		c.memory = bytes
+	}
+}
+
+// Reads reports whether the next Transmit reads the sensors.
+func (g *Gate) Reads(now time.Duration) bool { return now >= g.readAt }
+
 // Transmit appends the permits that are due.
 func (g *Gate) Transmit(now time.Duration, out []Permit) []Permit {
 	g.now = max(g.now, now)
@@ -189,8 +199,8 @@ func (g *Gate) read() {
 	g.readAt = machine.After(g.now, meter.ReadPeriod)
 	var memory int64
 	for _, c := range g.clients {
-		memory += c.spec.Memory
-		g.policy.Receive(g.now, share.Event{Kind: share.Sampled, Client: c.id, Sample: c.meter.Sample(g.now, c.spec.Memory)})
+		memory += c.memory
+		g.policy.Receive(g.now, share.Event{Kind: share.Sampled, Client: c.id, Sample: c.meter.Sample(g.now, c.memory)})
 	}
 	all := g.total.Sample(g.now, memory)
 	all.Temperature = meter.CoolTemperature

@@ -87,6 +87,7 @@ type client struct {
 	id      share.ClientID
 	spec    share.ClientSpec
 	held    bool
+	memory  int64     // in use
 	members int       // processes
 	queue   []waiting // the policy knows the first one, if known is set
 	known   bool
