@@ -18,19 +18,18 @@ func (d *Dispatcher) stop(c *client) {
 	d.total.End(d.now)
 }
 
-// read gives the policy the readings of the sensors when they are due.
+// read gives the policy the readings of the sensors when they are due. No sensor has the
+// memory: each client has a range of its own, which takes none from others when it is full.
 func (d *Dispatcher) read() {
 	if d.now < d.readAt {
 		return
 	}
 	d.readAt = machine.After(d.now, meter.ReadPeriod)
-	var memory int64
 	for _, c := range d.clients {
-		memory += c.spec.Memory
 		d.tellWaited(c)
-		d.policy.Receive(d.now, share.Event{Kind: share.Sampled, Client: c.id, Sample: c.meter.Sample(d.now, c.spec.Memory)})
+		d.policy.Receive(d.now, share.Event{Kind: share.Sampled, Client: c.id, Sample: c.meter.Sample(d.now, 0)})
 	}
-	all := d.total.Sample(d.now, memory)
+	all := d.total.Sample(d.now, 0)
 	all.Temperature = meter.CoolTemperature
 	d.policy.Receive(d.now, share.Event{Kind: share.Sampled, Sample: all})
 }
