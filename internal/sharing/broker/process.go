@@ -93,7 +93,7 @@ func (b *Broker) Closed(now time.Duration, id ProcessID) {
 	for i := range p.share.parts {
 		b.gates[p.share.parts[i].GPU].Exit(now, id)
 	}
-	if p.pid == 0 || !p.holds() && !p.away || p.replaced() {
+	if p.pid == 0 || !p.away && (!p.holds() || p.replaced()) {
 		b.Ended(now, id)
 	}
 	b.refresh()
