@@ -29,7 +29,7 @@ func (b *Broker) Restored(id string) {
 		return
 	}
 	for i := range r.parts {
-		r.parts[i].absent = r.parts[i].reserved
+		r.parts[i].absent, r.parts[i].kept = r.parts[i].reserved, r.parts[i].reserved
 	}
 	r.restored, r.dirty = true, true
 }

@@ -248,3 +248,28 @@ func TestEndBeforeProcessesAreBack(t *testing.T) {
 		t.Errorf("shares %v have ended", x.gone)
 	}
 }
+
+// A share that shrinks before the processes of a former agent are back keeps the room that they
+// may use.
+func TestShrinkBeforeProcessesAreBack(t *testing.T) {
+	x := newTable(t, broker.Config{GPUs: gpus[:1]})
+	x.create(spec{ID: "a", Memory: 4 * gib})
+	x.b.Restored("a")
+	if err := x.resize(spec{ID: "a", Memory: gib}); err != nil {
+		t.Fatal(err)
+	}
+	whole := gpus[0].Device.Memory
+	if left, _ := x.b.Left(0); left != whole-4*gib {
+		t.Errorf("%d bytes left, and a process may have 4 GiB", left)
+	}
+	x.connect(1, "a", 11)
+	x.send(1, wire.Message{Type: wire.Holds, Bytes: 3 * gib, Arg: [wire.Args]uint64{3 * gib}})
+	if got := x.used("a"); got != 4*gib { // the rest may be that of another one
+		t.Errorf("%d bytes used", got)
+	}
+	x.b.Settle(x.now)
+	x.flush()
+	if left, _ := x.b.Left(0); left != whole-3*gib || x.used("a") != 3*gib {
+		t.Errorf("%d bytes left, %d used", left, x.used("a"))
+	}
+}
