@@ -273,3 +273,35 @@ func TestShrinkBeforeProcessesAreBack(t *testing.T) {
 		t.Errorf("%d bytes left, %d used", left, x.used("a"))
 	}
 }
+
+// Processes of a former agent that come back to a GPU which is out of service are asked to
+// end, and the GPU counts as used until they had the time to.
+func TestStoppedGPUOfAbsentProcesses(t *testing.T) {
+	x := newTable(t, broker.Config{GPUs: gpus[:1]})
+	x.create(spec{ID: "a", Memory: gib})
+	x.b.Restored("a")
+	x.b.Stop(x.now, 0, "XID 95", time.Second)
+	x.flush()
+	if !x.b.Busy(0) {
+		t.Error("the GPU is not used, and programs may come back")
+	}
+	if err := x.b.Connect(x.now, 1, "a", 11); err != nil {
+		t.Fatal(err)
+	}
+	x.send(1, wire.Message{Type: wire.Hello, ID: wire.Version, Arg: [wire.Args]uint64{11, wire.Tells}})
+	x.send(1, wire.Message{Type: wire.Holds, Bytes: gib})
+	if m := x.last(1); m.Type != wire.End {
+		t.Errorf("answer %+v", m)
+	}
+	x.b.Settle(x.now)
+	if !x.b.Busy(0) {
+		t.Error("the GPU is not used, and a program has memory of it")
+	}
+	x.b.Ended(x.now, 1)
+	if x.b.Busy(0) {
+		t.Error("the GPU is used")
+	}
+	if err := x.b.Connect(x.now, 2, "a", 12); err == nil {
+		t.Error("a new program begins on a GPU that is out of service")
+	}
+}

@@ -64,7 +64,7 @@ func (b *Broker) usable(r *room) (err error) {
 // Busy reports whether a process of a share has used a GPU, or may have.
 func (b *Broker) Busy(gpu int) bool {
 	return slices.ContainsFunc(b.shares, func(r *room) bool {
-		return r.has(gpu) && slices.ContainsFunc(r.members, func(p *process) bool { return p.held[r.index(gpu)].opened })
+		return r.has(gpu) && (r.restored || slices.ContainsFunc(r.members, func(p *process) bool { return p.held[r.index(gpu)].opened }))
 	})
 }
 

@@ -54,7 +54,7 @@ func (b *Broker) Connect(now time.Duration, id ProcessID, shareID string, pid in
 	if b.processes[id] != nil {
 		return errors.New("broker: a connection is used twice")
 	}
-	if err := b.usable(r); err != nil {
+	if err := b.usable(r); err != nil && !r.restored { // one that comes back is to end
 		return err
 	}
 	p := &process{id: id, pid: pid, share: r, connected: true, held: make([]holding, len(r.parts))}
