@@ -225,7 +225,7 @@ const (
 // given reports whether a field of the form is filled in.
 func (a *action) given(name string) bool { return strings.TrimSpace(a.form.Get(name)) != "" }
 
-// resizePart gives the parts of a lease another size. What the form leaves empty stays.
+// resizePart gives the parts of a lease another size. An empty field keeps what they have.
 func (a *action) resizePart(ctx context.Context, api dxpuv1connect.PoolServiceClient) (string, error) {
 	req := &dxpuv1.ResizeLeaseRequest{LeaseId: a.id, Part: &dxpuv1.Part{}}
 	if !a.given("memory") && !a.given("compute") {

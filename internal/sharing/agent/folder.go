@@ -115,7 +115,7 @@ func listenIn(inner string) (*net.UnixListener, error) {
 }
 
 // discardLocked takes the folder of a share away. The saver removes it, without the lock:
-// its user may have put any number of files there. What is no folder is not a share's.
+// its user may have put any number of files there. A file in its place is not a share's.
 func (a *Agent) discardLocked(id string) {
 	if !isFolder(filepath.Join(a.config.Dir, id)) {
 		return

@@ -177,8 +177,8 @@ func TestFailureOfAProgramIsItsOwn(t *testing.T) {
 	}
 }
 
-// Shares that have all memory of a GPU together run, whatever the policy: what they may have
-// is not what they use.
+// Shares that have all memory of a GPU together run, whatever the policy: a limit is
+// not memory in use.
 func TestAllMemoryIsGivenOut(t *testing.T) {
 	for _, p := range share.Policies() {
 		t.Run(p.Name, func(t *testing.T) {
