@@ -175,6 +175,18 @@ func (l *Link) Rekey(time.Duration) bool {
 // it receives datagrams as they arrive.
 func (l *Link) Listened(until time.Duration) { l.liveness.listened = until }
 
+// Doubts reports whether the peer is about to count as lost. An owner of several links to
+// one peer tells this one by HeardElsewhere then what the others have heard.
+func (l *Link) Doubts(now time.Duration) bool {
+	return l.state == Up && now >= l.liveness.wake(l.cfg.DeadInterval)
+}
+
+// HeardElsewhere says when another link last heard an authenticated datagram of the same
+// process. A peer that is alive but does not answer this link gets more time.
+func (l *Link) HeardElsewhere(at time.Duration) {
+	l.liveness.heardElsewhere = max(l.liveness.heardElsewhere, at)
+}
+
 // Refused says that the network has reported a datagram of a path as undeliverable:
 // no process has the peer's port. It is a hint that anybody can forge. The link asks
 // the peer for an answer at once, by every path that works, and waits for it for a part

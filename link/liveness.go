@@ -13,6 +13,7 @@ import (
 //     end has shown lately;
 //   - silence counts only as far as this end has listened: its sockets were read;
 //   - a silence in which this end stood still begins again;
+//   - another link that hears the same peer shows that the peer lives;
 //   - a refused port, which a dead process leaves behind, shortens it.
 //
 // Invariant: firstUnanswered is machine.Never or at least lastHeard.
@@ -20,6 +21,7 @@ type liveness struct {
 	lastHeard       time.Duration // an authenticated datagram arrived
 	firstUnanswered time.Duration // first datagram since then that asks for an answer, or Never
 	refusedAt       time.Duration // first refusal since then, or Never
+	heardElsewhere  time.Duration // another link heard the peer
 	listened        time.Duration // all that arrived before has been received; Never: up to now
 	postponed       time.Duration // until then nothing is judged: listened is behind
 	lastRan         time.Duration // the link looked at its timers
@@ -35,7 +37,8 @@ const (
 	// under load vary by about a factor of two, and each answer can suffer one
 	// at either end.
 	patience = 6
-	// mostPatience bounds the silence, in dead intervals.
+	// mostPatience bounds the silence, in dead intervals, whatever other links hear: the
+	// peer may have lost this link alone.
 	mostPatience = 8
 	// slowMemory is the time in which slowest falls by a quarter.
 	slowMemory = 2 * time.Second
@@ -104,14 +107,16 @@ func (v *liveness) maxDelay() time.Duration { return patience * v.slowest }
 
 // deadAt returns when the peer counts as lost: after the dead interval of
 // silence, or patience times the slowest delay, but not before half of the dead
-// interval has passed since a datagram that asks for an answer. After a refusal
-// it is a part of the interval, if that is earlier.
+// interval has passed since a datagram that asks for an answer. The silence of a peer
+// that another link hears begins later. After a refusal it is a part of the interval,
+// if that is earlier.
 func (v *liveness) deadAt(dead time.Duration) time.Duration {
 	if v.firstUnanswered == machine.Never {
 		return machine.Never
 	}
 	silence := min(max(dead, v.maxDelay()), mostPatience*dead)
-	at := max(v.lastHeard+silence, v.firstUnanswered+silence/2)
+	since := max(v.lastHeard, min(v.heardElsewhere, v.lastHeard+mostPatience*dead-silence))
+	at := max(since+silence, v.firstUnanswered+silence/2)
 	if v.refusedAt != machine.Never {
 		part := max(dead/refusedPart, refusedPatience*v.slowest)
 		at = min(at, max(v.refusedAt, v.firstUnanswered)+part)

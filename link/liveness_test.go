@@ -191,3 +191,33 @@ func suspend(t *testing.T, before int) {
 		t.Errorf("the timers run before datagram %d of %d: the death is noticed after %v, want 1.3 s at most", before, len(waits), took)
 	}
 }
+
+// While another link hears the peer, the peer lives: it gets more time for an answer, but
+// not for ever, because it may have lost this link alone. When the other link does not hear
+// it any more, the death is noticed as usual.
+func TestAnotherLinkHearsThePeer(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		heard       time.Duration // for how long
+		least, most time.Duration
+	}{
+		{"no other link", 0, 700 * time.Millisecond, 1300 * time.Millisecond},
+		{"for two seconds", 2 * time.Second, 2700 * time.Millisecond, 3300 * time.Millisecond},
+		{"for ever", time.Hour, 7700 * time.Millisecond, 8300 * time.Millisecond},
+	} {
+		n := up(t, linktest.Config{Ends: linktest.Ends(link.CipherNone, jumbo)}, "delay=20us", jumbo)
+		n.Run(n.Now + time.Second)
+		host, silent := n.Link[linktest.Host], n.Now
+		n.SetPlan(linktest.Box, 0, plan(t, "loss=100%"))
+		if err := n.Send(linktest.Host, memoryRead()); err != nil {
+			t.Fatal(err)
+		}
+		for host.State() == link.Up && n.Now < silent+20*time.Second {
+			host.HeardElsewhere(min(n.Now, silent+c.heard))
+			n.Run(n.Now + time.Millisecond)
+		}
+		if took := n.Now - silent; took < c.least || took > c.most {
+			t.Errorf("%s: the peer counts as lost after %v, want %v to %v", c.name, took, c.least, c.most)
+		}
+	}
+}

@@ -27,6 +27,9 @@ func (b *Binding) transmit(now time.Duration) (more bool) {
 	if listened := b.group.cfg.Listened; listened != nil {
 		b.link.Listened(listened())
 	}
+	if b.link.Doubts(now) {
+		b.link.HeardElsewhere(b.group.heard(b))
+	}
 	out := batch{binding: b}
 	more = true
 	for b.deficit += quantum; b.deficit > 0; {

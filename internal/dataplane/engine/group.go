@@ -175,3 +175,14 @@ func (g *Group) offerHeld() {
 	clear(g.holding[len(kept):])
 	g.holding = kept
 }
+
+// heard returns when a link other than that of b last heard the peer of b.
+func (g *Group) heard(b *Binding) time.Duration {
+	var at time.Duration
+	for _, other := range g.bindings {
+		if other != b && other.link.State() == link.Up && slices.Equal(other.peers, b.peers) {
+			at = max(at, other.link.Heard())
+		}
+	}
+	return at
+}
