@@ -71,7 +71,7 @@ func (t *leaderTransport) hangs(ctx context.Context, m *url.URL, arrived *atomic
 		case ctx.Err() != nil:
 			return false
 		case err == nil || errors.As(err, &says):
-			t.waits.over()
+			t.waits.answered()
 			silent, next = 0, min(2*next, longest)
 		default:
 			silent, next = silent+1, silence

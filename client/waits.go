@@ -16,8 +16,9 @@ const (
 type waits struct {
 	tell func(reason string) // nil: no user
 
-	mu   sync.Mutex // guards told; held while tell runs, so that its calls have an order
-	told bool
+	mu     sync.Mutex // guards the fields below; held while tell runs, so that its calls have an order
+	told   bool
+	silent bool // that a manager does not answer
 }
 
 func (w *waits) say(reason string) {
@@ -35,10 +36,20 @@ func (w *waits) over() {
 	}
 }
 
+// answered says that a manager has answered a probe, if the user was told that it does not. A
+// wait for a leader goes on.
+func (w *waits) answered() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.told && w.silent {
+		w.locked("")
+	}
+}
+
 // locked tells a reason, "" for the end of the wait.
 func (w *waits) locked(reason string) {
 	if told := reason != ""; w.tell != nil && told != w.told {
-		w.told = told
+		w.told, w.silent = told, false
 		w.tell(reason)
 	}
 }
@@ -50,8 +61,9 @@ func (w *waits) after(d time.Duration, reason string) (stop func()) {
 	timer := time.AfterFunc(d, func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		if !stopped {
+		if !stopped && !w.told {
 			w.locked(reason)
+			w.silent = true
 		}
 	})
 	return func() {

@@ -94,6 +94,35 @@ func (f follower) RoundTrip(r *http.Request) (*http.Response, error) {
 	return res, nil
 }
 
+// A manager that answers probes, and says that it does not lead, does not end the wait for a
+// leader, however slowly it refuses the call itself.
+func TestWaitForALeaderIsToldOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var list told
+		led := follower(time.Now().Add(20 * time.Second))
+		us, err := parseURLs([]string{"http://m1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := newLeaderTransport(us, slowCalls{led}, "", time.Minute)
+		at.waits.tell = list.tell
+		if got := post(t.Context(), &http.Client{Transport: at}, nil); got != "leads" {
+			t.Errorf("got %q", got)
+		}
+		list.check(t, "m1 knows no leader yet", "")
+	})
+}
+
+// slowCalls answers probes at once and calls after three seconds.
+type slowCalls struct{ http.RoundTripper }
+
+func (s slowCalls) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.URL.Path != "/readyz" {
+		time.Sleep(3 * time.Second)
+	}
+	return s.RoundTripper.RoundTrip(r)
+}
+
 // A user who follows the pool for long hears of a manager that does not answer any more
 // within two seconds.
 func TestFrozenManagerIsToldSoonAfterALongSilence(t *testing.T) {
