@@ -58,6 +58,8 @@ type Config struct {
 	Kind dxpuv1.NodeKind
 	// Name becomes the node ID: 1 to 63 of a-z, 0-9, '-' and '.'.
 	Name string
+	// NameGiven is set if a person chose the name, which is not only that of the machine.
+	NameGiven bool
 	// Version of the proxy, for operators.
 	Version string
 	// StateDir keeps the enrolment and the last desired state, which contain keys.

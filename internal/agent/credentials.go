@@ -42,6 +42,8 @@ type identity struct {
 	ClusterID  string `json:"cluster_id"`
 	NodeID     string `json:"node_id"`
 	NodeNumber uint32 `json:"node_number"`
+	// Kind is "host" or "box"; empty in records of earlier versions.
+	Kind       string `json:"kind,omitempty"`
 	Credential string `json:"credential"`
 	// Certificate identifies the node to a manager with TLS. Key is its private key
 	// and CA the manager's authority. All are PEM.
@@ -79,6 +81,9 @@ func (a *Agent) load() error {
 	if id.Version != identityVersion {
 		return fmt.Errorf("agent: %s has version %d, this program reads version %d", a.path(identityFile), id.Version, identityVersion)
 	}
+	if err := a.checkIdentity(&id); err != nil {
+		return err
+	}
 	a.identity = id
 	if raw, err = a.readState(desiredFile); err != nil || raw == nil {
 		return err
@@ -91,6 +96,38 @@ func (a *Agent) load() error {
 		a.applied = d
 		a.known.Store(d.Revision)
 	}
+	return nil
+}
+
+// OtherNodeError reports a state directory with the identity of another node.
+type OtherNodeError struct {
+	Dir  string
+	Node string // "host h1"
+}
+
+func (e *OtherNodeError) Error() string {
+	return fmt.Sprintf("%s has the identity of %s", e.Dir, e.Node)
+}
+
+// kindName returns the word for a kind of node in an identity.
+func kindName(k dxpuv1.NodeKind) string {
+	if k == dxpuv1.NodeKind_NODE_KIND_BOX {
+		return "box"
+	}
+	return "host"
+}
+
+// checkIdentity refuses the identity of another node: this one would speak in its name. A
+// machine whose name has changed keeps the node that it was, with its bindings.
+func (a *Agent) checkIdentity(id *identity) error {
+	kind := kindName(a.cfg.Kind)
+	if id.Kind != "" && id.Kind != kind || a.cfg.NameGiven && id.NodeID != a.cfg.Name {
+		return &OtherNodeError{a.cfg.StateDir, cmp.Or(id.Kind, "node") + " " + id.NodeID}
+	}
+	if id.NodeID != a.cfg.Name {
+		a.log.Warn("the machine has another name than its node in the pool, which keeps its own", "node", id.NodeID, "machine", a.cfg.Name)
+	}
+	id.Kind = kind
 	return nil
 }
 

@@ -2,8 +2,10 @@ package agent
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 
@@ -40,6 +42,40 @@ func TestChangesOfTheIdentity(t *testing.T) {
 		}
 		if now, _ := a.current(); now != stored || !now.LocalPeers || now.NodeID != node {
 			t.Fatalf("in use %+v, stored %+v", now, stored)
+		}
+	}
+}
+
+// A node does not speak in the name of another one, whose state directory it was given. A
+// machine whose name has changed goes on as the node that it was.
+func TestStateDirectoryOfAnotherNode(t *testing.T) {
+	const host, box = dxpuv1.NodeKind_NODE_KIND_HOST, dxpuv1.NodeKind_NODE_KIND_BOX
+	for _, tt := range []struct {
+		name   string
+		kind   dxpuv1.NodeKind
+		given  bool
+		record string // its kind
+		want   string // the other node; "": none
+	}{
+		{"h1", host, true, "host", ""},
+		{"h1", box, true, "host", "host h1"},
+		{"h1", box, true, "", ""}, // of a version without kinds
+		{"h2", host, true, "host", "host h1"},
+		{"h2", host, false, "host", ""},
+		{"h2", host, true, "", "node h1"},
+	} {
+		dir := t.TempDir()
+		raw, err := json.Marshal(identity{Version: identityVersion, NodeID: "h1", Kind: tt.record, Credential: "c"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, identityFile), raw, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err = New(Config{Manager: "http://127.0.0.1:1", Kind: tt.kind, Name: tt.name, NameGiven: tt.given, StateDir: dir}, nil)
+		var other *OtherNodeError
+		if got := errors.As(err, &other); got != (tt.want != "") || !got && err != nil || got && other.Node != tt.want {
+			t.Errorf("%+v: %v", tt, err)
 		}
 	}
 }

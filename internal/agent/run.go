@@ -174,7 +174,7 @@ func (a *Agent) enrol(ctx context.Context) error {
 		return fmt.Errorf("enrol: %w", err)
 	}
 	id := identity{
-		Version: identityVersion, ClusterID: res.Msg.ClusterId, NodeID: res.Msg.NodeId, NodeNumber: res.Msg.NodeNumber,
+		Version: identityVersion, Kind: kindName(a.cfg.Kind), ClusterID: res.Msg.ClusterId, NodeID: res.Msg.NodeId, NodeNumber: res.Msg.NodeNumber,
 		Credential: res.Msg.Credential, HeartbeatMS: res.Msg.HeartbeatInterval.AsDuration().Milliseconds(),
 		Certificate: res.Msg.CertificatePem, Key: key, CA: res.Msg.CaPem, LocalPeers: res.Msg.KnowsLocalPeers,
 	}

@@ -192,10 +192,18 @@ func (o *proxyOptions) agent(ctx context.Context, kind dxpuv1.NodeKind, p proxy,
 			return nil, withHint(fmt.Errorf("host name: %w", err), "name the node with --name")
 		}
 	}
-	return agent.New(agent.Config{
-		Manager: url, JoinToken: token, Kind: kind, Name: name, Version: version(),
+	if token == "" && !agent.Enrolled(o.stateDir) {
+		return nil, usage(withHint(errors.New("the join token is missing"), `--join-token-file or DXPU_JOIN_TOKEN names it; "dxpu manager --join-token-file" writes it`))
+	}
+	a, err := agent.New(agent.Config{
+		Manager: url, JoinToken: token, Kind: kind, Name: name, NameGiven: o.name != "", Version: version(),
 		StateDir: o.stateDir, CA: ca, CAHash: o.caHash, Log: log,
 	}, p)
+	var other *agent.OtherNodeError
+	if errors.As(err, &other) {
+		err = usage(withHint(fmt.Errorf("--state-dir: %w", err), "each node has a directory of its own, whose content goes with it; a new node begins with an empty one"))
+	}
+	return a, err
 }
 
 // run runs a proxy until ctx ends.
