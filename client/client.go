@@ -25,6 +25,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -122,6 +123,9 @@ func ParseManagers(list string) ([]string, error) {
 	return out, err
 }
 
+// bareIPv6 matches the URL with an address that has several colons.
+var bareIPv6 = regexp.MustCompile(`^https?://[0-9a-fA-F]*:[0-9a-fA-F]*:[0-9a-fA-F:.]*(?:/|$)`)
+
 func parseURLs(list []string) ([]*url.URL, error) {
 	if len(list) == 0 {
 		return nil, errors.New("the URL of a manager is missing")
@@ -129,6 +133,9 @@ func parseURLs(list []string) ([]*url.URL, error) {
 	var out []*url.URL
 	for _, s := range list {
 		u, err := url.Parse(s)
+		if err != nil && bareIPv6.MatchString(s) {
+			return nil, fmt.Errorf("%q is not the URL of a manager: an IPv6 address stands in brackets, as in http://[::1]:7470", s)
+		}
 		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" {
 			return nil, fmt.Errorf("%q is not the URL of a manager", s)
 		}

@@ -168,6 +168,9 @@ func parseModels(words []string) (map[string]uint32, error) {
 		if i < 1 || err != nil {
 			return nil, usage(withHint(fmt.Errorf("--max-gpus-of: %q is not MODEL=COUNT", w), "write it like DX100=8"))
 		}
+		if strings.Contains(w[:i], "=") {
+			return nil, usage(withHint(fmt.Errorf("--max-gpus-of: %q has several limits", w), "repeat the flag for each model"))
+		}
 		if _, twice := out[w[:i]]; twice {
 			return nil, usagef("--max-gpus-of: model %s is given twice", w[:i])
 		}

@@ -64,6 +64,9 @@ which GPUs each lease would get now, and changes nothing.`,
 		}
 		a.specs, err = parseSpecs(raw)
 		if err != nil {
+			if file == "-" {
+				return nil, usage(fmt.Errorf("standard input: %w", err))
+			}
 			return nil, usage(fmt.Errorf("--file: %s: %w", file, err))
 		}
 		if a.api, err = conn.pool(); err != nil {

@@ -36,6 +36,9 @@ func (a *apply) preview(ctx context.Context) (errs []error) {
 		before := len(known)
 		for _, together := range previews(a.wanted, all) {
 			more, err := a.previewOnce(ctx, together, known)
+			if outOfBounds(err) {
+				more, err = a.previewEach(ctx, together, known, err)
+			}
 			errs = append(errs, more...)
 			if err != nil {
 				return append(errs, err)
@@ -74,6 +77,36 @@ func (a *apply) previewOnce(ctx context.Context, together []wanted, known map[in
 			known[w.at] = true
 			action.Action = "would be " + w.what + leasePlace(r.Lease)
 		}
+	}
+	return errs, nil
+}
+
+// outOfBounds reports whether the manager has refused a call because of a text in one of its
+// changes, before it looked at any of them.
+func outOfBounds(err error) bool {
+	var ce *connect.Error
+	return errors.As(err, &ce) && ce.Code() == connect.CodeInvalidArgument && previewField.MatchString(ce.Message())
+}
+
+// previewEach finds the changes for which the manager refuses a call, and leaves them out of
+// the next ones. It returns refusal if there is none.
+func (a *apply) previewEach(ctx context.Context, together []wanted, known map[int]bool, refusal error) (errs []error, err error) {
+	for _, w := range together {
+		_, err := callOn(ctx, a.api, poolAPI.Preview, &dxpuv1.PreviewRequest{Changes: []*dxpuv1.PreviewChange{w.change}})
+		if err != nil && !outOfBounds(err) {
+			return errs, err
+		}
+		if err == nil || known[w.at] {
+			continue
+		}
+		known[w.at] = true
+		action := &a.done[w.at]
+		action.Action = "would fail"
+		errs = append(errs, &aboutError{action.Kind + " " + action.Name, err})
+		a.wanted = slices.DeleteFunc(slices.Clone(a.wanted), func(o wanted) bool { return o.at == w.at })
+	}
+	if len(errs) == 0 {
+		return nil, refusal
 	}
 	return errs, nil
 }

@@ -2,8 +2,10 @@ package cli
 
 import (
 	"fmt"
+	"maps"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -30,14 +32,14 @@ type tenantSpec struct {
 	MaxGPUsOf   map[string]uint32 `yaml:"max-gpus-of"`
 	MaxPriority *int32            `yaml:"max-priority"`
 	Guaranteed  *uint32           `yaml:"guaranteed-gpus"`
-	Weight      uint32            `yaml:"weight"`
+	Weight      *uint32           `yaml:"weight"`
 }
 
 // leaseSpec is a lease of the file. The keys are the flags of "dxpu lease create".
 type leaseSpec struct {
 	Name         string            `yaml:"name"`
 	Tenant       string            `yaml:"tenant"`
-	Count        uint32            `yaml:"count"`
+	Count        *uint32           `yaml:"count"`
 	Model        string            `yaml:"model"`
 	Memory       string            `yaml:"memory"`
 	Kind         string            `yaml:"kind"`
@@ -84,6 +86,9 @@ func parseSpecs(raw []byte) (s specs, err error) {
 		err = yamlError(err)
 		return specs{}, withHint(err, `%s"dxpu apply --help" shows a file`, keyHint(err.Error()))
 	}
+	if err := emptyValue(raw); err != nil {
+		return specs{}, err
+	}
 	if len(s.Tenants)+len(s.Leases) == 0 {
 		return specs{}, withHint(fmt.Errorf("neither tenants nor leases"), `"dxpu apply --help" shows a file`)
 	}
@@ -91,6 +96,9 @@ func parseSpecs(raw []byte) (s specs, err error) {
 	for i := range s.Tenants {
 		if err := oneName(seen, "tenant", s.Tenants[i].Name); err != nil {
 			return specs{}, err
+		}
+		if w := s.Tenants[i].Weight; w != nil && *w == 0 { // 0 would be the default
+			return specs{}, fmt.Errorf("tenant %s: weight 0: want 1 to 1000", s.Tenants[i].Name)
 		}
 	}
 	for i := range s.Leases {
@@ -106,6 +114,26 @@ func parseSpecs(raw []byte) (s specs, err error) {
 		}
 	}
 	return s, nil
+}
+
+// emptyValue returns an error if a key of a tenant or a lease has no value, as where the
+// variable of a template is not set: a lease would go to any host, or to the tenant default.
+func emptyValue(raw []byte) error {
+	var doc map[string][]map[string]yaml.Node
+	if yaml.Load(raw, &doc) != nil {
+		return nil // it has anchors and aliases of a form that only the kinds allow
+	}
+	for _, kind := range []string{"tenants", "leases"} {
+		for _, object := range doc[kind] {
+			for _, key := range slices.Sorted(maps.Keys(object)) {
+				v := object[key]
+				if v.Kind == yaml.ScalarNode && (v.Value == "" || v.Tag == "!!null") && key != "description" {
+					return fmt.Errorf("line %d: %s has no value; leave the key out, or give one", v.Line, key)
+				}
+			}
+		}
+	}
+	return nil
 }
 
 var (
@@ -150,8 +178,12 @@ func oneName(seen map[string]bool, kind, name string) error {
 }
 
 func (t *tenantSpec) message() *dxpuv1.Tenant {
+	weight := uint32(1)
+	if t.Weight != nil {
+		weight = *t.Weight
+	}
 	return &dxpuv1.Tenant{Id: t.Name, Description: t.Description, Quota: &dxpuv1.Quota{
-		MaxGpus: t.MaxGPUs, MaxLeases: t.MaxLeases, MaxGpusByModel: t.MaxGPUsOf, MaxPriority: t.MaxPriority, Weight: max(1, t.Weight),
+		MaxGpus: t.MaxGPUs, MaxLeases: t.MaxLeases, MaxGpusByModel: t.MaxGPUsOf, MaxPriority: t.MaxPriority, Weight: weight,
 		GuaranteedGpus: t.Guaranteed,
 	}}
 }
@@ -168,7 +200,7 @@ func (l *leaseSpec) message() (*dxpuv1.LeaseSpec, error) {
 	o := &leaseFlags{}
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 	o.register(flags)
-	durationVar(flags, &o.queueFor, "queue-timeout", 0, "")
+	positiveDurationVar(flags, &o.queueFor, "queue-timeout", 0, "")
 	values := []struct{ flag, text string }{
 		{"memory", l.Memory},
 		{"kind", l.Kind},
@@ -196,10 +228,11 @@ func (l *leaseSpec) message() (*dxpuv1.LeaseSpec, error) {
 		}
 	}
 	s := &o.spec
-	if l.Count == 0 {
-		l.Count = max(1, uint32(len(l.GPU)))
+	count := max(1, uint32(len(l.GPU)))
+	if l.Count != nil {
+		count = *l.Count
 	}
-	s.Count, s.Model, s.HostId, s.HostLabels, s.BoxLabels, s.HostDomain = l.Count, l.Model, l.Host, l.HostLabel, l.BoxLabel, l.HostDomain
+	s.Count, s.Model, s.HostId, s.HostLabels, s.BoxLabels, s.HostDomain = count, l.Model, l.Host, l.HostLabel, l.BoxLabel, l.HostDomain
 	s.Tenant, s.Priority, s.Preemptible, s.Wait, s.Labels, s.GpuIds = l.Tenant, l.Priority, l.Preemptible, l.Queue, labels, l.GPU
 	o.gang.Name, o.gang.Size = l.Gang, l.GangSize
 	r := &o.part.rules

@@ -6,7 +6,6 @@ import (
 	"encoding/pem"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"time"
 
@@ -95,7 +94,7 @@ func checkTrust(ctx context.Context, conn *connection) error {
 	if err != nil || t.CAFile == "" {
 		return err
 	}
-	raw, err := os.ReadFile(t.CAFile)
+	raw, err := readAtMost(t.CAFile, maxFlagFile)
 	if err != nil {
 		return err
 	}

@@ -233,6 +233,8 @@ func hintFor(err error, ce *connect.Error) string {
 		return `"dxpu whoami" shows your role; "dxpu token --help" explains the roles`
 	case ce.Code() == connect.CodeUnavailable && connect.IsWireError(ce):
 		return "" // the manager runs, and has said what it lacks
+	case ce.Code() == connect.CodeUnavailable && webPort.MatchString(ce.Message()):
+		return `a URL without a port has that of a web server; the port of a manager is 7470, unless its --listen names another`
 	case ce.Code() == connect.CodeUnavailable, isNetwork(err):
 		return `is a manager running at this address? "dxpu manager" starts one; --manager or DXPU_MANAGER names another`
 	case ce.Code() == connect.CodeNotFound && strings.HasPrefix(ce.Message(), "maintenance \""):
@@ -241,6 +243,10 @@ func hintFor(err error, ce *connect.Error) string {
 		return `"dxpu get boxes" shows the racks`
 	case ce.Code() == connect.CodeNotFound && strings.Contains(ce.Message(), "there is no taint "):
 		return `"dxpu describe" shows the taints of a gpu, box or host`
+	case ce.Code() == connect.CodeResourceExhausted && strings.HasPrefix(ce.Message(), noCapacity) && absentLabel.MatchString(ce.Message()):
+		return `"dxpu describe host" and "dxpu describe box" show the labels of a node; --queue waits until one with these labels joins the pool`
+	case ce.Code() == connect.CodeResourceExhausted && strings.HasPrefix(ce.Message(), noCapacity) && absentGPU.MatchString(ce.Message()):
+		return `"dxpu get gpus" lists the GPUs of the pool; --queue waits until this one joins it`
 	case ce.Code() == connect.CodeNotFound:
 		return `"dxpu get" lists what the pool has`
 	case ce.Code() == connect.CodeResourceExhausted && strings.HasPrefix(ce.Message(), noCapacity) && strings.Contains(ce.Message(), noSuchGPU):
@@ -305,12 +311,22 @@ var fieldFlags = map[string]string{
 
 var (
 	leadingField = regexp.MustCompile(`^([a-z_]+(?:\.[a-z_]+)*): `)
+	previewField = regexp.MustCompile(`^changes\.[a-z_]+\.`) // of a dry run
 	innerField   = regexp.MustCompile(`\b(?:spec\.[a-z_]+|request_id|max_gpus)\b`)
 	setForce     = regexp.MustCompile(`\bset force\b`)
 	waitSentence = regexp.MustCompile(`\s+[A-Z][^.]*\bspec\.wait\b.*$`) // of earlier managers; our hint says it
 	deniedCall   = regexp.MustCompile(`may not call /dxpu\.v1\.\w+/(\w+)`)
 	callWord     = regexp.MustCompile(`[A-Z]+[a-z]*`)
 	roleName     = regexp.MustCompile(`\bROLE_[A-Z]+\b`)
+)
+
+var (
+	// webPort is in the error of a connection to a URL without a port.
+	webPort = regexp.MustCompile(`:(?:80|443): connect: connection refused`)
+	// absentLabel and absentGPU are in the refusal of a lease for which there is no node, or
+	// no GPU, whatever is free.
+	absentLabel = regexp.MustCompile(`\bNo host that has the labels\b|\bGPU with the box's label\b`)
+	absentGPU   = regexp.MustCompile(`\bGPU \S+ is not in the pool\b`)
 )
 
 // noCapacity begins the manager's refusal of a lease that could wait in the queue.
@@ -322,6 +338,7 @@ const noSuchGPU = "The pool has no usable GPU with "
 // inFlags replaces the names of API fields in an error of the manager by those of
 // the flags.
 func inFlags(message string) string {
+	message = previewField.ReplaceAllString(message, "")
 	message = waitSentence.ReplaceAllString(message, "")
 	if m := leadingField.FindStringSubmatch(message); m != nil {
 		if flag, ok := fieldFlags[m[1]]; ok {

@@ -136,11 +136,28 @@ func readFlag(flag, name string) ([]byte, error) {
 	if name == "" {
 		return nil, nil
 	}
-	raw, err := os.ReadFile(name)
+	raw, err := readAtMost(name, maxFlagFile)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", flag, err)
 	}
 	return raw, nil
+}
+
+// maxFlagFile bounds the file that a flag names, in bytes: certificates, and small tables.
+const maxFlagFile = 1 << 20
+
+// readAtMost reads a file, and refuses one that is longer than a limit in bytes.
+func readAtMost(path string, limit int) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	raw, err := io.ReadAll(io.LimitReader(f, int64(limit)+1))
+	if err == nil && len(raw) > limit {
+		err = fmt.Errorf("%s has more than %d bytes", path, limit)
+	}
+	return raw, err
 }
 
 // readAuthority reads the file with the certificate of the manager's authority. Without a

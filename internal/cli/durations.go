@@ -109,6 +109,9 @@ func startVar(f *pflag.FlagSet, s *dxpuv1.LeaseSpec, name, help string) {
 	f.Var(flagValue{typ: "time", set: func(text string) error {
 		s.StartTime, s.StartAfter = nil, nil
 		if after, ok := parseAfter(text); ok {
+			if after == 0 {
+				return withHint(fmt.Errorf("%q is not later", text), "leave --start out for a lease that begins at once")
+			}
 			s.StartAfter = durationpb.New(after)
 			return nil
 		}

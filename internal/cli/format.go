@@ -33,7 +33,7 @@ type output struct {
 	form  string
 	forms []string // the words that the command has
 	cmd   *cobra.Command
-	yaml  bool // the output of the command goes through a yamlWriter
+	plain io.Writer // the output behind a yamlWriter; nil: there is none
 }
 
 // register adds the flags. A command has all forms if it prints objects with names, else
@@ -64,9 +64,13 @@ func (o *output) set(s string) error {
 		return unknownWord(s, o.forms)
 	}
 	o.form = s
-	if s == formYAML && !o.yaml {
-		o.yaml = true
-		o.cmd.SetOut(&yamlWriter{w: o.cmd.OutOrStdout()})
+	switch {
+	case s == formYAML && o.plain == nil:
+		o.plain = o.cmd.OutOrStdout()
+		o.cmd.SetOut(&yamlWriter{w: o.plain})
+	case s != formYAML && o.plain != nil: // the last of several flags counts
+		o.cmd.SetOut(o.plain)
+		o.plain = nil
 	}
 	return nil
 }

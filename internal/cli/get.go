@@ -210,6 +210,7 @@ func newGetLeasesCommand(conn *connection) *cobra.Command {
 		Example: "  dxpu get leases --tenant team-a",
 	}, poolAPI.ListLeases, req, printLeases, oneOf(poolAPI.GetLease,
 		func(name string) *dxpuv1.GetLeaseRequest { return &dxpuv1.GetLeaseRequest{LeaseId: name} }, (*dxpuv1.GetLeaseResponse).GetLease))
+	cmd.RunE = ofTenant(conn, &req.Tenant, cmd.RunE)
 	cmd.Flags().StringVar(&req.Tenant, "tenant", "", "show only leases of this tenant")
 	cmd.Flags().StringVar(&req.HostId, "host", "", "show only leases on this host")
 	cmd.Flags().BoolVar(&req.IncludeEnded, "all", false, "show leases that have ended, too")

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -105,18 +104,4 @@ func (f *joinTokenFile) read() error {
 	}
 	f.tokens = tokens
 	return nil
-}
-
-// readAtMost reads a file, and refuses one that is longer than a limit in bytes.
-func readAtMost(path string, limit int) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	raw, err := io.ReadAll(io.LimitReader(f, int64(limit)+1))
-	if err == nil && len(raw) > limit {
-		err = fmt.Errorf("%s has more than %d bytes", path, limit)
-	}
-	return raw, err
 }

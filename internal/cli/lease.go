@@ -60,6 +60,13 @@ func (o *leaseFlags) register(f *pflag.FlagSet) {
 	durationVar(f, &o.ttl, "ttl", o.ttl, "end the lease if it is not renewed for this time, 10s to a day (\"dxpu lease renew\")")
 }
 
+// countGPUs makes the count the number of the GPUs that the user names, unless there is one.
+func (o *leaseFlags) countGPUs(f *pflag.FlagSet) {
+	if n := len(o.spec.GpuIds); n > 0 && !f.Changed("count") {
+		o.spec.Count = uint32(n)
+	}
+}
+
 // message returns the spec.
 func (o *leaseFlags) message() *dxpuv1.LeaseSpec {
 	if o.expires != 0 {
@@ -125,7 +132,8 @@ func hasState(want ...dxpuv1.LeaseState) func(*dxpuv1.Lease) bool {
 func newLeaseCreateCommand(conn *connection) *cobra.Command {
 	var o leaseFlags
 	req := &dxpuv1.CreateLeaseRequest{}
-	cmd := leaseCommand(conn, &cobra.Command{
+	var cmd *cobra.Command
+	cmd = leaseCommand(conn, &cobra.Command{
 		Use: "create", Short: "Allocate GPUs and attach them to a host", Args: cobra.NoArgs,
 		Long: `Allocate GPUs and attach them to a host.
 
@@ -157,6 +165,7 @@ With --request-id the command can be repeated: the same ID returns the same leas
   dxpu lease create --count 4 --start "2027-03-01 08:00" --duration 4h
   for h in h1 h2 h3 h4; do dxpu lease create --count 8 --host $h --gang train --gang-size 4; done`,
 	}, poolAPI.CreateLease, func([]string) *dxpuv1.CreateLeaseRequest {
+		o.countGPUs(cmd.Flags())
 		req.Spec = o.message()
 		return req
 	}, (*dxpuv1.CreateLeaseResponse).GetLease, "every GPU is attached", hasState(dxpuv1.LeaseState_LEASE_STATE_ACTIVE))
@@ -164,7 +173,7 @@ With --request-id the command can be repeated: the same ID returns the same leas
 	f := cmd.Flags()
 	f.StringVar(&req.RequestId, "request-id", "", "name of the request, which makes the command safe to repeat")
 	f.BoolVar(&o.spec.Wait, "queue", false, "wait in the queue while there is no capacity")
-	durationVar(f, &o.queueFor, "queue-timeout", 0, "leave the queue after this time (implies --queue)")
+	positiveDurationVar(f, &o.queueFor, "queue-timeout", 0, "leave the queue after this time (implies --queue)")
 	cmd.MarkFlagsRequiredTogether("start", "duration")
 	cmd.MarkFlagsRequiredTogether("gang", "gang-size")
 	cmd.MarkFlagsRequiredTogether("gpu-memory", "compute")
@@ -331,6 +340,7 @@ the manager would do with the request that the flags describe. Nothing is alloca
 				return nil, err
 			}
 		}
+		o.countGPUs(cmd.Flags())
 		req := &dxpuv1.ExplainLeaseRequest{What: &dxpuv1.ExplainLeaseRequest_Spec{Spec: o.message()}}
 		if len(args) == 1 {
 			req.What = &dxpuv1.ExplainLeaseRequest_LeaseId{LeaseId: args[0]}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
@@ -31,4 +32,28 @@ func checkTenant(ctx context.Context, api poolAPI, name string) error {
 		what = "has leases, but is not defined"
 	}
 	return connect.NewError(connect.CodeNotFound, fmt.Errorf("spec.tenant: tenant %q %s; an operator makes it (dxpu tenant set %s)", name, what, name))
+}
+
+// ofTenant makes a list with the filter --tenant refuse a tenant that does not exist.
+func ofTenant(conn *connection, tenant *string, list func(*cobra.Command, []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			if err := tenantExists(cmd.Context(), conn, *tenant); err != nil {
+				return err
+			}
+		}
+		return list(cmd, args)
+	}
+}
+
+// tenantExists returns an error if a tenant neither is defined nor has leases: its list would
+// be as empty as that of a tenant without leases.
+func tenantExists(ctx context.Context, conn *connection, name string) error {
+	if name == "" || name == "default" {
+		return nil
+	}
+	if _, err := call(ctx, conn, poolAPI.GetTenant, &dxpuv1.GetTenantRequest{TenantId: name}); connect.CodeOf(err) == connect.CodeNotFound {
+		return err
+	}
+	return nil // the list says what else is wrong
 }

@@ -137,7 +137,7 @@ func readInterference(name string) (placement.Interference, error) {
 		return nil, err
 	}
 	defer f.Close()
-	out, err := parseInterference(f)
+	out, err := parseInterference(io.LimitReader(f, maxFlagFile))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}

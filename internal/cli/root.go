@@ -48,6 +48,7 @@ hot-plugged device. A manager owns the pool of GPUs.`,
 		c.Args, c.RunE = cobra.NoArgs, func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	}
 	complete(root, conn)
+	decimalFlags(root)
 	return root
 }
 

@@ -22,11 +22,20 @@ func nearest(word string, words []string) string {
 		if len(word) >= 2 && strings.HasPrefix(w, word) {
 			d = 1
 		}
-		if d < least {
+		if d < least || d == least && best != "" && commonPrefix(word, w) > commonPrefix(word, best) {
 			best, least = w, d
 		}
 	}
 	return best
+}
+
+// commonPrefix returns the number of bytes with which both words begin.
+func commonPrefix(a, b string) int {
+	n := 0
+	for n < min(len(a), len(b)) && a[n] == b[n] {
+		n++
+	}
+	return n
 }
 
 // distance returns the number of letters to insert, delete, replace or swap to make b of
@@ -101,7 +110,7 @@ func commandError(cmd *cobra.Command, err error) error {
 	}
 	var names []string
 	for _, sub := range cmd.Commands() {
-		if sub.IsAvailableCommand() {
+		if sub.IsAvailableCommand() || sub.IsAdditionalHelpTopicCommand() {
 			names = append(append(names, sub.Name()), sub.Aliases...)
 		}
 	}

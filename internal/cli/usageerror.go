@@ -23,6 +23,9 @@ func flagError(cmd *cobra.Command, err error) error {
 	var bad *pflag.InvalidValueError
 	help := fmt.Sprintf(`"%s --help" explains the command`, cmd.CommandPath())
 	switch {
+	case errors.As(err, &absent) && cmd.HasAvailableSubCommands() && cmd.Flags().NArg() > 0:
+		// The flag is one of a command whose name is mistyped.
+		return argumentError(cmd, fmt.Errorf("unknown command %q for %q", cmd.Flags().Arg(0), cmd.CommandPath()))
 	case errors.As(err, &absent):
 		name := "--" + absent.GetSpecifiedName()
 		if absent.GetSpecifiedShortnames() != "" { // of one letter
@@ -118,7 +121,8 @@ func checkFlags(cmd *cobra.Command) error {
 
 // objectFlags are flags that name an object. An empty one is that of a script whose
 // variable is not set: the command would go to any host, or to the tenant default.
-var objectFlags = []string{"host", "tenant", "gpu", "box", "lease", "to", "name"}
+// Neither may it go to another pool, or with another token.
+var objectFlags = []string{"host", "tenant", "gpu", "box", "lease", "to", "name", "manager", "context", "ca-file", "token-file"}
 
 var (
 	exclusiveFlags = regexp.MustCompile(`\[([^]]*)\] were all set$`)

@@ -112,7 +112,7 @@ func (s *poolService) RotateAuthority(ctx context.Context, req *connect.Request[
 func (t *tx) rotate(alike bool, step dxpuv1.AuthorityStep, force bool) error {
 	next := *t.authorityRecord()
 	if !t.authorityIsKnown() {
-		return errorf(connect.CodeFailedPrecondition, "step: the last one was taken less than %s ago, and not all managers know it yet; try again", 2*authorityAge)
+		return errorf(connect.CodeFailedPrecondition, "step: the last step was taken less than %s ago, and not all managers know it yet; try again", 2*authorityAge)
 	}
 	switch step {
 	case dxpuv1.AuthorityStep_AUTHORITY_STEP_BEGIN:

@@ -204,7 +204,8 @@ func (t *tx) notePromised(id string, s *dxpuv1.LeaseSpec, d *placement.Decision,
 	if d.OK() && h.OK() || len(gpus) == 0 {
 		return
 	}
-	why := fmt.Sprintf("%d GPUs and %d host slots are promised to leases that begin later; a lease that ends before may have them.", len(gpus), len(slots))
+	why := fmt.Sprintf("%s and %s are promised to leases that begin later; a lease that ends before may have them.",
+		counted(len(gpus), "GPU", "GPUs"), counted(len(slots), "host slot", "host slots"))
 	if d.OK() {
 		h.Why = append(h.Why, why) // decisionWhy shows only these
 		return

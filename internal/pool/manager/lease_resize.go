@@ -50,8 +50,10 @@ func checkResize(r *dxpuv1.ResizeLeaseRequest) error {
 		return invalid("count: parts get another number or another size, one at a time; leave count or part out")
 	case r.Part == nil && r.Deadline != nil:
 		return invalid("deadline: only for part: whole GPUs are unplugged at once")
-	case r.Part == nil && (r.Count < 1 || r.Count > maxGPUs):
-		return invalid("count: %d is not 1 to %d; delete the lease to give all of its GPUs back", r.Count, maxGPUs)
+	case r.Part == nil && r.Count == 0:
+		return invalid("count: 0 is not 1 to %d; delete the lease to give all of its GPUs back", maxGPUs)
+	case r.Part == nil && r.Count > maxGPUs:
+		return invalid("count: %d is not 1 to %d", r.Count, maxGPUs)
 	}
 	return checkDuration("deadline", r.Deadline)
 }

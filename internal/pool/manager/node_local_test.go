@@ -63,7 +63,7 @@ func TestLocalGPUs(t *testing.T) {
 	}
 	w.delete(whole, true)
 	w.settle()
-	w.wantNoCapacity("a free GPU of the machine, with any toleration", &dxpuv1.LeaseSpec{Count: 1, Tolerations: everything}, "1 of the free ones have a sharing agent, which serves leases that name its host")
+	w.wantNoCapacity("a free GPU of the machine, with any toleration", &dxpuv1.LeaseSpec{Count: 1, Tolerations: everything}, "1 of the free ones has a sharing agent, which serves leases that name its host")
 	w.wantLease(w.create(at("m1", part(900, 900))), leaseBinding)
 }
 

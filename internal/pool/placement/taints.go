@@ -201,7 +201,11 @@ func (f refused) say(d *Decision, req *Request) {
 		n += of
 	}
 	if n > 0 {
-		d.say("%d of the free ones have %s.", n, obstacles(maps.Keys(f), req.Tolerations))
+		have := "have"
+		if n == 1 {
+			have = "has"
+		}
+		d.say("%d of the free ones %s %s.", n, have, obstacles(maps.Keys(f), req.Tolerations))
 	}
 }
 
