@@ -138,7 +138,7 @@ func awaitRenewals(ctx context.Context, conn *connection, progress io.Writer) (*
 		}
 		if a.NodesLeft != left {
 			left = a.NodesLeft
-			fmt.Fprintf(progress, "%d nodes have not renewed yet: %s\n", left, namesLeft(a))
+			fmt.Fprintf(progress, "not renewed yet: %s: %s\n", count(int(left), "node", "nodes"), namesLeft(a))
 		}
 	}
 }
@@ -163,7 +163,7 @@ func describeAuthority(w io.Writer, a *dxpuv1.Authority) {
 		t.row("rotation", "activated "+date(a.StepTime)+"; both are trusted. Next: dxpu authority retire")
 	}
 	if a.NodesLeft > 0 {
-		t.row("not renewed", fmt.Sprintf("%d nodes: %s", a.NodesLeft, namesLeft(a)))
+		t.row("not renewed", count(int(a.NodesLeft), "node", "nodes")+": "+namesLeft(a))
 	}
 	t.flush()
 }

@@ -35,6 +35,7 @@ func TestHints(t *testing.T) {
 			"the token is not valid, or no longer valid\n", `"dxpu login" signs you in again`,
 		},
 		{"no manager", connect.NewError(connect.CodeUnavailable, errors.New("connection refused")), "the manager is unavailable", "is a manager running"},
+		{"slow disk of a restore", errors.New("etcdserver: request timed out"), "dxpu: error: the store did not answer in time", ""},
 		{"full disk", connect.NewWireError(connect.CodeUnavailable, errors.New("the disk is full: make room there")), "the manager is unavailable: the disk is full", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -130,6 +130,7 @@ var earlyEnd = regexp.MustCompile(`\b(?:unexpected )?EOF$`)
 // plainPhrases are texts of Go's libraries that have no types.
 var plainPhrases = map[string]string{
 	context.DeadlineExceeded.Error():                       "no answer in time",
+	"etcdserver: request timed out":                        "the store did not answer in time",
 	"http: server gave HTTP response to HTTPS client":      "the server answers without TLS",
 	"tls: first record does not look like a TLS handshake": "the server answers without TLS",
 }
