@@ -144,11 +144,38 @@ func parseTime(text string) (time.Time, error) {
 	}
 	for _, layout := range []string{"2006-01-02 15:04", time.DateTime} {
 		if at, err := time.ParseInLocation(layout, text, time.Local); err == nil {
-			return at, nil
+			return at, onlyTime(at, layout, text)
 		}
 	}
 	return time.Time{}, fmt.Errorf("%q is not a time such as 2027-03-01T08:00:00Z, \"2027-03-01 08:00\" or +2h", text)
 }
+
+// onlyTime returns an error unless a text in the local zone stands for exactly one time. The
+// local clock jumps over an hour and repeats one each year in many zones, and the Go library
+// chooses a time then.
+func onlyTime(at time.Time, layout, text string) error {
+	wrote, err := time.Parse(layout, text)
+	if err != nil {
+		return err
+	}
+	const step, longest = 15 * time.Minute, 3 * time.Hour // of the shifts that zones make
+	what := ""
+	if at.Format(time.DateTime) != wrote.Format(time.DateTime) {
+		what = "does not exist in the local zone, whose clock jumps over it"
+	}
+	for d := -longest; d <= longest; d += step {
+		if d != 0 && what == "" && at.Add(d).Format(time.DateTime) == wrote.Format(time.DateTime) {
+			what = "is twice in the local zone, whose clock goes back"
+		}
+	}
+	if what == "" {
+		return nil
+	}
+	return withHint(fmt.Errorf("%q %s", text, what), "write it with its zone, as in %s", at.Format(time.RFC3339))
+}
+
+// tenYears is the limit of the manager for the lifetime of a lease.
+const tenYears = 10 * 365 * day
 
 func boundedDurationVar(f *pflag.FlagSet, v *time.Duration, name string, value time.Duration, help string, check func(time.Duration) error) {
 	*v = value

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -56,7 +57,15 @@ func (o *leaseFlags) register(f *pflag.FlagSet) {
 	f.BoolVar(&o.spec.Preemptible, "preemptible", false, "allow a lease with a higher priority to take the GPUs")
 	positiveDurationVar(f, &o.expires, "expires", 0, "end the lease after this time")
 	startVar(f, &o.spec, "start", "reserve the GPUs: begin at this `time`, as in 2027-03-01T08:00:00Z or \"2027-03-01 08:00\" in the local zone, or +2h from now")
-	positiveDurationVar(f, &o.lasts, "duration", 0, "with --start, end the lease this long after the start")
+	boundedDurationVar(f, &o.lasts, "duration", 0, "with --start, end the lease this long after the start", func(d time.Duration) error {
+		switch {
+		case d <= 0:
+			return errors.New("is not positive")
+		case d > tenYears: // the manager has one limit for this and --expires
+			return errors.New("is more than ten years")
+		}
+		return nil
+	})
 	durationVar(f, &o.ttl, "ttl", o.ttl, "end the lease if it is not renewed for this time, 10s to a day (\"dxpu lease renew\")")
 }
 
