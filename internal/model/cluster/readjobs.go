@@ -169,7 +169,8 @@ func (t *table) life(p *Pod) error {
 		}
 		end = submit + max(end-start, 1)
 	}
-	if p.Created, p.Deleted = submit, end; duration > 0 {
+	// A job with a duration of 0 was short; one without a duration stays.
+	if p.Created, p.Deleted = submit, end; duration > 0 || end == 0 && t.text(colDuration) != "" {
 		p.Deleted = submit + max(int64(math.Round(duration)), 1)
 	}
 	return nil

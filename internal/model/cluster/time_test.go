@@ -141,7 +141,7 @@ d,0,,0,4,,
 	}
 	want := []Pod{
 		{Name: "a", MilliCPU: 6000, MemoryMiB: 10240, GPUs: 1, MilliGPU: Milli, Models: "A|B", Created: 1507343090, Deleted: 1507346690, Profile: "resnet"},
-		{Name: "b", MilliCPU: 2000, MemoryMiB: 2560, GPUs: 1, MilliGPU: 250, Created: 1507343090},
+		{Name: "b", MilliCPU: 2000, MemoryMiB: 2560, GPUs: 1, MilliGPU: 250, Created: 1507343090, Deleted: 1507343091},
 		{Name: "c", MilliCPU: 80_000, MemoryMiB: 68267, GPUs: 8, MilliGPU: Milli, Copies: 3, Created: 100, Deleted: 160},
 		{Name: "d", MilliCPU: 4000},
 	}
@@ -221,6 +221,14 @@ func TestProfile(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", text, err, want)
 		}
+	}
+}
+
+// A job of no time holds its GPUs for a second; only one without a duration stays.
+func TestJobOfNoTime(t *testing.T) {
+	pods, err := ReadJobs(strings.NewReader("job,gpus,submit,duration\na,1,5,0\nb,1,5,0.2\nc,1,5,\n"), JobDefaults{})
+	if err != nil || pods[0].Deleted != 6 || pods[1].Deleted != 6 || pods[2].Deleted != 0 {
+		t.Errorf("%+v, %v", pods, err)
 	}
 }
 
