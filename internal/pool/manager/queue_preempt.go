@@ -52,9 +52,21 @@ func (t *tx) noteVictims(id, why string) {
 const maxPreemptPlacements = 1024
 
 // preemptionVictims chooses the leases to preempt for some leases, none if that
-// makes no room.
+// makes no room. Of borrowed GPUs it takes those of the youngest leases first, and if these
+// make no room, those on the host, or of the model, that the first lease requests.
 func (t *tx) preemptionVictims(leases []*leaseRecord) []placement.Victim {
-	candidates := t.preemptionCandidates(leases)
+	may := t.preemptibleFor(leases)
+	victims := t.victimsAmong(leases, t.preemptionCandidates(leases, may))
+	if len(victims) > 0 {
+		return victims
+	}
+	if may = may.choice(leases[0].spec); may == nil {
+		return nil
+	}
+	return t.victimsAmong(leases, t.preemptionCandidates(leases, may))
+}
+
+func (t *tx) victimsAmong(leases []*leaseRecord, candidates []placement.Victim) []placement.Victim {
 	tries := maxPreemptPlacements / len(leases)
 	fits := func(gone []placement.Victim) bool {
 		d := t.decideWithout(leases, t.heldBy(gone))
@@ -110,9 +122,8 @@ func (t *tx) onlyUsed(leases []*leaseRecord, victims []placement.Victim, fits fu
 // preemptionCandidates returns the leases that some leases may preempt. A lease that
 // itself waits for a GPU of another lease has nothing to give yet. The first lease of a
 // gang stands for all of them.
-func (t *tx) preemptionCandidates(leases []*leaseRecord) []placement.Victim {
+func (t *tx) preemptionCandidates(leases []*leaseRecord, may *preemptible) []placement.Victim {
 	t.reindex()
-	may := t.preemptibleFor(leases)
 	var out []placement.Victim
 	for id := range t.preemptibleLeases {
 		gang, l := t.gangOf(id), t.leases.get(id)
@@ -265,8 +276,8 @@ func (t *tx) requeueOne(id string, reason dxpuv1.Reason, why string, grace bool)
 
 // whyNotPreempt returns why pending leases preempt no other lease.
 func (t *tx) whyNotPreempt(leases []*leaseRecord) string {
-	n := len(t.preemptionCandidates(leases))
-	reclaims := t.preemptibleFor(leases).reclaims
+	may := t.preemptibleFor(leases)
+	n, reclaims := len(t.preemptionCandidates(leases, may)), may.reclaims
 	switch {
 	case n == 0 && reclaims:
 		return fmt.Sprintf("No preemptible lease has a priority below %d or borrowed GPUs.", leases[0].spec.Priority)

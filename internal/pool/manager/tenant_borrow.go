@@ -75,7 +75,11 @@ func (t *tx) guarantees(s *dxpuv1.LeaseSpec, field string, count milliGPU) error
 // borrowing returns the preemptible leases of a tenant that hold borrowed GPUs: those of
 // the lowest priority, then the youngest, until the rest is within its guarantee. The
 // first lease of a gang stands for all of them.
-func (t *tx) borrowing(tenant string) map[string]bool {
+func (t *tx) borrowing(tenant string) map[string]bool { return t.borrowingFor(tenant, nil) }
+
+// borrowingFor is borrowing for a request, if it is not nil: leases on its host, or with its
+// model, count first. No GPU tells whether it is borrowed, so those that help are.
+func (t *tx) borrowingFor(tenant string, s *dxpuv1.LeaseSpec) map[string]bool {
 	excess := t.borrowed(tenant)
 	if excess == 0 {
 		return nil
@@ -86,8 +90,16 @@ func (t *tx) borrowing(tenant string) map[string]bool {
 			leases = append(leases, t.leases.get(id))
 		}
 	}
+	last := func(l *leaseRecord) int {
+		if s == nil || slices.ContainsFunc(t.membersOf(t.gangOf(l.ID)), func(o *leaseRecord) bool {
+			return s.HostId != "" && o.HostID == s.HostId || s.Model != anyModel && o.Model == s.Model
+		}) {
+			return 0
+		}
+		return 1
+	}
 	slices.SortFunc(leases, func(a, b *leaseRecord) int {
-		return cmp.Or(cmp.Compare(a.spec.Priority, b.spec.Priority), compareLeaseIDs(b.ID, a.ID))
+		return cmp.Or(cmp.Compare(last(a), last(b)), cmp.Compare(a.spec.Priority, b.spec.Priority), compareLeaseIDs(b.ID, a.ID))
 	})
 	out := map[string]bool{}
 	for _, l := range leases {
@@ -161,7 +173,8 @@ type preemptible struct {
 	tenant    string
 	priority  int32
 	reclaims  bool                       // also borrowed GPUs, whatever the priority
-	borrowing map[string]map[string]bool // by tenant; see tx.borrowing
+	request   *dxpuv1.LeaseSpec          // see tx.borrowingFor
+	borrowing map[string]map[string]bool // by tenant
 }
 
 func (t *tx) preemptibleFor(leases []*leaseRecord) *preemptible {
@@ -169,6 +182,19 @@ func (t *tx) preemptibleFor(leases []*leaseRecord) *preemptible {
 	return &preemptible{
 		tenant: s.Tenant, priority: s.Priority, reclaims: t.withinGuarantee(s.Tenant, requestedSize(leases)), borrowing: map[string]map[string]bool{},
 	}
+}
+
+// choice returns what the leases may preempt if the borrowed GPUs are those that help most, or
+// nil if there is no such choice. The leases that p allows are known.
+func (p *preemptible) choice(s *dxpuv1.LeaseSpec) *preemptible {
+	borrow := false
+	for _, ids := range p.borrowing {
+		borrow = borrow || len(ids) > 0
+	}
+	if !borrow || s.HostId == "" && s.Model == anyModel {
+		return nil
+	}
+	return &preemptible{tenant: p.tenant, priority: p.priority, reclaims: p.reclaims, request: s, borrowing: map[string]map[string]bool{}}
 }
 
 // allows reports whether a preemptible lease may be preempted.
@@ -181,7 +207,7 @@ func (p *preemptible) allows(t *tx, o *leaseRecord) bool {
 		return false
 	}
 	if _, known := p.borrowing[tenant]; !known {
-		p.borrowing[tenant] = t.borrowing(tenant)
+		p.borrowing[tenant] = t.borrowingFor(tenant, p.request)
 	}
 	return p.borrowing[tenant][o.ID]
 }

@@ -52,6 +52,65 @@ func TestGuaranteeGoesFirst(t *testing.T) {
 	w.wantLease(other, leasePending)
 }
 
+// A tenant takes back GPUs on the host that it needs, though the leases there are the oldest
+// of those that borrow. No tenant loses more than it borrows by that.
+func TestReclaimOnTheHost(t *testing.T) {
+	for _, c := range []struct {
+		host  string
+		count uint32
+		lost  []int // of the leases of b, in their order
+	}{
+		{"h1", 2, []int{0, 1}},
+		{"h1", 1, []int{1}},
+		{"h2", 2, []int{4, 5}},
+	} {
+		w := newWorld(t, Config{}, hostNode("h1", 2), hostNode("h2", 4), hostNode("h3", 8), boxNode("b1", 8))
+		w.putTenant("a", guaranteed(4, 0))
+		w.putTenant("b", guaranteed(3, 0))
+		var ids []string
+		for i := range 6 {
+			host := "h1"
+			if i > 1 {
+				host = "h2"
+			}
+			ids = append(ids, w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "b", HostId: host, Preemptible: true}))
+		}
+		w.settle()
+		own := w.create(&dxpuv1.LeaseSpec{Count: c.count, Tenant: "a", HostId: c.host})
+		w.settle()
+		w.wantLease(own, leaseActive)
+		for i, id := range ids {
+			if lost := w.lease(id).State != leaseActive; lost != slices.Contains(c.lost, i) {
+				t.Errorf("%d on %s: lease %d of the tenant that borrows is lost: %v", c.count, c.host, i, lost)
+			}
+		}
+	}
+}
+
+// A tenant takes back GPUs of the model that it needs, though the leases that have them are
+// the oldest of those that borrow.
+func TestReclaimTheModel(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 4), modelBox("b2", "T4"))
+	w.putTenant("a", guaranteed(1, 0))
+	w.putTenant("b", guaranteed(3, 0))
+	w.create(&dxpuv1.LeaseSpec{Count: 1, Model: "T4"}) // the other GPU of the model
+	old := w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "b", Model: "T4", Preemptible: true})
+	var others []string
+	for range 3 {
+		others = append(others, w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "b", Model: "DX100", Preemptible: true}))
+	}
+	w.settle()
+	own := w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "a", Model: "T4"})
+	w.settle()
+	w.wantLease(own, leaseActive)
+	if w.lease(old).State == leaseActive {
+		t.Error("the borrowed GPU of the model is kept")
+	}
+	for _, id := range others {
+		w.wantLease(id, leaseActive)
+	}
+}
+
 // Of two tenants that borrow, the one that has more for its weight gives GPUs back.
 func TestReclaimFollowsTheWeights(t *testing.T) {
 	for _, tt := range []struct {
