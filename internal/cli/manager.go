@@ -166,6 +166,12 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 	if store != nil {
 		cfg.Store = store
 	}
+	echo, err := manager.NewEcho()
+	if err != nil {
+		return errors.Join(err, l.Close())
+	}
+	defer func() { _ = echo.Close() }()
+	cfg.Echo = echo.Send
 	var m *manager.Manager
 	leads := make(chan struct{})
 	started := sync.OnceFunc(func() { close(leads) })

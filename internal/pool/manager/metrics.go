@@ -30,6 +30,7 @@ type metrics struct {
 	took     *prometheus.HistogramVec
 	commits  prometheus.Histogram
 	batches  prometheus.Histogram
+	hearing  prometheus.Histogram
 	failures prometheus.Counter
 	limited  prometheus.Counter
 }
@@ -63,6 +64,10 @@ func newMetrics(m *Manager) *metrics {
 			Name: "dxpu_manager_commit_transactions", Help: "Transactions that were stored together.",
 			Buckets: prometheus.ExponentialBuckets(1, 2, 11), // 1 to maxBatch
 		}),
+		hearing: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "dxpu_manager_hearing_seconds", Help: "Time after which the manager hears what nodes send, measured with messages to itself.",
+			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 9), // 100 µs to 6.6 s
+		}),
 		failures: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "dxpu_manager_commit_failures_total", Help: "Batches that could not be stored.",
 		}),
@@ -85,7 +90,7 @@ func newMetrics(m *Manager) *metrics {
 		ConstLabels: prometheus.Labels{"version": m.cfg.Version, "goversion": runtime.Version()},
 	})
 	build.Set(1)
-	x.registry.MustRegister(x.events, x.errors, x.steps, x.calls, x.took, x.commits, x.batches, x.failures, x.limited, build, &poolCollector{m, false},
+	x.registry.MustRegister(x.events, x.errors, x.steps, x.calls, x.took, x.commits, x.batches, x.hearing, x.failures, x.limited, build, &poolCollector{m, false},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	x.details.MustRegister(&poolCollector{m, true})
 	return x

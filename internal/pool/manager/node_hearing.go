@@ -44,6 +44,9 @@ func (m *Manager) measureHearing(ctx context.Context) {
 		}
 		delay := m.cfg.Now().Sub(sent)
 		m.mu.Unlock()
+		if err == nil {
+			m.metrics.hearing.Observe(delay.Seconds())
+		}
 		switch {
 		case ctx.Err() != nil:
 		case err != nil:
