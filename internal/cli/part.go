@@ -1,11 +1,11 @@
 package cli
 
 import (
+	"bytes"
 	"encoding/csv"
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"strconv"
 	"strings"
 
@@ -132,12 +132,11 @@ func describeParts(w io.Writer, g *dxpuv1.GPU) {
 
 // readInterference reads the slow-downs of programs from a file.
 func readInterference(name string) (placement.Interference, error) {
-	f, err := os.Open(name)
+	raw, err := readAtMost(name, maxFlagFile)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	out, err := parseInterference(io.LimitReader(f, maxFlagFile))
+	out, err := parseInterference(bytes.NewReader(raw))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}

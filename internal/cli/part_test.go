@@ -2,6 +2,8 @@ package cli
 
 import (
 	"maps"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -23,6 +25,18 @@ func TestParseInterference(t *testing.T) {
 		if _, err := parseInterference(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", text, err)
 		}
+	}
+}
+
+// A file that is too long is refused. Its end is not left out: the figures would be others.
+func TestLongInterferenceIsRefused(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "pairs.csv")
+	text := "bert,resnet,30%\n" + strings.Repeat("# measured\n", maxFlagFile/10) + "resnet,bert,20%\n"
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := readInterference(name); err == nil || !strings.Contains(err.Error(), "has more than") {
+		t.Errorf("got %v, %v", got, err)
 	}
 }
 
