@@ -138,7 +138,7 @@ mutations: ## Put each deliberate fault of docs/mutations.md into the manager an
 torture: ## A thousand histories of calls to three managers under faults, checked for linearizability (as root)
 	$(GO) test ./test/torture -count=1 -v -timeout 12h -run TestTorture -histories 1000 -pools 4 -parallel 4
 
-# Sixty targets take half their time on two processors, and CI has 30 minutes.
+# Seventy targets take half their time on two processors, and CI has 30 minutes.
 ci: FUZZTIME = 3s
 ci: tidy-diff generate-diff lint build clients kube-lint test fuzz bench demo ## Everything that must hold before a merge
 

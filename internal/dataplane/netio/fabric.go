@@ -246,7 +246,7 @@ type input struct {
 	deafTo time.Duration               // until then refusals are ignored
 
 	gathered int   // batches of the present entry
-	held     int   // bytes that they took in the socket
+	took     int   // bytes of the socket's room that they took
 	ended    error // of the read behind them
 
 	sleeper sleeper
@@ -319,10 +319,10 @@ func (in *input) Receive(block bool) error {
 	if err != nil {
 		return in.failed(block, err)
 	}
-	in.gathered, in.held, in.ended = 0, 0, nil
+	in.gathered, in.took, in.ended = 0, 0, nil
 	in.bulk = in.dispatch(in.arrived(batch, segment, from)) && !in.short
 	// Not before: until the links have it, another goroutine may judge their silence.
-	in.path.heard.received(in.held, in.conn.ReceiveRoom(), in.fabric.Now)
+	in.path.heard.received(in.took, in.conn.ReceiveRoom(), in.fabric.Now)
 	if err := in.ended; err != nil && !errors.Is(err, udp.ErrTimeout) {
 		return in.failed(false, err)
 	}
@@ -332,7 +332,7 @@ func (in *input) Receive(block bool) error {
 // arrived notes a batch.
 func (in *input) arrived(batch []byte, segment int, from netip.AddrPort) engine.Batch {
 	in.short, in.sent, in.from = len(batch) <= reader.Brief, in.path.accepted(), from
-	in.held += len(batch) + kernelCost
+	in.took += len(batch) + kernelCost
 	return engine.Batch{Bytes: batch, Segment: segment, From: from}
 }
 

@@ -85,21 +85,20 @@ func (t *tx) borrowingFor(tenant string, s *dxpuv1.LeaseSpec) map[string]bool {
 		return nil
 	}
 	var leases []*leaseRecord
+	helps := map[*leaseRecord]int{}
 	for id := range t.openLeasesOf(tenant) {
 		if t.preemptibleLeases[id] && t.firstOfGang(id) == id {
-			leases = append(leases, t.leases.get(id))
+			l := t.leases.get(id)
+			leases = append(leases, l)
+			if s != nil && slices.ContainsFunc(t.membersOf(t.gangOf(id)), func(o *leaseRecord) bool {
+				return s.HostId != "" && o.HostID == s.HostId || s.Model != anyModel && o.Model == s.Model
+			}) {
+				helps[l] = 1
+			}
 		}
-	}
-	last := func(l *leaseRecord) int {
-		if s == nil || slices.ContainsFunc(t.membersOf(t.gangOf(l.ID)), func(o *leaseRecord) bool {
-			return s.HostId != "" && o.HostID == s.HostId || s.Model != anyModel && o.Model == s.Model
-		}) {
-			return 0
-		}
-		return 1
 	}
 	slices.SortFunc(leases, func(a, b *leaseRecord) int {
-		return cmp.Or(cmp.Compare(last(a), last(b)), cmp.Compare(a.spec.Priority, b.spec.Priority), compareLeaseIDs(b.ID, a.ID))
+		return cmp.Or(cmp.Compare(helps[b], helps[a]), cmp.Compare(a.spec.Priority, b.spec.Priority), compareLeaseIDs(b.ID, a.ID))
 	})
 	out := map[string]bool{}
 	for _, l := range leases {
@@ -185,7 +184,7 @@ func (t *tx) preemptibleFor(leases []*leaseRecord) *preemptible {
 }
 
 // choice returns what the leases may preempt if the borrowed GPUs are those that help most, or
-// nil if there is no such choice. The leases that p allows are known.
+// nil if that is no other choice. p was asked about all leases before.
 func (p *preemptible) choice(s *dxpuv1.LeaseSpec) *preemptible {
 	borrow := false
 	for _, ids := range p.borrowing {

@@ -24,7 +24,7 @@ func BuildDxPU(dir string) (dxpu, driver string, err error) {
 		{root, dxpu, "./cmd/dxpu"}, {root, dxpu + "-opencl", "./cmd/dxpu-opencl"}, {moduleDir(), driver, "./cmd/dxpu-dra"},
 	} {
 		// As in build-cluster.sh, whose compiled packages are used again.
-		cmd := exec.Command("go", "build", "-o", b.out, b.pkg)
+		cmd := exec.Command("go", "build", "-trimpath", "-o", b.out, b.pkg)
 		cmd.Dir = b.in
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
