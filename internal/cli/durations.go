@@ -135,7 +135,10 @@ func parseAfter(text string) (time.Duration, bool) {
 
 // parseTime reads a time in RFC 3339, a date with a time of day in the local zone, or a plus
 // sign with a duration from now.
-func parseTime(text string) (time.Time, error) {
+func parseTime(text string) (time.Time, error) { return parseTimeIn(text, time.Local) }
+
+// parseTimeIn is [parseTime] with another zone as the local one.
+func parseTimeIn(text string, local *time.Location) (time.Time, error) {
 	if after, ok := parseAfter(text); ok {
 		return time.Now().Add(after), nil
 	}
@@ -143,7 +146,7 @@ func parseTime(text string) (time.Time, error) {
 		return at, nil
 	}
 	for _, layout := range []string{"2006-01-02 15:04", time.DateTime} {
-		if at, err := time.ParseInLocation(layout, text, time.Local); err == nil {
+		if at, err := time.ParseInLocation(layout, text, local); err == nil {
 			return at, onlyTime(at, layout, text)
 		}
 	}
