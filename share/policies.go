@@ -46,23 +46,24 @@ type Info struct {
 	Source    string    // the system that it comes from
 	Execution Execution // that it needs
 	Form      string    // constants or laws that are ours because none were published; "" if there are none
+	Limits    bool      // the policy, or the hardware below it, keeps limits of compute
 	make      func(Device, Settings) Policy
 }
 
 var policies = []Info{
-	{"timeslice", "NVIDIA driver", Contexts, "quantum and linger are ours", newTimeslice},
-	{"streams", "CUDA stream priorities", OneContext, "", newStreams},
-	{"mps", "NVIDIA MPS", OneContext, "", newMPS},
-	{"mig", "NVIDIA MIG", Partitions, "a request is rounded to the nearest profile", newMIG},
-	{"gemini", "Gemini, TCC 2021", Contexts, "limit kept before the launch, not charged afterwards", newGemini},
-	{"gaia", "GaiaGPU, ISPA 2018", Contexts, "threshold of the elastic mode", newGaia},
-	{"gaiapi", "this project, beside GaiaGPU", Contexts, "all constants", newGaiaPI},
-	{"tgs", "TGS, NSDI 2023", Contexts, "reading of each second; only drops count", newTGS},
-	{"antman", "AntMan, OSDI 2020", Contexts, "controller of the idle slots", newAntMan},
-	{"reef", "REEF, OSDI 2022", OneContext, "one padding kernel at a time", newREEF},
-	{"orion", "Orion, EuroSys 2024", OneContext, "slow-down of training; measured alone at the start", newOrion},
-	{"paella", "Paella, SOSP 2023", OneContext, "threshold of the deficit; a launch counts", newPaella},
-	{"muxflow", "MuxFlow, arXiv 2303.13803", OneContext, "law of the share, and all thresholds", newMuxFlow},
+	{"timeslice", "NVIDIA driver", Contexts, "quantum and linger are ours", false, newTimeslice},
+	{"streams", "CUDA stream priorities", OneContext, "", false, newStreams},
+	{"mps", "NVIDIA MPS", OneContext, "", true, newMPS},
+	{"mig", "NVIDIA MIG", Partitions, "a request is rounded to the nearest profile", true, newMIG},
+	{"gemini", "Gemini, TCC 2021", Contexts, "limit kept before the launch, not charged afterwards", true, newGemini},
+	{"gaia", "GaiaGPU, ISPA 2018", Contexts, "threshold of the elastic mode", true, newGaia},
+	{"gaiapi", "this project, beside GaiaGPU", Contexts, "all constants", true, newGaiaPI},
+	{"tgs", "TGS, NSDI 2023", Contexts, "reading of each second; only drops count", false, newTGS},
+	{"antman", "AntMan, OSDI 2020", Contexts, "controller of the idle slots", false, newAntMan},
+	{"reef", "REEF, OSDI 2022", OneContext, "one padding kernel at a time", false, newREEF},
+	{"orion", "Orion, EuroSys 2024", OneContext, "slow-down of training; measured alone at the start", false, newOrion},
+	{"paella", "Paella, SOSP 2023", OneContext, "threshold of the deficit; a launch counts", false, newPaella},
+	{"muxflow", "MuxFlow, arXiv 2303.13803", OneContext, "law of the share, and all thresholds", false, newMuxFlow},
 }
 
 // Policies returns the policies, baselines first.

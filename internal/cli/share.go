@@ -39,6 +39,7 @@ type sharePolicy struct {
 	Name      string `json:"name"`
 	Source    string `json:"source"`
 	Execution string `json:"execution"`
+	Limits    bool   `json:"keeps_limits"`
 	Form      string `json:"own_form,omitempty"`
 }
 
@@ -46,19 +47,24 @@ func newSharePoliciesCommand() *cobra.Command {
 	return valueCommand(&cobra.Command{
 		Use: "policies", Short: "List the policies", Args: cobra.NoArgs,
 		Long: `List the policies, the systems they come from, and the form of execution they need:
-a context for each client, one context for all, or partitions. OWN FORM names constants
+a context for each client, one context for all, or partitions. LIMITS says whether limits
+of compute hold, by the policy or by the hardware below it. OWN FORM names constants
 and laws that are this project's because none were published.`,
 		Example: "  dxpu share policies -o wide",
 	}, func(*cobra.Command, []string) ([]sharePolicy, error) {
 		var out []sharePolicy
 		for _, p := range gpushare.Policies() {
-			out = append(out, sharePolicy{p.Name, p.Source, p.Execution.String(), p.Form})
+			out = append(out, sharePolicy{p.Name, p.Source, p.Execution.String(), p.Limits, p.Form})
 		}
 		return out, nil
 	}, func(w io.Writer, list []sharePolicy) {
-		t := newTable(w, "NAME", "SOURCE", "EXECUTION", "OWN FORM")
+		t := newTable(w, "NAME", "SOURCE", "EXECUTION", "LIMITS", "OWN FORM")
 		for _, p := range list {
-			t.row(p.Name, p.Source, p.Execution, p.Form)
+			limits := "none"
+			if p.Limits {
+				limits = "kept"
+			}
+			t.row(p.Name, p.Source, p.Execution, limits, p.Form)
 		}
 		t.flush()
 	})

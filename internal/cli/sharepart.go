@@ -79,6 +79,18 @@ func (o *sharePart) part() (agent.Part, error) {
 	return p, nil
 }
 
+// warn says that the compute that the user asks for holds the share to nothing.
+func (o *sharePart) warn(w io.Writer, s *agent.Share) {
+	if !s.Unlimited || len(o.compute)+len(o.limit) == 0 {
+		return
+	}
+	remedy := "start the agent with --policy gemini for limits that hold"
+	if s.Policy == "mps" {
+		remedy = `with the policy mps only programs of "dxpu share run" have a limit that holds`
+	}
+	fmt.Fprintf(w, "warning: share %s: the agent's policy, %s, does not keep its limit of compute\nhint: %s\n", s.ID, s.Policy, remedy)
+}
+
 // whole is part for a new share, which needs memory.
 func (o *sharePart) whole() (agent.Part, error) {
 	if len(o.memory) == 0 {
@@ -140,6 +152,7 @@ size holds for each; a list has one for each GPU, in the order of --gpu.`,
 			if err != nil {
 				return agentError(err)
 			}
+			o.warn(cmd.ErrOrStderr(), &s)
 			env, err := hook.Settings{}.Environ(os.Environ(), library)
 			if err != nil {
 				return err
@@ -210,6 +223,9 @@ get it by "dxpu share cdi".`,
 			return nil, err
 		}
 		s, err := agent.NewClient(o.dir).Create(cmd.Context(), p)
+		if err == nil {
+			o.warn(cmd.ErrOrStderr(), &s)
+		}
 		return localShares{s}, agentError(err)
 	}, printShares)
 	o.register(cmd.Flags())
@@ -317,6 +333,9 @@ A share of several GPUs is resized on all of them, or on those that --gpu names.
 			return nil, usagef("nothing to change: give --gpu-memory, --compute or --limit")
 		}
 		s, err := agent.NewClient(o.dir).Resize(cmd.Context(), args[0], p)
+		if err == nil {
+			o.warn(cmd.ErrOrStderr(), &s)
+		}
 		return localShares{s}, agentError(err)
 	}, printShares)
 	agentDirVar(cmd.Flags(), &o.dir)

@@ -29,25 +29,28 @@ type Part struct {
 
 // Share is a share as the agent reports it.
 type Share struct {
-	ID        string    `json:"id"`
-	Class     string    `json:"class"`
-	GPUs      []string  `json:"gpus"`
-	UUIDs     []string  `json:"uuids,omitempty"`
-	Memory    int64     `json:"memory_bytes"` // on each GPU; of the first one, if Parts differ
-	Used      int64     `json:"used_bytes"`   // on all GPUs
-	Compute   int64     `json:"compute_ppm"`  // as Memory
-	Limit     int64     `json:"limit_ppm"`    // as Memory; 0: none
-	Parts     []GPUPart `json:"parts"`        // in the order of GPUs
-	Launches  uint64    `json:"launches"`
-	GPUTime   Seconds   `json:"gpu_seconds"`
-	State     string    `json:"state"` // ready, held, ending
-	Evicted   string    `json:"evicted,omitempty"`
-	Failures  uint64    `json:"failures,omitempty"`
-	UID       int       `json:"uid"`
-	Owner     int       `json:"owner_pid,omitempty"`
-	Socket    string    `json:"socket"`
-	MPS       bool      `json:"mps,omitempty"`   // its program joins MPS before it starts
-	Stale     bool      `json:"stale,omitempty"` // its program keeps the former compute until its next start
+	ID       string    `json:"id"`
+	Class    string    `json:"class"`
+	GPUs     []string  `json:"gpus"`
+	UUIDs    []string  `json:"uuids,omitempty"`
+	Memory   int64     `json:"memory_bytes"` // on each GPU; of the first one, if Parts differ
+	Used     int64     `json:"used_bytes"`   // on all GPUs
+	Compute  int64     `json:"compute_ppm"`  // as Memory
+	Limit    int64     `json:"limit_ppm"`    // as Memory; 0: none
+	Parts    []GPUPart `json:"parts"`        // in the order of GPUs
+	Launches uint64    `json:"launches"`
+	GPUTime  Seconds   `json:"gpu_seconds"`
+	State    string    `json:"state"` // ready, held, ending
+	Evicted  string    `json:"evicted,omitempty"`
+	Failures uint64    `json:"failures,omitempty"`
+	UID      int       `json:"uid"`
+	Owner    int       `json:"owner_pid,omitempty"`
+	Socket   string    `json:"socket"`
+	MPS      bool      `json:"mps,omitempty"`   // its program joins MPS before it starts
+	Stale    bool      `json:"stale,omitempty"` // its program keeps the former compute until its next start
+	// Policy is that of the agent. Unlimited: it keeps no limit of compute of this share.
+	Policy    string    `json:"policy,omitempty"`
+	Unlimited bool      `json:"compute_not_kept,omitempty"`
 	Processes []Process `json:"processes"`
 	Lease     string    `json:"lease,omitempty"` // of the pool, that has the share
 }

@@ -21,6 +21,8 @@ import (
 
 	"github.com/dxpu-project/dxpu/internal/rawio/rights"
 	"github.com/dxpu-project/dxpu/internal/sharing/broker"
+	"github.com/dxpu-project/dxpu/internal/sharing/gate"
+	"github.com/dxpu-project/dxpu/share"
 )
 
 // listenControl opens the control socket, for root and a group.
@@ -182,6 +184,7 @@ func (a *Agent) report(s *served, st *broker.Status) Share {
 		UID: s.record.UID, Socket: SocketPath(a.config.Dir, st.ID), Parts: []GPUPart{}, Processes: []Process{},
 		MPS: a.config.MPS != nil, Stale: s.client != nil && s.client.limits != limitsOf(&s.record),
 	}
+	out.Policy, out.Unlimited = a.config.Broker.Policy, !a.keepsCompute(s)
 	if s.record.Owner != nil {
 		out.Owner = s.record.Owner.PID
 	}
@@ -201,6 +204,16 @@ func (a *Agent) report(s *served, st *broker.Status) Share {
 		})
 	}
 	return out
+}
+
+// keepsCompute reports whether anything holds a share to its compute: the gate of the policy,
+// or MPS, which only programs of "share run" join. MIG and streams are set by their user.
+func (a *Agent) keepsCompute(s *served) bool {
+	if a.config.MPS != nil {
+		return s.record.Owner != nil
+	}
+	info, err := share.Find(a.config.Broker.Policy)
+	return err == nil && info.Limits && !gate.Hardware(info.Name)
 }
 
 // reportParts reports the GPUs of a share, in the order of its record, which is the user's.

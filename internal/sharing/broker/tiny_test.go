@@ -89,7 +89,7 @@ func TestSmallestShare(t *testing.T) {
 	})
 }
 
-// The policies that keep limits, as docs/sharing.md says. The others have none.
+// The policies that keep limits, as docs/sharing.md and [share.Info] say. The others have none.
 func TestLimitsOfPolicies(t *testing.T) {
 	most := map[string]float64{"gemini": 10, "gaiapi": 10.5, "gaia": 20}
 	pairs(t, func(t *testing.T, policy string, class share.Class) {
@@ -98,6 +98,9 @@ func TestLimitsOfPolicies(t *testing.T) {
 			return
 		}
 		x.run(time.Minute)
+		if info, err := share.Find(policy); err != nil || info.Limits != (most[policy] != 0) {
+			t.Fatalf("%+v, %v", info, err)
+		}
 		got := float64(x.ran[1]) * float64(kernel) / float64(time.Minute) * 100
 		t.Logf("%.1f %% of the time with a limit of 10 %%", got)
 		if limit, keeps := most[policy]; keeps && (got > limit || got < 5) {
