@@ -79,7 +79,7 @@ func (o *sharePart) part() (agent.Part, error) {
 	return p, nil
 }
 
-// warn says that the compute that the user asks for holds the share to nothing.
+// warn tells a user who gives a size of compute that nothing holds the share to it.
 func (o *sharePart) warn(w io.Writer, s *agent.Share) {
 	if !s.Unlimited || len(o.compute)+len(o.limit) == 0 {
 		return
@@ -152,7 +152,9 @@ size holds for each; a list has one for each GPU, in the order of --gpu.`,
 			if err != nil {
 				return agentError(err)
 			}
-			o.warn(cmd.ErrOrStderr(), &s)
+			if !s.MPS { // whose limits hold from its start
+				o.warn(cmd.ErrOrStderr(), &s)
+			}
 			env, err := hook.Settings{}.Environ(os.Environ(), library)
 			if err != nil {
 				return err
@@ -223,9 +225,7 @@ get it by "dxpu share cdi".`,
 			return nil, err
 		}
 		s, err := agent.NewClient(o.dir).Create(cmd.Context(), p)
-		if err == nil {
-			o.warn(cmd.ErrOrStderr(), &s)
-		}
+		o.warn(cmd.ErrOrStderr(), &s) // a failure gives none to warn of
 		return localShares{s}, agentError(err)
 	}, printShares)
 	o.register(cmd.Flags())
@@ -333,9 +333,7 @@ A share of several GPUs is resized on all of them, or on those that --gpu names.
 			return nil, usagef("nothing to change: give --gpu-memory, --compute or --limit")
 		}
 		s, err := agent.NewClient(o.dir).Resize(cmd.Context(), args[0], p)
-		if err == nil {
-			o.warn(cmd.ErrOrStderr(), &s)
-		}
+		o.warn(cmd.ErrOrStderr(), &s) // a failure gives none to warn of
 		return localShares{s}, agentError(err)
 	}, printShares)
 	agentDirVar(cmd.Flags(), &o.dir)

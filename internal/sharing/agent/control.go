@@ -48,7 +48,7 @@ type Share struct {
 	Socket   string    `json:"socket"`
 	MPS      bool      `json:"mps,omitempty"`   // its program joins MPS before it starts
 	Stale    bool      `json:"stale,omitempty"` // its program keeps the former compute until its next start
-	// Policy is that of the agent. Unlimited: it keeps no limit of compute of this share.
+	// Policy is that of the agent. Unlimited: nothing holds the share to its compute.
 	Policy    string    `json:"policy,omitempty"`
 	Unlimited bool      `json:"compute_not_kept,omitempty"`
 	Processes []Process `json:"processes"`

@@ -28,11 +28,29 @@ func (idleMPS) Leave(mps.ClientID)                         {}
 func (idleMPS) Resize(id mps.ClientID, l mps.Limits) error { return nil }
 func (idleMPS) ClientEnv() []string                        { return nil }
 
+// fakeMPS makes the service of an agent one without clients.
+func fakeMPS(c *agent.Config) {
+	c.MPS = func(int, func(mps.Notice)) (agent.MPS, error) { return idleMPS{make(chan struct{})}, nil }
+}
+
+// A share says whether anything holds it to its compute. With MPS nothing does before its
+// program has joined: that of a container never does.
+func TestSharesWithoutLimits(t *testing.T) {
+	for policy, want := range map[string]bool{"gemini": false, "gaia": false, "gaiapi": false, "tgs": true, "orion": true, "mig": true, "streams": true, "mps": true} {
+		m := start(t, "", policy, func(c *agent.Config) {
+			if policy == "mps" {
+				fakeMPS(c)
+			}
+		})
+		if s := m.create(agent.Part{Memory: gib, Compute: new(int64(100_000)), Owned: true}); s.Policy != policy || s.Unlimited != want {
+			t.Errorf("%s: %+v, want %t", policy, s, want)
+		}
+	}
+}
+
 // With MPS a share has one GPU, whatever way it asks for more.
 func TestMPSWithSeveralGPUs(t *testing.T) {
-	m := start(t, "", "mps", twoGPUs, func(c *agent.Config) {
-		c.MPS = func(int, func(mps.Notice)) (agent.MPS, error) { return idleMPS{make(chan struct{})}, nil }
-	})
+	m := start(t, "", "mps", twoGPUs, fakeMPS)
 	for name, p := range map[string]agent.Part{
 		"a number": {Count: 2, Memory: gib},
 		"names":    {GPUs: []string{"gpu0", "gpu1"}, Memory: gib},

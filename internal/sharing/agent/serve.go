@@ -207,10 +207,10 @@ func (a *Agent) report(s *served, st *broker.Status) Share {
 }
 
 // keepsCompute reports whether anything holds a share to its compute: the gate of the policy,
-// or MPS, which only programs of "share run" join. MIG and streams are set by their user.
+// or MPS, once the program of the share has joined it. The agent sets up neither MIG nor streams.
 func (a *Agent) keepsCompute(s *served) bool {
 	if a.config.MPS != nil {
-		return s.record.Owner != nil
+		return s.client != nil
 	}
 	info, err := share.Find(a.config.Broker.Policy)
 	return err == nil && info.Limits && !gate.Hardware(info.Name)
