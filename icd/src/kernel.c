@@ -418,5 +418,9 @@ cl_int CL_API_CALL dxpu_GetKernelArgInfo(cl_kernel k, cl_uint i, cl_kernel_arg_i
 		return CL_INVALID_ARG_INDEX;
 	if (param < CL_KERNEL_ARG_ADDRESS_QUALIFIER || param > CL_KERNEL_ARG_NAME)
 		return CL_INVALID_VALUE;
+	/* The engine's compiler may know it anyway; OpenCL wants the option for it. */
+	const cl_program g = k->program;
+	if (g->source && (!g->options || !strstr(g->options, "-cl-kernel-arg-info")))
+		return CL_KERNEL_ARG_INFO_NOT_AVAILABLE;
 	return give_property(k, param, i, room, out, size, CL_KERNEL_ARG_INFO_NOT_AVAILABLE);
 }

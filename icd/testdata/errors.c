@@ -107,6 +107,10 @@ int main(void)
 	printf("its byte %d, list of %zu bytes\n", got, size);
 	check(clSetKernelArg(f, 0, sizeof b, &b), "argument");
 	check(clSetKernelArg(h, 0, sizeof b, &b), "argument");
+	cl_kernel_arg_address_qualifier where;
+	printf("description of an argument, not asked for: %d\n",
+	       clGetKernelArgInfo(f, 0, CL_KERNEL_ARG_ADDRESS_QUALIFIER, sizeof where, &where, NULL));
+	printf("the loader's function: %s\n", clGetExtensionFunctionAddressForPlatform(p, "clIcdGetPlatformIDsKHR") ? "found" : "absent");
 	printf("work-groups: %d", clEnqueueNDRangeKernel(q, f, 3, NULL, global, right, 0, NULL, NULL));
 	printf(" %d", clEnqueueNDRangeKernel(q, f, 3, NULL, global, wrong, 0, NULL, NULL));
 	printf(" %d", clEnqueueNDRangeKernel(q, h, 3, NULL, global, uneven, 0, NULL, NULL));
