@@ -173,7 +173,7 @@ func errorText(err error, ce *connect.Error) string {
 		}
 		switch code := ce.Code(); {
 		case code == connect.CodeUnavailable, isNetwork(err):
-			text = "the manager is unavailable: " + strings.Replace(text, "it ended early", "it closed the connection", 1)
+			text = "the manager is unavailable: " + closedText(text)
 		case code == connect.CodeUnauthenticated:
 			text = strings.TrimSuffix(text, ": ask an admin for a new one") // the hint says it
 			text = strings.Replace(text, "unknown node or wrong credential: enrol again with a join token", "the manager does not know this token", 1)
@@ -185,6 +185,11 @@ func errorText(err error, ce *connect.Error) string {
 		}
 	}
 	return text
+}
+
+// closedText says of a connection that ended early that the other end closed it.
+func closedText(text string) string {
+	return strings.Replace(text, "it ended early", "it closed the connection", 1)
 }
 
 // plainAttr writes the errors in a daemon's log as commands do, with the advice about the

@@ -1,16 +1,19 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"sync"
 	"time"
 )
 
-// notices tells the user, on standard error, that a command waits for the manager, and
-// that it goes on. It says each once. A nil notices says nothing.
+// notices tells the user that a command waits for the manager, and that it goes on: on
+// standard error, or in a line of the screen. It says each once. A nil notices says nothing.
 type notices struct {
-	out io.Writer
+	out  io.Writer
+	line func(string) // sets the line of the screen, "" when the wait is over; nil: out
+	of   string       // the other end; "": the manager
 
 	mu     sync.Mutex
 	reason string // "": the command does not wait
@@ -23,14 +26,24 @@ func (n *notices) told(reason string) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	wait, waited := reason != "", n.reason != ""
+	text := "waiting: " + oneLine(reason)
 	switch {
-	case reason != "" && n.reason == "":
-		fmt.Fprintln(n.out, "waiting: "+oneLine(reason))
-	case reason == "" && n.reason != "":
-		fmt.Fprintln(n.out, "the manager answers")
+	case wait == waited:
+	case n.line != nil && wait:
+		n.line(text)
+	case n.line != nil:
+		n.line("")
+	case wait:
+		fmt.Fprintln(n.out, text)
+	default:
+		fmt.Fprintln(n.out, n.peer()+" answers")
 	}
 	n.reason = reason
 }
+
+// peer names the other end.
+func (n *notices) peer() string { return cmp.Or(n.of, "the manager") }
 
 // timeout returns the error of a command whose time of limit is over. While the manager does
 // not answer the command knows nothing of the pool, and says so in the place of otherwise.

@@ -29,26 +29,20 @@ func readKeys(f *os.File) (*term.State, error) {
 // keyPoll bounds the delay with which waitForQuit notices the end of its context.
 const keyPoll = 100 * time.Millisecond
 
-// waitForQuit waits for d. It returns false when ctx ends or q is pressed.
-func waitForQuit(ctx context.Context, f *os.File, d time.Duration) bool {
-	end := time.Now().Add(d)
+// waitForQuit returns when q is pressed or ctx ends, or when the terminal is gone.
+func waitForQuit(ctx context.Context, f *os.File) {
 	for ctx.Err() == nil {
-		left := time.Until(end)
-		if left <= 0 {
-			return true
-		}
 		fds := []unix.PollFd{{Fd: int32(f.Fd()), Events: unix.POLLIN}}
-		n, err := unix.Poll(fds, int(min(left, keyPoll).Milliseconds())+1)
+		n, err := unix.Poll(fds, int(keyPoll.Milliseconds()))
 		if err != nil && !errors.Is(err, unix.EINTR) {
-			return false
+			return
 		}
 		if n <= 0 {
 			continue
 		}
 		var key [1]byte
 		if _, err := f.Read(key[:]); err != nil || key[0] == 'q' || key[0] == 'Q' {
-			return false
+			return
 		}
 	}
-	return false
 }

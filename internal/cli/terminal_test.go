@@ -88,10 +88,10 @@ func TestTopOnATerminal(t *testing.T) {
 	}
 }
 
-func TestScreenWaits(t *testing.T) {
+// The context of a screen ends with its parent, by stop and on a terminal with q. The
+// other keys have no effect.
+func TestScreenUntilQuit(t *testing.T) {
 	person, program := pty(t)
-	ended, cancel := context.WithCancel(t.Context())
-	cancel()
 	old, err := readKeys(program)
 	if err != nil {
 		t.Fatal(err)
@@ -99,17 +99,28 @@ func TestScreenWaits(t *testing.T) {
 	defer func() { _ = term.Restore(int(program.Fd()), old) }()
 	terminal, plain := &screen{in: program}, &screen{}
 	for name, s := range map[string]*screen{"terminal": terminal, "plain": plain} {
-		if !s.wait(t.Context(), time.Millisecond) {
-			t.Errorf("%s: wait returned false before the time was over", name)
+		ctx, stop := s.untilQuit(t.Context())
+		if !pause(ctx, time.Millisecond) {
+			t.Errorf("%s: the context ended early", name)
 		}
-		if s.wait(ended, time.Hour) {
-			t.Errorf("%s: wait continues after the end of its context", name)
+		stop()
+		if pause(ctx, time.Hour) {
+			t.Errorf("%s: the context goes on after stop", name)
 		}
+		parent, cancel := context.WithCancel(t.Context())
+		ctx, stop = s.untilQuit(parent)
+		cancel()
+		if pause(ctx, time.Hour) {
+			t.Errorf("%s: the context goes on after its parent", name)
+		}
+		stop()
 	}
-	if _, err := person.WriteString("Q"); err != nil {
+	ctx, stop := terminal.untilQuit(t.Context())
+	defer stop()
+	if _, err := person.WriteString("xQ"); err != nil {
 		t.Fatal(err)
 	}
-	if terminal.wait(t.Context(), time.Hour) {
-		t.Error("wait continues after Q")
+	if pause(ctx, time.Hour) {
+		t.Error("the context goes on after Q")
 	}
 }

@@ -4,17 +4,19 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"net/http"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
 	"time"
 
+	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/dxpu-project/dxpu/internal/agent"
 )
@@ -36,8 +38,12 @@ func newTopCommand(conn *connection) *cobra.Command {
 		Use: "top", Short: "Watch the leases of the pool, or the bindings of a proxy", Args: cobra.NoArgs,
 		Long: `Watch the pool: its leases with the round trips and the traffic of their links,
 unhealthy leases first, and the queue with the reason why each lease waits. On a
-terminal the table is refreshed in place; elsewhere each table follows the last. q or
-Ctrl-C ends the command.
+terminal the table is refreshed in place; elsewhere each table follows the last. q (on
+a terminal) or Ctrl-C ends the command.
+
+A manager or a proxy that does not answer the first request ends the command with an
+error. After an answer the command goes on: it says once that it waits, above the last
+table on a terminal and elsewhere on standard error, and asks again after --interval.
 
 With --admin, watch the bindings of a proxy that runs with --admin-listen, one line
 per bound slot.
@@ -59,8 +65,8 @@ On a host, requests are the VM's reads of the device, and HERE is guest memory. 
 box, requests are the device's DMA reads, and HERE is the device. The times are those
 of sampled requests, at most 1000 per second.
 
-With --once the command prints one table, measured over --interval. With --json it
-prints an object per table.`,
+With --once the command prints one table, measured over --interval, and every error ends
+it. With --json it prints an object per table.`,
 		Example: `  dxpu top
   dxpu top --admin http://127.0.0.1:9100
   dxpu top --once --interval 5s
@@ -82,41 +88,99 @@ func (o *topOptions) run(cmd *cobra.Command) error {
 	if o.rows < 0 {
 		return usagef("--rows %d: want 0 or more", o.rows)
 	}
-	next, err := o.source()
+	says := &notices{out: cmd.ErrOrStderr()}
+	next, err := o.source(says)
 	if err != nil {
 		return err
 	}
-	ctx := cmd.Context()
 	screen := newScreen(cmd.InOrStdin(), cmd.OutOrStdout(), o.once || o.form.structured())
 	defer screen.close()
-	for {
+	if screen.tty {
+		says.line = screen.notice
+	}
+	ctx, stop := screen.untilQuit(cmd.Context())
+	defer stop()
+	return o.watch(ctx, screen, says, next)
+}
+
+// watch shows one table after the other until the context ends, or one with --once. After
+// the first answer it goes on while the manager or the proxy does not answer.
+func (o *topOptions) watch(ctx context.Context, screen *screen, says *notices, next source) error {
+	for answered := false; ; {
 		t, err := next(ctx)
 		switch {
 		case err != nil && ctx.Err() != nil:
 			return nil
-		case err != nil:
+		case err != nil && (o.once || !answered || !passing(err)):
 			return err
-		case t != nil:
-			if err := o.show(screen, t); err != nil || o.once {
-				return err
+		case err != nil:
+			says.told(passingText(says, err))
+		default:
+			answered = true
+			says.told("")
+			if t != nil {
+				if err := o.show(screen, t); err != nil || o.once {
+					return err
+				}
 			}
 		}
-		if !screen.wait(ctx, o.interval) {
+		if !pause(ctx, o.interval) {
 			return nil
 		}
+	}
+}
+
+// passing reports whether an error is that of a manager, or a proxy, that restarts, hangs,
+// or cannot be reached, and so may answer later.
+func passing(err error) bool {
+	var request *url.Error
+	code := connect.CodeOf(err)
+	return code == connect.CodeUnavailable || code == connect.CodeDeadlineExceeded || isNetwork(err) || errors.As(err, &request)
+}
+
+// passingText describes a passing error.
+func passingText(says *notices, err error) string {
+	if connect.CodeOf(err) == connect.CodeDeadlineExceeded || errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Sprintf("%s has not answered for %s", says.peer(), fetchLimit)
+	}
+	var ce *connect.Error
+	if errors.As(err, &ce) {
+		return errorText(err, ce)
+	}
+	return says.peer() + " is unavailable: " + closedText(plainText(err, err.Error()))
+}
+
+// pause waits for d. It returns false when ctx ends.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
 	}
 }
 
 // view is a table of "dxpu top".
 type view interface{ write(io.Writer) }
 
-// source returns a function that fetches the next table: of the pool, or of a proxy. The
-// first report of a proxy gives nil, because a table compares two reports.
-func (o *topOptions) source() (next func(context.Context) (view, error), err error) {
+// source fetches the next table. It returns nil without an error when it has an answer but
+// no table yet.
+type source func(context.Context) (view, error)
+
+// fetchLimit bounds the wait for the data of a table.
+const fetchLimit = 10 * time.Second
+
+// source returns the source of the tables: of the pool, or of a proxy. The first report of
+// a proxy gives no table, because a table compares two reports.
+func (o *topOptions) source(says *notices) (source, error) {
 	if o.admin == "" && os.Getenv("DXPU_ADMIN") == "" {
+		o.conn.says = says
 		api, err := o.conn.pool()
 		return func(ctx context.Context) (view, error) { return fetchPoolTop(ctx, api, o.rows) }, err
 	}
+	says.of = "the proxy"
 	target, err := adminURL(o.admin, "/slots", nil)
 	var prev *agent.Report
 	return func(ctx context.Context) (view, error) {
@@ -146,77 +210,22 @@ func (o *topOptions) show(w *screen, t view) error {
 const maxReport = 4 << 20
 
 func fetchReport(ctx context.Context, target string) (*agent.Report, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, fetchLimit)
 	defer cancel()
 	body, err := adminRequest(ctx, http.MethodGet, target)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = body.Close() }() // its contents have been read
+	raw, err := io.ReadAll(io.LimitReader(body, maxReport))
+	if err != nil { // of the network, as one of the request
+		return nil, &url.Error{Op: "Get", URL: target, Err: err}
+	}
 	r := &agent.Report{}
-	if err := json.NewDecoder(io.LimitReader(body, maxReport)).Decode(r); err != nil {
+	if err := json.Unmarshal(raw, r); err != nil {
 		return nil, withHint(fmt.Errorf("%s: the answer is not the report of a proxy", target), "is this the --admin-listen address of a proxy?")
 	}
 	return r, nil
-}
-
-// screen shows tables: in place on a terminal, one after the other elsewhere.
-type screen struct {
-	out io.Writer
-	in  *os.File // a terminal whose keys are read; nil: none
-	tty bool
-	old *term.State
-}
-
-// newScreen prepares the terminal, unless plain is set.
-func newScreen(in io.Reader, out io.Writer, plain bool) *screen {
-	s := &screen{out: out}
-	if plain || !isTerminal(out) {
-		return s
-	}
-	s.tty = true
-	_, _ = io.WriteString(out, "\x1b[?25l\x1b[2J") // hide the cursor, clear
-	if f, ok := in.(*os.File); ok && isTerminal(in) {
-		if old, err := readKeys(f); err == nil {
-			s.in, s.old = f, old
-		}
-	}
-	return s
-}
-
-func (s *screen) close() {
-	if s.tty {
-		_, _ = io.WriteString(s.out, "\x1b[?25h")
-	}
-	if s.in != nil {
-		_ = term.Restore(int(s.in.Fd()), s.old) // fails only if the terminal is gone
-	}
-}
-
-// show prints a table, on a terminal in the place of the previous one.
-func (s *screen) show(text []byte) error {
-	if s.tty {
-		// Move home, clear the rest of each line and the lines below.
-		text = append([]byte("\x1b[H"), bytes.ReplaceAll(text, []byte("\n"), []byte("\x1b[K\n"))...)
-		text = append(text, "\x1b[J"...)
-	}
-	_, err := s.out.Write(text)
-	return err
-}
-
-// wait waits for d. It returns false when ctx ends or q is pressed.
-func (s *screen) wait(ctx context.Context, d time.Duration) bool {
-	if s.in != nil {
-		return waitForQuit(ctx, s.in, d)
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
-	}
 }
 
 // top is one table of "dxpu top" for a proxy.

@@ -61,7 +61,7 @@ type topQueued struct {
 
 // fetchPoolTop asks the manager for the data of a table.
 func fetchPoolTop(ctx context.Context, api poolAPI, rows int) (*poolTop, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, fetchLimit)
 	defer cancel()
 	pool, err := callOn(ctx, api, poolAPI.GetPool, &dxpuv1.GetPoolRequest{})
 	if err != nil {
