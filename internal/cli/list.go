@@ -252,7 +252,8 @@ func (l *listing[Req, Res, PReq, PRes]) gone(out *page, name string) {
 
 // onChange calls look, and again after each change of the pool, at most once in
 // watchPause, until the context ends or look returns an error. look returns errWatched
-// to end without an error.
+// to end without an error. After an UNAVAILABLE it is called again, so that no change is
+// left out.
 func onChange(ctx context.Context, api poolAPI, says *notices, look func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -278,8 +279,7 @@ func onChange(ctx context.Context, api poolAPI, says *notices, look func(context
 			case <-ctx.Done():
 				return ctx.Err()
 			}
-			// Without a leader the watch begins again at the next one, and calls.
-			if err := look(ctx); err != nil && connect.CodeOf(err) != connect.CodeUnavailable {
+			if err := untilAnswered(ctx, says, look); err != nil {
 				return err
 			}
 			select {

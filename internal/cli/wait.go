@@ -42,7 +42,7 @@ func (w *leaseWait) run(outer context.Context, l *dxpuv1.Lease) (*dxpuv1.Lease, 
 	ctx, cancel := context.WithTimeoutCause(outer, w.limit, errTimeout)
 	defer cancel()
 	// The watch is open before the lease is read, so that no change is missed.
-	watch, err := openWatch(ctx, w.api, w.says, &dxpuv1.WatchEventsRequest{Filter: &dxpuv1.EventFilter{LeaseId: l.Id}})
+	watch, err := awaitWatch(ctx, w.api, w.says, &dxpuv1.WatchEventsRequest{Filter: &dxpuv1.EventFilter{LeaseId: l.Id}})
 	if err == nil {
 		err = watch.follow(ctx, func(*dxpuv1.Event) error {
 			res, err := callOn(ctx, w.api, poolAPI.GetLease, &dxpuv1.GetLeaseRequest{LeaseId: l.Id})

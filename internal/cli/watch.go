@@ -14,8 +14,8 @@ import (
 // rewatchPause is the time before a watch that the manager ended is opened again.
 const rewatchPause = 100 * time.Millisecond
 
-// rewatchTime is how long a watch waits for a manager that does not answer. After
-// rewatchSilence it says so.
+// rewatchTime is how long a command that follows the pool waits for a manager that does not
+// answer. After rewatchSilence it says so.
 const (
 	rewatchTime    = time.Minute
 	rewatchSilence = time.Second
@@ -37,6 +37,13 @@ type eventWatch struct {
 func openWatch(ctx context.Context, api poolAPI, says *notices, r *dxpuv1.WatchEventsRequest) (*eventWatch, error) {
 	w := &eventWatch{api: api, says: says, next: r}
 	return w, w.open(ctx)
+}
+
+// awaitWatch is openWatch for a command that has begun something already: it waits for a
+// manager that does not answer, like a watch that breaks later.
+func awaitWatch(ctx context.Context, api poolAPI, says *notices, r *dxpuv1.WatchEventsRequest) (*eventWatch, error) {
+	w := &eventWatch{api: api, says: says, next: r}
+	return w, untilAnswered(ctx, says, w.open)
 }
 
 // open opens the stream. Its first message says that it is open.
@@ -93,7 +100,7 @@ func (w *eventWatch) follow(ctx context.Context, each func(*dxpuv1.Event) error)
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		if err := w.reopen(ctx); err != nil {
+		if err := untilAnswered(ctx, w.says, w.open); err != nil {
 			return err
 		}
 	}
@@ -106,11 +113,12 @@ func connectionText(err error) string {
 	return errorText(err, ce)
 }
 
-// reopen opens the watch again. A manager that starts again does not answer for a while.
-func (w *eventWatch) reopen(ctx context.Context) error {
+// untilAnswered calls a function that calls the manager, again and again while the manager
+// does not answer (UNAVAILABLE), as one that starts again, for rewatchTime at most.
+func untilAnswered(ctx context.Context, says *notices, do func(context.Context) error) error {
 	begun := time.Now()
 	_, err := backoff.Retry(ctx, func() (struct{}, error) {
-		err := w.open(ctx)
+		err := do(ctx)
 		if err != nil && connect.CodeOf(err) != connect.CodeUnavailable {
 			err = backoff.Permanent(err)
 		}
@@ -119,11 +127,11 @@ func (w *eventWatch) reopen(ctx context.Context) error {
 		InitialInterval: rewatchPause, MaxInterval: time.Second, Multiplier: 2, RandomizationFactor: 0.5,
 	}), backoff.WithNotify(func(err error, next time.Duration) {
 		if time.Since(begun)+next > rewatchSilence {
-			w.says.told(connectionText(err))
+			says.told(connectionText(err))
 		}
 	}))
 	if err == nil {
-		w.says.told("")
+		says.told("")
 	}
 	return err
 }
