@@ -3,6 +3,7 @@ package pool
 import (
 	"cmp"
 	"fmt"
+	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 
@@ -20,6 +21,16 @@ func (s *Snapshot) hostShut(id string, taken int) string {
 		return "host " + id + " " + why
 	}
 	return ""
+}
+
+// shutLocked is hostShut of a snapshot, except that a host may take its time to report after a
+// manager has returned: one that has been started again knows no host that is connected.
+func (w *Watcher) shutLocked(s *Snapshot, id string, taken int) string {
+	returns := w.away || time.Since(w.returned) < reconnectTime
+	if returns && s != nil && !s.Hosts[id].GetNode().GetConnected() {
+		return ""
+	}
+	return s.hostShut(id, taken)
 }
 
 // room returns the number of slots of a host that are free, or soon will be.
@@ -56,7 +67,7 @@ func (w *Watcher) HostShut(id string, n Need) string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	_, taken := w.waitingLocked()
-	if why := w.snapshot.hostShut(id, taken[id]); why != "" || w.snapshot == nil || w.snapshot.Hosts[id] == nil {
+	if why := w.shutLocked(w.snapshot, id, taken[id]); why != "" || w.snapshot == nil || w.snapshot.Hosts[id] == nil {
 		return why
 	}
 	want, earlier := w.waitsLocked(id, n)

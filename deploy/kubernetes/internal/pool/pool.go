@@ -74,6 +74,10 @@ type Watcher struct {
 	snapshot *Snapshot
 	leases   map[string]*dxpuv1.Lease   // those that have not ended, and ended ones of claims that exist
 	byClaim  map[string]map[string]bool // claim -> leases
+	// away is whether the leases cannot be followed at present. returned is when they could be
+	// again, zero if they always could.
+	away     bool
+	returned time.Time
 	synced   chan struct{}
 	once     sync.Once
 }
@@ -96,6 +100,8 @@ const (
 	// refreshEvery is the time after which the GPUs are listed without an event: spares and
 	// quarantines change with the time.
 	refreshEvery = 15 * time.Second
+	// reconnectTime is how long hosts may take to report to a manager that has just begun.
+	reconnectTime = 10 * time.Second
 	// pageSize is the largest of the API.
 	pageSize = 1000
 )
@@ -140,7 +146,7 @@ func (w *Watcher) SetSnapshot(s *Snapshot) (changed []string) {
 	pending, taken := w.waitingLocked()
 	for _, l := range w.leases {
 		host := l.GetSpec().GetHostId()
-		if l.State == dxpuv1.LeaseState_LEASE_STATE_PENDING && (s.hostShut(host, taken[host]) != "" || s.room(host, taken[host]) < pending[host]) {
+		if l.State == dxpuv1.LeaseState_LEASE_STATE_PENDING && (w.shutLocked(s, host, taken[host]) != "" || s.room(host, taken[host]) < pending[host]) {
 			changed = append(changed, l.Spec.Labels[claims.LabelClaim])
 			continue
 		}
@@ -238,6 +244,7 @@ func (w *Watcher) Forget(claim string) {
 
 // followLeases lists the leases and watches them until the stream ends.
 func (w *Watcher) followLeases(ctx context.Context) error {
+	defer w.lost()
 	all, revision, err := w.listLeases(ctx)
 	if err != nil {
 		return fmt.Errorf("list the leases: %w", err)
@@ -281,10 +288,20 @@ func (w *Watcher) listLeases(ctx context.Context) (all []*dxpuv1.Lease, revision
 	}
 }
 
+// lost records that the leases cannot be followed any more.
+func (w *Watcher) lost() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.away = true
+}
+
 // replace takes a complete list: leases that it lacks have ended and are forgotten by
 // the manager.
 func (w *Watcher) replace(all []*dxpuv1.Lease) {
 	w.mu.Lock()
+	if w.away {
+		w.away, w.returned = false, time.Now()
+	}
 	changed := map[string]bool{}
 	for c := range w.byClaim {
 		changed[c] = true

@@ -3,6 +3,8 @@ package pool
 import (
 	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 
@@ -71,4 +73,30 @@ func TestTaken(t *testing.T) {
 	if why := w.HostShut("h1", Need{Claim: "next", Slots: 1}); why != "host h1 has no free slot" || w.Queued()["h1"] != 3 {
 		t.Errorf("both free slots are taken: %q, %v", why, w.Queued())
 	}
+}
+
+// TestHostsAfterReturn: a host that does not report is not shut while the manager is away, whose GPUs
+// may be read before its leases, and until the hosts have had the time to find it.
+func TestHostsAfterReturn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := New(nil, "c", func(string) {}, func() {})
+		waiting := &dxpuv1.Lease{Id: "l", Spec: &dxpuv1.LeaseSpec{HostId: "h1", Labels: map[string]string{claims.LabelCluster: "c", claims.LabelClaim: "waits"}}}
+		waiting.State = dxpuv1.LeaseState_LEASE_STATE_PENDING
+		check := func(when, want string) {
+			t.Helper()
+			again := w.SetSnapshot(&Snapshot{Hosts: map[string]*dxpuv1.Host{"h1": {Node: &dxpuv1.NodeInfo{}, Slots: []*dxpuv1.HostSlot{{}}}}})
+			if got := w.HostShut("h1", Need{Claim: "waits", Slots: 1}); got != want || (len(again) > 0) != (want != "") {
+				t.Errorf("%s: %q, want %q; claims %q are looked at again", when, got, want, again)
+			}
+		}
+		w.replace([]*dxpuv1.Lease{waiting})
+		check("after a start", "host h1 does not report")
+		w.lost()
+		check("away", "")
+		w.replace([]*dxpuv1.Lease{waiting})
+		time.Sleep(reconnectTime - 1)
+		check("returned", "")
+		time.Sleep(1)
+		check("later", "host h1 does not report")
+	})
 }
