@@ -139,7 +139,7 @@ func (o *controllerOptions) run(ctx context.Context) error {
 	defer cancel(nil)
 	registry := prometheus.NewRegistry()
 	cfg := controller.Config{
-		Kube: kube, Pool: pool.Pool, Workers: o.workers, WholeGPUs: o.wholeGPUs, Metrics: controller.NewMetrics(registry),
+		Kube: kube, Pool: pool.Pool, Managers: o.managers, Workers: o.workers, WholeGPUs: o.wholeGPUs, Metrics: controller.NewMetrics(registry),
 		Policy: claims.Policy{Tenant: o.tenantOf, QueueTimeout: o.queueTimeout},
 	}
 	if cfg.Performance, err = o.predictions(ctx); err != nil {

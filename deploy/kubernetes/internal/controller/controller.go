@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -35,6 +36,8 @@ import (
 type Config struct {
 	Kube kubernetes.Interface
 	Pool dxpuv1connect.PoolServiceClient
+	// Managers are the URLs of the pool's managers, as events name them.
+	Managers string
 	// Policy is that of the leases. Its cluster is filled in by Run.
 	Policy claims.Policy
 	// Workers is the number of claims that are handled at a time.
@@ -60,7 +63,10 @@ type Controller struct {
 
 	mu        sync.Mutex
 	inventory *inventory.Inventory
-	said      map[string]map[string]string // claim -> device and share -> the last message of an event
+	said      map[string]map[string]string     // claim -> device and share -> the last message of an event
+	told      map[types.UID]map[types.UID]bool // claim -> objects with an event that no manager serves it
+
+	reached time.Time // when the manager last came, or came back
 }
 
 // claimUID is the index of claims by UID.
@@ -102,6 +108,7 @@ func start(ctx context.Context, cfg Config) (*Controller, error) {
 		publish:   make(chan struct{}, 1),
 		inventory: &inventory.Inventory{},
 		said:      map[string]map[string]string{},
+		told:      map[types.UID]map[types.UID]bool{},
 	}
 	c.watch = pool.New(cfg.Pool, cluster, func(claim string) { c.queue.Add(claim) }, c.askPublish)
 	if err := c.claims.AddIndexers(cache.Indexers{claimUID: func(obj any) ([]string, error) {
@@ -214,7 +221,8 @@ func (c *Controller) run(ctx context.Context) error {
 		c.watch.Run(ctx, func(err error) {
 			c.cfg.Metrics.poolErrors.Inc()
 			log.Error(err, "The pool is out of reach; claims wait")
-		})
+			c.poolAway(err)
+		}, c.poolReached)
 	})
 	if !cache.WaitForCacheSync(ctx.Done(), c.claims.HasSynced, c.nodes.HasSynced) {
 		return context.Cause(ctx)
@@ -252,9 +260,11 @@ func (c *Controller) work(ctx context.Context) {
 		switch {
 		case err == nil:
 			c.queue.Forget(uid)
+			c.served(uid)
 		case ctx.Err() == nil:
 			c.cfg.Metrics.errors.Inc()
 			klog.FromContext(ctx).V(2).Info("A claim is tried again", "claim", uid, "err", err)
+			c.sayUnavailable(c.claimByUID(uid), err)
 			c.queue.AddRateLimited(uid)
 		}
 		c.queue.Done(uid)

@@ -212,10 +212,17 @@ func (c *Controller) say(claim *resourceapi.ResourceClaim, s claims.Status) {
 	if old == text {
 		return
 	}
+	for _, pod := range podsWith(claim) {
+		c.recorder.Eventf(pod, typ, "GPU"+s.Reason, "GPU for claim %s, device %s: %s", claim.Name, s.Device, truncate(s.Message))
+	}
+}
+
+// podsWith returns the pods for which a claim is reserved, for events of them.
+func podsWith(claim *resourceapi.ResourceClaim) (out []*corev1.ObjectReference) {
 	for _, r := range claim.Status.ReservedFor {
 		if r.Resource == "pods" && r.APIGroup == "" {
-			c.recorder.Eventf(&corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: claim.Namespace, Name: r.Name, UID: r.UID},
-				typ, "GPU"+s.Reason, "GPU for claim %s, device %s: %s", claim.Name, s.Device, truncate(s.Message))
+			out = append(out, &corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: claim.Namespace, Name: r.Name, UID: r.UID})
 		}
 	}
+	return out
 }

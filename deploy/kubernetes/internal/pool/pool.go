@@ -106,11 +106,17 @@ const (
 	pageSize = 1000
 )
 
-// Run follows the pool until ctx ends.
-func (w *Watcher) Run(ctx context.Context, failed func(error)) {
+// ErrEnded is the error of a stream that has ended: the manager was there until then.
+var ErrEnded = errors.New("the stream ended")
+
+// Run follows the pool until ctx ends. It calls failed after each failure, before it tries again,
+// and reached each time that the manager has listed the leases: it is there, or there again. Both
+// must not block.
+func (w *Watcher) Run(ctx context.Context, failed func(error), reached func()) {
 	var loops sync.WaitGroup
 	defer loops.Wait()
-	for _, follow := range []func(context.Context) error{w.followLeases, w.followGPUs} {
+	leases := func(ctx context.Context) error { return w.followLeases(ctx, reached) }
+	for _, follow := range []func(context.Context) error{leases, w.followGPUs} {
 		loops.Go(func() {
 			for ctx.Err() == nil {
 				if err := follow(ctx); err != nil && ctx.Err() == nil {
@@ -243,7 +249,7 @@ func (w *Watcher) Forget(claim string) {
 }
 
 // followLeases lists the leases and watches them until the stream ends.
-func (w *Watcher) followLeases(ctx context.Context) error {
+func (w *Watcher) followLeases(ctx context.Context, reached func()) error {
 	defer w.lost()
 	all, revision, err := w.listLeases(ctx)
 	if err != nil {
@@ -251,6 +257,7 @@ func (w *Watcher) followLeases(ctx context.Context) error {
 	}
 	w.replace(all)
 	w.ready()
+	reached()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := w.api.WatchLeases(ctx, connect.NewRequest(&dxpuv1.WatchLeasesRequest{AfterRevision: revision}))
@@ -268,7 +275,7 @@ func (w *Watcher) followLeases(ctx context.Context) error {
 			}
 		}
 	}
-	return errors.Join(errors.New("the stream of leases ended"), stream.Err())
+	return errors.Join(fmt.Errorf("leases: %w", ErrEnded), stream.Err())
 }
 
 func (w *Watcher) listLeases(ctx context.Context) (all []*dxpuv1.Lease, revision uint64, err error) {
@@ -341,7 +348,7 @@ func (w *Watcher) followGPUs(ctx context.Context) error {
 			default:
 			}
 		}
-		ended <- errors.Join(errors.New("the stream of events ended"), stream.Err())
+		ended <- errors.Join(fmt.Errorf("events: %w", ErrEnded), stream.Err())
 	})
 	for {
 		began := time.Now()

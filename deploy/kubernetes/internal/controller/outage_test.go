@@ -1,0 +1,282 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/klog/v2"
+
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/claims"
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/inventory"
+)
+
+// outage is a controller with a cluster and a manager that can be out of reach. Its time is that of
+// a bubble.
+type outage struct {
+	*testing.T
+	kube    *fake.Clientset
+	manager *awayManager
+}
+
+// inOutage runs a test with a controller. prepare changes the manager before the controller starts.
+func inOutage(t *testing.T, prepare func(*awayManager), test func(o *outage)) {
+	synctest.Test(t, func(t *testing.T) {
+		kube := fake.NewClientset(
+			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kube-system", UID: "c"}},
+			&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1", Labels: map[string]string{inventory.HostLabel: "h1"}}},
+		)
+		m, api := newAwayManager(t)
+		m.set(prepare)
+		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), klog.Logger{})) // a second has two lines
+		var running sync.WaitGroup
+		defer running.Wait()
+		defer cancel()
+		running.Go(func() {
+			err := Run(ctx, Config{
+				Kube: kube, Pool: api, Managers: managerURL, Workers: 2, Metrics: NewMetrics(prometheus.NewRegistry()),
+				Policy: claims.Policy{Tenant: func(string) string { return "lab" }, QueueTimeout: time.Minute},
+			})
+			if err != nil && ctx.Err() == nil {
+				t.Error(err)
+			}
+		})
+		o := &outage{T: t, kube: kube, manager: m}
+		o.after(2 * time.Second)
+		test(o)
+	})
+}
+
+func always(*awayManager)    {}
+func away(m *awayManager)    { m.away = true }
+func back(m *awayManager)    { m.away = false }
+func refuses(m *awayManager) { m.refuses = true }
+
+// after lets time pass.
+func (o *outage) after(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// allocate makes a claim for a GPU on the node w1, and reserves it for the pod p.
+func (o *outage) allocate(name string) {
+	o.Helper()
+	claim := allocatedLocal(name, "b1-0")
+	claim.UID = types.UID("u-" + name)
+	claim.Status.Allocation.AllocationTimestamp = &metav1.Time{Time: time.Now()}
+	claim.Status.Allocation.NodeSelector = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+		MatchFields: []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{"w1"}}},
+	}}}
+	api := o.kube.ResourceV1().ResourceClaims("lab")
+	_, err := api.Create(o.Context(), claim, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		_, err = api.UpdateStatus(o.Context(), claim, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		o.Fatal(err)
+	}
+	synctest.Wait()
+}
+
+// deallocate takes the allocation from a claim, and the claim from its pod.
+func (o *outage) deallocate(name string) {
+	o.Helper()
+	claim := o.claim(name)
+	claim.Status = resourceapi.ResourceClaimStatus{}
+	if _, err := o.kube.ResourceV1().ResourceClaims("lab").UpdateStatus(o.Context(), claim, metav1.UpdateOptions{}); err != nil {
+		o.Fatal(err)
+	}
+}
+
+func (o *outage) deleteClaim(name string) {
+	o.Helper()
+	if err := o.kube.ResourceV1().ResourceClaims("lab").Delete(o.Context(), name, metav1.DeleteOptions{}); err != nil {
+		o.Fatal(err)
+	}
+}
+
+func (o *outage) claim(name string) *resourceapi.ResourceClaim {
+	o.Helper()
+	claim, err := o.kube.ResourceV1().ResourceClaims("lab").Get(o.Context(), name, getOptions)
+	if err != nil {
+		o.Fatal(err)
+	}
+	return claim
+}
+
+// events returns the events with a reason: the kind of the object, and the message.
+func (o *outage) events(reason string) (out []string) {
+	o.Helper()
+	all, err := o.kube.CoreV1().Events("lab").List(o.Context(), metav1.ListOptions{})
+	if err != nil {
+		o.Fatal(err)
+	}
+	for _, e := range all.Items {
+		if e.Reason == reason {
+			out = append(out, fmt.Sprintf("%d %s %s %s: %s", e.Count, e.Type, e.InvolvedObject.Kind, e.InvolvedObject.Name, e.Message))
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// wantLeases fails unless the manager has a number of leases.
+func (o *outage) wantLeases(want int, when string) {
+	o.Helper()
+	if n, _ := o.manager.counts(); n != want {
+		o.Errorf("%s the manager has %d leases, want %d", when, n, want)
+	}
+}
+
+// wantUnavailable fails unless the pod and the claim have one event each that says why they wait.
+func (o *outage) wantUnavailable(words string) {
+	o.Helper()
+	got := o.events("GPUPoolUnavailable")
+	if len(got) != 2 || !strings.HasPrefix(got[0], "1 Warning Pod p: ") || !strings.HasPrefix(got[1], "1 Warning ResourceClaim train: ") {
+		o.Errorf("events %q; want one of the pod and one of the claim", got)
+		return
+	}
+	for _, e := range got {
+		for _, part := range []string{"claim train", managerURL, words, "goes on trying"} {
+			if !strings.Contains(e, part) {
+				o.Errorf("event %q lacks %q", e, part)
+			}
+		}
+	}
+}
+
+// TestPoolUnavailable: a claim that is allocated while the manager is out of reach says so once, on
+// the claim and its pod, however often it is tried. It is served within two seconds of the return.
+func TestPoolUnavailable(t *testing.T) {
+	inOutage(t, always, func(o *outage) {
+		o.manager.set(away)
+		o.after(time.Minute)
+		o.allocate("train")
+		o.after(5 * time.Minute)
+		o.wantUnavailable("connection refused")
+		o.manager.set(back)
+		o.after(2 * time.Second)
+		o.wantLeases(1, "two seconds after its return")
+		o.wantUnavailable("connection refused")
+	})
+}
+
+// TestPoolUnavailableAtStart: claims say why they wait also if the controller has never reached the
+// manager.
+func TestPoolUnavailableAtStart(t *testing.T) {
+	inOutage(t, away, func(o *outage) {
+		o.allocate("train")
+		o.after(time.Minute)
+		o.wantUnavailable("connection refused")
+		o.manager.set(back)
+		o.after(2 * time.Second)
+		o.wantLeases(1, "two seconds after its return")
+	})
+}
+
+// TestPoolRefuses: a manager that is there, and cannot decide, is unavailable, too. A claim that has
+// been served says so again in the next outage.
+func TestPoolRefuses(t *testing.T) {
+	inOutage(t, refuses, func(o *outage) {
+		o.allocate("train")
+		o.after(time.Minute)
+		o.wantUnavailable("the manager has no quorum")
+		o.manager.set(func(m *awayManager) { m.refuses = false })
+		o.after(retryMost)
+		o.wantLeases(1, "after the next try")
+		o.deallocate("train")
+		o.after(time.Second)
+		o.wantLeases(0, "without an allocation")
+		o.manager.set(refuses)
+		o.allocate("train")
+		o.after(time.Minute)
+		if got := o.events("GPUPoolUnavailable"); len(got) != 2 || !strings.HasPrefix(got[0], "2 ") || !strings.HasPrefix(got[1], "2 ") {
+			o.Errorf("events %q; want each of them twice", got)
+		}
+	})
+}
+
+// TestReleasedAfterOutage: the lease of a claim that ends while the manager is out of reach is
+// deleted within two seconds of the return.
+func TestReleasedAfterOutage(t *testing.T) {
+	for name, end := range map[string]func(*outage){
+		"deleted":     func(o *outage) { o.deleteClaim("train") },
+		"deallocated": func(o *outage) { o.deallocate("train") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inOutage(t, always, func(o *outage) {
+				o.allocate("train")
+				o.wantLeases(1, "after the allocation")
+				o.manager.set(away)
+				o.after(time.Minute)
+				end(o)
+				o.after(5 * time.Minute)
+				o.manager.set(back)
+				o.after(2 * time.Second)
+				o.wantLeases(0, "two seconds after its return")
+				if got := o.events("GPUPoolUnavailable"); len(got) > 0 {
+					o.Errorf("events of a claim that does not wait: %q", got)
+				}
+			})
+		})
+	}
+}
+
+// TestFlapping: a manager that comes and goes is not asked more often than it comes, but for the
+// tries that a claim has anyway.
+func TestFlapping(t *testing.T) {
+	inOutage(t, refuses, func(o *outage) {
+		o.allocate("train")
+		o.after(time.Minute)
+		_, before := o.manager.counts()
+		const flaps = 60
+		for range flaps {
+			o.manager.set(away)
+			o.after(time.Second)
+			o.manager.set(back)
+			o.after(time.Second)
+		}
+		_, after := o.manager.counts()
+		if tries := after - before; tries < flaps/2 || tries > flaps+2*flaps/int(retryMost.Seconds())+8 {
+			o.Errorf("%d tries in %d returns", tries, flaps)
+		}
+		o.wantUnavailable("the manager has no quorum")
+	})
+}
+
+// TestHostsReturnLater: a manager that has been started again knows its hosts before these report.
+// A claim waits for its host meanwhile, and is given back only if it stays away.
+func TestHostsReturnLater(t *testing.T) {
+	for _, returns := range []bool{true, false} {
+		inOutage(t, always, func(o *outage) {
+			o.manager.set(away)
+			o.after(time.Minute)
+			o.allocate("train")
+			o.manager.set(func(m *awayManager) { m.away, m.silent = false, true })
+			o.after(4 * time.Second)
+			o.wantLeases(1, "before the host reports")
+			o.manager.set(func(m *awayManager) { m.silent = !returns })
+			o.after(time.Minute)
+			want := 0
+			if returns {
+				want = 1
+			}
+			o.wantLeases(want, "a minute later")
+			if got := o.events("GPUHostUnavailable"); (len(got) == 0) != returns {
+				o.Errorf("the host returns: %v; events %q", returns, got)
+			}
+		})
+	}
+}
