@@ -232,6 +232,40 @@ func TestQuotaCountsParts(t *testing.T) {
 	}
 }
 
+// TestQuotaByModelCountsTheMemoryOfParts refuses a part whose compute is within the quota of a
+// model and whose memory is not, and gives no GPU of a model that was not requested instead.
+func TestQuotaByModelCountsTheMemoryOfParts(t *testing.T) {
+	other := dividedBox("b2", 2)
+	other.model = "T4"
+	w := newWorld(t, Config{}, hostNode("h1", 8), dividedBox("b1", 2), other)
+	w.putTenant("a", &dxpuv1.Quota{MaxGpusByModel: map[string]uint32{"DX100": 1, "T4": 1}})
+	for _, tt := range []struct {
+		model   string
+		mib     uint64
+		compute uint32
+		gets    string // the box, or the refusal
+	}{
+		{"DX100", 256, 600, "b1"},
+		{"DX100", 900, 300, "DX100 that its quota allows"},
+		{"", 900, 300, "b2"},
+		{"", 900, 100, "T4 that its quota allows"},
+		{"T4", 900, 100, "T4 that its quota allows"},
+	} {
+		s := part(tt.mib, tt.compute)
+		s.Tenant, s.Model = "a", tt.model
+		id, err := w.tryCreate(s)
+		if err != nil {
+			if !strings.Contains(err.Error(), tt.gets) {
+				t.Errorf("%d MiB of model %q: %v, want %s", tt.mib, tt.model, err, tt.gets)
+			}
+			continue
+		}
+		if got := w.lease(id).Bindings[0].PartOfGpuId; !strings.HasPrefix(got, tt.gets) {
+			t.Errorf("%d MiB of model %q: a part of %s, want one of %s", tt.mib, tt.model, got, tt.gets)
+		}
+	}
+}
+
 // TestPreemptionTakesTheSmallestParts takes back no more than is needed: of the sets of
 // parts that make room the smallest, for a part and for a whole GPU.
 func TestPreemptionTakesTheSmallestParts(t *testing.T) {

@@ -102,15 +102,12 @@ func (t *tx) overQuota(tenant string, more milliGPU, model string) string {
 // quotas by model. A lease without a model gets one whose quota is not used up.
 func (t *tx) decideWithin(id string, s *dxpuv1.LeaseSpec) (placement.Decision, placement.HostDecision) {
 	d, h := t.decide(id, s)
-	q := t.quota(s.Tenant)
-	if d.OK() && s.Part != nil { // its size is known only now
-		size := t.sizeAt(s, d.Picks)
-		if why := cmp.Or(t.overQuota(s.Tenant, size, anyModel), t.overGuarantee(s, size)); why != "" {
-			return placement.Decision{Why: append(d.Why, why)}, h
-		}
-	}
-	if !d.OK() || s.Model != "" && s.Part == nil || len(q.MaxGPUsByModel) == 0 || t.overQuota(s.Tenant, t.sizeAt(s, d.Picks), t.modelAt(d.Picks[0])) == "" {
+	over := t.overQuotaAt(s, &d)
+	if over == "" {
 		return d, h
+	}
+	if s.Model != anyModel || len(t.quota(s.Tenant).MaxGPUsByModel) == 0 {
+		return placement.Decision{Why: append(d.Why, over)}, h
 	}
 	var why []string
 	t.reindex()
@@ -121,13 +118,33 @@ func (t *tx) decideWithin(id string, s *dxpuv1.LeaseSpec) (placement.Decision, p
 		}
 		s = proto.CloneOf(s)
 		s.Model = model
-		if d, h = t.decide(id, s); d.OK() {
-			d.Why = append(why, d.Why...)
+		d, h = t.decide(id, s)
+		d.Why = append(why, d.Why...)
+		over := t.overQuotaAt(s, &d)
+		if d.OK() && over == "" {
 			return d, h
 		}
-		why = append(why, d.Why...)
+		if why = d.Why; over != "" {
+			why = append(why, over)
+		}
 	}
 	return placement.Decision{Why: why}, h
+}
+
+// overQuotaAt returns why the tenant of a lease may not have the GPUs of a decision, which its
+// request alone did not tell: the size of a part is known only now, and the model if the lease
+// names none. It returns "" if the tenant may have them, or there are none.
+func (t *tx) overQuotaAt(s *dxpuv1.LeaseSpec, d *placement.Decision) string {
+	switch {
+	case !d.OK():
+		return ""
+	case s.Part != nil:
+		size := t.sizeAt(s, d.Picks)
+		return cmp.Or(t.overQuota(s.Tenant, size, t.modelAt(d.Picks[0])), t.overGuarantee(s, size))
+	case s.Model == anyModel && len(t.quota(s.Tenant).MaxGPUsByModel) > 0:
+		return t.overQuota(s.Tenant, sizeOf(s), t.modelAt(d.Picks[0]))
+	}
+	return ""
 }
 
 func (t *tx) modelAt(r placement.Ref) string {
