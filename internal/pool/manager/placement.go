@@ -121,15 +121,17 @@ func (t *tx) placementHost(n *nodeRecord) placement.Host {
 	for _, s := range n.Slots {
 		h.Slots = append(h.Slots, placement.HostSlot{
 			Slot: s.Slot, Domain: s.Domain,
-			Free: s.Cordon == nil && s.Health != dxpuv1.Health_HEALTH_FAILED && !t.hostSlotTaken(hostSlotRef{n.ID, s.Slot}),
+			Free: t.hostSlotFree(n.ID, &s, nil),
 		})
 	}
 	return h
 }
 
-// hostSlotTaken reports whether a host slot has a binding or is reserved for one.
-func (t *tx) hostSlotTaken(s hostSlotRef) bool {
-	return slices.ContainsFunc(t.bindingsByHostSlot[s], func(id string) bool { return t.indexedBindings[id].takesHostSlot })
+// hostSlotFree reports whether a host slot may get a binding if certain bindings were gone: it
+// works, is not cordoned, and no other binding is in it or has it reserved.
+func (t *tx) hostSlotFree(host string, s *slotRecord, gone map[string]bool) bool {
+	return s.Cordon == nil && s.Health != dxpuv1.Health_HEALTH_FAILED &&
+		!slices.ContainsFunc(t.bindingsByHostSlot[hostSlotRef{host, s.Slot}], func(id string) bool { return t.indexedBindings[id].takesHostSlot && !gone[id] })
 }
 
 // hostGrew reports whether a request that found no host might fit the host now.

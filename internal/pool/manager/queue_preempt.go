@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -56,34 +57,52 @@ const maxPreemptPlacements = 1024
 // make no room, those on the host, or of the model, that the first lease requests.
 func (t *tx) preemptionVictims(leases []*leaseRecord) []placement.Victim {
 	may := t.preemptibleFor(leases)
-	victims := t.victimsAmong(leases, t.preemptionCandidates(leases, may))
-	if len(victims) > 0 {
-		return victims
+	for may != nil {
+		if victims := t.victimsAmong(leases, t.preemptionCandidates(leases, may), may); len(victims) > 0 {
+			return victims
+		}
+		may = may.next(leases[0].spec)
 	}
-	if may = may.choice(leases[0].spec); may == nil {
-		return nil
-	}
-	return t.victimsAmong(leases, t.preemptionCandidates(leases, may))
+	return nil
 }
 
-func (t *tx) victimsAmong(leases []*leaseRecord, candidates []placement.Victim) []placement.Victim {
-	tries := maxPreemptPlacements / len(leases)
+func (t *tx) victimsAmong(leases []*leaseRecord, candidates []placement.Victim, may *preemptible) []placement.Victim {
+	blocked := false // by borrowsForOwn, so that less may be better
 	fits := func(gone []placement.Victim) bool {
 		d := t.decideWithout(leases, t.heldBy(gone))
-		return d.OK() && !t.borrowsForOwn(leases, gone)
+		if !d.OK() {
+			return false
+		}
+		size := t.sizeOfMembers(leases, &d)
+		own := t.borrowsForOwn(may.tenant, size, gone)
+		blocked = blocked || own
+		return !own && (!may.reclaims || t.withinGuarantee(may.tenant, size))
 	}
-	victims := placement.Preempt(candidates, tries, fits)
+	victims := t.cheapest(leases, candidates, fits)
+	if blocked {
+		ofOthers := func(of []placement.Victim) []placement.Victim {
+			return slices.DeleteFunc(slices.Clone(of), func(v placement.Victim) bool { return t.leases.get(v.ID).spec.Tenant == may.tenant })
+		}
+		if rest := ofOthers(victims); len(rest) > 0 && len(rest) < len(victims) && fits(rest) {
+			victims = rest
+		}
+		if others := t.cheapest(leases, ofOthers(candidates), fits); others != nil && (victims == nil || placement.Cheaper(others, victims)) {
+			victims = others
+		}
+	}
+	if victims == nil {
+		return nil
+	}
+	return t.onlyUsed(leases, victims, fits)
+}
+
+// cheapest chooses among candidates the leases whose end makes room, nil if that of all does not.
+func (t *tx) cheapest(leases []*leaseRecord, candidates []placement.Victim, fits func([]placement.Victim) bool) []placement.Victim {
+	victims := placement.Preempt(candidates, maxPreemptPlacements/len(leases), fits)
 	if parts := t.smallestParts(leases, candidates, fits); parts != nil && (victims == nil || placement.Cheaper(parts, victims)) {
 		return parts
 	}
-	if victims != nil {
-		return t.onlyUsed(leases, victims, fits)
-	}
-	others := slices.DeleteFunc(slices.Clone(candidates), func(v placement.Victim) bool { return t.borrowsForOwn(leases, []placement.Victim{v}) })
-	if len(others) == len(candidates) {
-		return nil
-	}
-	return t.onlyUsed(leases, placement.Preempt(others, tries, fits), fits)
+	return victims
 }
 
 // onlyUsed leaves out the victims for a gang whose GPUs no lease of it gets or, if the gang
@@ -121,40 +140,64 @@ func (t *tx) onlyUsed(leases []*leaseRecord, victims []placement.Victim, fits fu
 
 // preemptionCandidates returns the leases that some leases may preempt. A lease that
 // itself waits for a GPU of another lease has nothing to give yet. The first lease of a
-// gang stands for all of them.
+// gang stands for all of them. Those that give only slots of hosts never take the places of
+// the others.
 func (t *tx) preemptionCandidates(leases []*leaseRecord, may *preemptible) []placement.Victim {
 	t.reindex()
-	var out []placement.Victim
+	var out, slots []placement.Victim
+	full := map[string]bool{}
 	for id := range t.preemptibleLeases {
 		gang, l := t.gangOf(id), t.leases.get(id)
 		if gang[0] != id || !may.allows(t, l) {
 			continue
 		}
 		v := placement.Victim{ID: id, Priority: l.spec.Priority, Share: t.excessShare(l.spec.Tenant)}
-		useful, waits := false, false
+		useful, frees, waits := false, false, false
 		for _, o := range t.membersOf(gang) {
 			v.Size += int(o.size())
 			useful = useful || slices.ContainsFunc(leases, func(l *leaseRecord) bool { return t.helps(o, l.spec) })
+			frees = frees || !useful && t.freesSlots(o, leases, full)
 			waits = waits || slices.ContainsFunc(t.bindingsByLease[o.ID], func(b string) bool { return t.bindings.get(b).AwaitsGPUOf != "" })
-		}
-		if !useful || waits {
-			continue
 		}
 		digits, _ := leaseNumber(id)
 		v.Order, _ = strconv.ParseUint(digits, 10, 64)
-		out = append(out, v)
+		switch {
+		case waits:
+		case useful:
+			out = append(out, v)
+		case frees:
+			slots = append(slots, v)
+		}
 	}
-	return out
+	slices.SortFunc(slots, func(a, b placement.Victim) int {
+		return cmp.Or(cmp.Compare(a.Priority, b.Priority), cmp.Compare(b.Order, a.Order))
+	})
+	return append(out, slots[:min(len(slots), max(0, placement.MaxVictims-len(out)))]...)
 }
 
-// helps reports whether the GPUs or the slots of a lease may serve a request. Those of a
-// machine with GPUs of its own serve requests for its host alone, and these are served by no
-// others: they would only take the places of better victims.
+// helps reports whether the GPUs of a lease, or the slots of the host that is requested, may
+// serve a request. Those of a machine with GPUs of its own serve requests for its host alone,
+// and these are served by no others: they would only take the places of better victims.
 func (t *tx) helps(l *leaseRecord, s *dxpuv1.LeaseSpec) bool {
 	if t.localBox(s.HostId) != "" || t.localBox(l.HostID) != "" {
 		return l.HostID == s.HostId
 	}
 	return s.Model == anyModel || l.Model == s.Model || l.HostID == s.HostId
+}
+
+// freesSlots reports whether a lease is on a host that lacks slots for some leases, of which one
+// at least names no host. full caches the hosts that do.
+func (t *tx) freesSlots(l *leaseRecord, leases []*leaseRecord, full map[string]bool) bool {
+	if t.localBox(l.HostID) != "" || !slices.ContainsFunc(leases, func(l *leaseRecord) bool { return l.spec.HostId == "" }) {
+		return false
+	}
+	lacks, known := full[l.HostID]
+	if !known {
+		h := t.hostPool.Place(placement.HostRequest{Host: l.HostID, Count: int(requestedGPUs(leases))})
+		lacks = !h.OK()
+		full[l.HostID] = lacks
+	}
+	return lacks
 }
 
 func (t *tx) heldBy(gone []placement.Victim) map[string]bool {
@@ -171,8 +214,8 @@ func (t *tx) heldBy(gone []placement.Victim) map[string]bool {
 	return out
 }
 
-// decideWithout returns where leases that belong together would be placed if certain
-// bindings were gone.
+// decideWithout returns where leases that belong together would be placed, within the quotas
+// of their tenant, if certain bindings were gone.
 func (t *tx) decideWithout(leases []*leaseRecord, gone map[string]bool) (d placement.GangDecision) {
 	t.reindex()
 	t.indexFrozen = true // the changes below only try something out
@@ -183,22 +226,19 @@ func (t *tx) decideWithout(leases []*leaseRecord, gone map[string]bool) (d place
 			boxes[b.BoxID] = true
 			t.gpuPool.SetBox(t.boxWithout(b.BoxID, gone))
 		}
-		for _, s := range t.indexedNodes[b.HostID].placementHost.Slots {
-			if s.Slot == b.HostSlot {
-				s.Free = true
-				t.hostPool.SetSlot(b.HostID, s)
-			}
+		if s := t.nodes.get(b.HostID).slot(b.HostSlot); s != nil {
+			t.hostPool.SetSlot(b.HostID, placement.HostSlot{Slot: s.Slot, Domain: s.Domain, Free: t.hostSlotFree(b.HostID, s, gone)})
 		}
 	}
-	if len(leases) > 1 {
-		d = t.decideGang(leases, anyModel)
-	} else {
+	if startTime(leases[0].spec).After(t.now) { // the present GPUs of its tenant do not count then
 		var a placement.Assignment
-		if a.Decision, a.Host = t.decide(leases[0].ID, leases[0].spec); a.OK() && t.withinClaims(leases[0], a.Picks) {
+		if a.Decision, a.Host = t.decide(leases[0].ID, leases[0].spec); a.OK() {
 			d.Members = []placement.Assignment{a}
 		} else {
 			d.Why = a
 		}
+	} else {
+		d = t.decideTogether(leases)
 	}
 	for id := range boxes {
 		t.gpuPool.SetBox(t.indexedNodes[id].placementBox)
@@ -207,23 +247,15 @@ func (t *tx) decideWithout(leases []*leaseRecord, gone map[string]bool) (d place
 		t.hostPool.SetHost(t.indexedNodes[id].placementHost)
 	}
 	t.indexFrozen = false
-	// The present GPUs of a tenant do not count for a lease that begins later.
-	if !startTime(leases[0].spec).After(t.now) && t.overQuotaByModel(leases, &d) != "" {
-		return placement.GangDecision{}
-	}
 	return d
 }
 
-// withinClaims reports whether a lease may preempt others for a place. The size of parts is
-// known only there: its tenant must have the claims for it that the choice of the others
-// assumed, or two tenants would take back from each other what both of them borrow.
-func (t *tx) withinClaims(l *leaseRecord, at []placement.Ref) bool {
-	if l.spec.Part == nil {
-		return true
+// sizeOfMembers returns the size that leases have where a decision places them.
+func (t *tx) sizeOfMembers(leases []*leaseRecord, d *placement.GangDecision) (n milliGPU) {
+	for i := range d.Members {
+		n += t.sizeAt(leases[i].spec, d.Members[i].Picks)
 	}
-	size := t.sizeAt(l.spec, at)
-	claims := t.withinGuarantee(l.spec.Tenant, size) || !t.withinGuarantee(l.spec.Tenant, l.size())
-	return claims && t.overGuarantee(l.spec, size) == ""
+	return n
 }
 
 func (t *tx) preemptLease(id string, leases []*leaseRecord) {

@@ -134,3 +134,103 @@ func TestRequeuedLeaseWaits(t *testing.T) {
 	w.pass(time.Minute)
 	w.wantLease(low, leaseFailed)
 }
+
+// A lease gets the slot of one with a GPU of another model, where only slots of hosts lack.
+func TestPreemptionForASlot(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 1), boxNode("b1", 1), modelBox("b2", "T4"))
+	low := w.create(&dxpuv1.LeaseSpec{Count: 1, Model: "DX100", Preemptible: true})
+	w.settle()
+	high := w.create(&dxpuv1.LeaseSpec{Count: 1, Model: "T4", Priority: 1})
+	w.settle()
+	w.wantLease(high, leaseActive)
+	w.wantLease(low, leaseReleased)
+}
+
+// A slot that has failed goes to no other lease when that of it is preempted, so it is not.
+func TestPreemptionLeavesFailedSlots(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 1), boxNode("b1", 1))
+	low := w.create(&dxpuv1.LeaseSpec{Count: 1, Preemptible: true})
+	w.settle()
+	w.nodes["h1"].dead[0] = true
+	w.settle()
+	w.wantLease(w.create(&dxpuv1.LeaseSpec{Count: 1, Priority: 1, Wait: true}), leasePending)
+	w.wantLease(low, leaseActive)
+}
+
+// A lease that names no model preempts others for a model that the quota of its tenant allows.
+func TestPreemptionKeepsToTheQuotaByModel(t *testing.T) {
+	free := boxNode("b2", 2)
+	free.model = "T4"
+	w := newWorld(t, Config{}, hostNode("h1", 4), boxNode("b1", 1), free)
+	w.putTenant("a", &dxpuv1.Quota{MaxGpusByModel: map[string]uint32{"T4": 0}})
+	low := w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "a", Priority: -1, Preemptible: true})
+	w.settle()
+	high := w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "a"})
+	w.settle()
+	if b := w.wantLease(high, leaseActive).Bindings[0]; b.BoxId != "b1" {
+		t.Errorf("the lease has GPU %s", b.GpuId)
+	}
+	w.wantLease(low, leaseReleased)
+}
+
+// A tenant preempts its own leases for a part by the size that it has on its GPU, not by its
+// compute alone: never to borrow more, and also where the guarantee does not cover that size.
+func TestPreemptionOfOwnParts(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		other uint32 // thousandths that another lease of the tenant has
+		gets  bool
+	}{
+		{"the guarantee covers its compute, and its memory only in place of the other", 0, true},
+		{"it would borrow more", 600, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t, Config{}, hostNode("h1", 4), dividedBox("b1", 2))
+			w.putTenant("a", guaranteed(1, 0))
+			w.create(&dxpuv1.LeaseSpec{Count: 1, GpuIds: []string{"b1/1"}})
+			s := part(200, 400)
+			s.Tenant, s.Priority, s.Preemptible, s.GpuIds = "a", -1, true, []string{"b1/0"}
+			low := w.create(s)
+			if tt.other > 0 {
+				s = part(100, tt.other)
+				s.Tenant, s.Preemptible = "a", true
+				w.create(s)
+			}
+			w.settle()
+			s = part(900, 350)
+			s.Tenant, s.Preemptible, s.Wait = "a", true, true
+			high := w.create(s)
+			w.settle()
+			if !tt.gets {
+				w.wantLease(high, leasePending)
+				w.wantLease(low, leaseActive)
+				return
+			}
+			w.wantLease(high, leaseActive)
+			w.wantLease(low, leaseReleased)
+		})
+	}
+}
+
+// A tenant keeps its own leases, which it may preempt only together, if others make the room.
+func TestPreemptionKeepsOwnLeases(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 2), boxNode("b2", 3))
+	w.putTenant("a", guaranteed(3, 0))
+	var own, others []string
+	for _, gpu := range []string{"b1/0", "b1/1"} {
+		own = append(own, w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "a", Priority: -2, Preemptible: true, GpuIds: []string{gpu}}))
+	}
+	for range 3 {
+		others = append(others, w.create(&dxpuv1.LeaseSpec{Count: 1, Priority: -1, Preemptible: true}))
+	}
+	w.settle()
+	high := w.create(&dxpuv1.LeaseSpec{Count: 3, Tenant: "a", Preemptible: true, SameBox: dxpuv1.Preference_PREFERENCE_REQUIRED})
+	w.settle()
+	w.wantLease(high, leaseActive)
+	for _, id := range own {
+		w.wantLease(id, leaseActive)
+	}
+	for _, id := range others {
+		w.wantLease(id, leaseReleased)
+	}
+}

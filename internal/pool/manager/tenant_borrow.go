@@ -183,17 +183,24 @@ func (t *tx) preemptibleFor(leases []*leaseRecord) *preemptible {
 	}
 }
 
-// choice returns what the leases may preempt if the borrowed GPUs are those that help most, or
-// nil if that is no other choice. p was asked about all leases before.
-func (p *preemptible) choice(s *dxpuv1.LeaseSpec) *preemptible {
+// next returns what else the leases may preempt if that makes no room: with the borrowed GPUs
+// that help most, and then without those that only a guarantee takes back. Parts may be larger
+// than the guarantee covers, which shows where they are placed. nil: nothing else. p was asked
+// about all leases before.
+func (p *preemptible) next(s *dxpuv1.LeaseSpec) *preemptible {
 	borrow := false
 	for _, ids := range p.borrowing {
 		borrow = borrow || len(ids) > 0
 	}
-	if !borrow || s.HostId == "" && s.Model == anyModel {
-		return nil
+	next := &preemptible{tenant: p.tenant, priority: p.priority, reclaims: p.reclaims, request: s, borrowing: map[string]map[string]bool{}}
+	switch {
+	case p.request == nil && borrow && (s.HostId != "" || s.Model != anyModel):
+		return next
+	case p.reclaims && s.Part != nil:
+		next.reclaims, next.request = false, nil
+		return next
 	}
-	return &preemptible{tenant: p.tenant, priority: p.priority, reclaims: p.reclaims, request: s, borrowing: map[string]map[string]bool{}}
+	return nil
 }
 
 // allows reports whether a preemptible lease may be preempted.
@@ -211,11 +218,10 @@ func (p *preemptible) allows(t *tx, o *leaseRecord) bool {
 	return p.borrowing[tenant][o.ID]
 }
 
-// borrowsForOwn reports whether leases would preempt others of their tenant to borrow more
-// GPUs than it does. Two tenants that did so would take the borrowed GPUs from each other
+// borrowsForOwn reports whether a tenant would preempt leases of its own for some more GPUs, and
+// borrow more than it does. Two tenants that did so would take the borrowed GPUs from each other
 // in turns, each with its small leases, and lose them to its large ones.
-func (t *tx) borrowsForOwn(leases []*leaseRecord, gone []placement.Victim) bool {
-	tenant := leases[0].spec.Tenant
+func (t *tx) borrowsForOwn(tenant string, more milliGPU, gone []placement.Victim) bool {
 	g, ok := t.guaranteeOf(tenant)
 	own := milliGPU(0)
 	for _, v := range gone {
@@ -224,7 +230,7 @@ func (t *tx) borrowsForOwn(leases []*leaseRecord, gone []placement.Victim) bool 
 		}
 	}
 	has := t.usageOf(tenant).holding
-	return ok && own > 0 && has-own+requestedSize(leases) > max(g, has)
+	return ok && own > 0 && has-own+more > max(g, has)
 }
 
 // excessShare returns the weighted share of the pool that a tenant has above its

@@ -17,8 +17,8 @@ type Victim struct {
 	Order uint64
 }
 
-// maxVictims bounds the leases that Preempt considers: those of the lowest priority.
-const maxVictims = 256
+// MaxVictims bounds the leases that Preempt considers: those of the lowest priority.
+const MaxVictims = 256
 
 // Preempt chooses leases whose end makes room for a request. All of them are
 // needed, and no single lease would make room with less. Choices are compared
@@ -38,7 +38,7 @@ func Preempt(candidates []Victim, tries int, fits func(gone []Victim) bool) []Vi
 	byPriority := slices.SortedFunc(slices.Values(candidates), func(a, b Victim) int {
 		return cmp.Or(cmp.Compare(a.Priority, b.Priority), cmp.Compare(b.Share, a.Share), cmp.Compare(a.Size, b.Size), cmp.Compare(b.Order, a.Order))
 	})
-	byPriority = byPriority[:min(len(byPriority), maxVictims)]
+	byPriority = byPriority[:min(len(byPriority), MaxVictims)]
 	if len(byPriority) == 0 || !fits(byPriority) {
 		return nil
 	}

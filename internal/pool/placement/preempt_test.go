@@ -131,7 +131,7 @@ func TestPreemptIsBounded(t *testing.T) {
 		if made > tries {
 			t.Fatalf("%d tries, want at most %d", made, tries)
 		}
-		if len(victims) <= maxVictims && (got == nil) != (tries == 0) || got != nil && !room(got) {
+		if len(victims) <= MaxVictims && (got == nil) != (tries == 0) || got != nil && !room(got) {
 			t.Fatalf("after %d tries: %d victims of %d", tries, len(got), len(victims))
 		}
 	})
