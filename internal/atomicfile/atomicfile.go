@@ -23,18 +23,11 @@ func Replace(path string, write func(*os.File) error) error {
 	}
 	dir := filepath.Dir(path)
 	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+"-*") // mode 0600
-	var temporary *fs.PathError
-	if errors.As(err, &temporary) {
-		temporary.Path = path
-	}
 	if err != nil {
+		return naming(path, err)
+	}
+	if err := rename(f, path, errors.Join(write(f), f.Sync())); err != nil {
 		return err
-	}
-	if err = errors.Join(write(f), f.Sync(), f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
 	}
 	if runtime.GOOS == "windows" {
 		return nil // a directory cannot be synced there
@@ -52,4 +45,24 @@ func Write(path string, data []byte) error {
 		_, err := f.Write(data)
 		return err
 	})
+}
+
+// rename closes a file and gives it the name path, or removes it after an error.
+func rename(f *os.File, path string, err error) error {
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(naming(path, err), os.Remove(f.Name()))
+	}
+	return nil
+}
+
+// naming names the file in an error about its temporary one.
+func naming(path string, err error) error {
+	var temporary *fs.PathError
+	if errors.As(err, &temporary) {
+		temporary.Path = path
+	}
+	return err
 }
