@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
-	"os"
 	"runtime"
 	"strings"
 	"time"
@@ -19,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/atomicfile"
 )
 
 // adminOptions are the flags of a daemon's admin port.
@@ -56,7 +56,7 @@ func (o *adminOptions) open(ctx context.Context, mux *http.ServeMux) (func(conte
 		return nil, withHint(fmt.Errorf("--admin-listen: %w", err), "choose another address, or port 0 for any free port")
 	}
 	if o.urlFile != "" {
-		if err := os.WriteFile(o.urlFile, []byte("http://"+l.Addr().String()+"\n"), 0o644); err != nil {
+		if err := atomicfile.Output(o.urlFile, []byte("http://"+l.Addr().String()+"\n"), 0o644); err != nil {
 			return nil, errors.Join(fmt.Errorf("--admin-url-file: %w", err), l.Close())
 		}
 	}

@@ -64,6 +64,7 @@ var programs = map[string]func(){
 	"dxpu-fake-node": func() { os.Exit(fakeNode(os.Args[1:])) },
 	"dxpu-fake-oidc": func() { os.Exit(fakeProvider(os.Args[1:])) },
 	"dxpu-fake-cuda": func() { os.Exit(fakeCUDA(os.Args[1:])) },
+	"dxpu-full-disk": fullDisk,
 	"nvidia-smi":     nvidiatest.Main,
 
 	"nvidia-cuda-mps-control": nvidiatest.Main,

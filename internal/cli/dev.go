@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/dxpu-project/dxpu/device/gpu"
+	"github.com/dxpu-project/dxpu/internal/atomicfile"
 	"github.com/dxpu-project/dxpu/internal/localpool"
 )
 
@@ -174,7 +175,7 @@ In another shell:
 	if o.urlFile == "" {
 		return nil
 	}
-	if err := os.WriteFile(o.urlFile, []byte(p.URL+"\n"), 0o644); err != nil {
+	if err := atomicfile.Output(o.urlFile, []byte(p.URL+"\n"), 0o644); err != nil {
 		return fmt.Errorf("--url-file: %w", err)
 	}
 	return nil

@@ -25,6 +25,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/dxpu-project/dxpu/internal/atomicfile"
 	"github.com/dxpu-project/dxpu/internal/pool/cohdi"
 	"github.com/dxpu-project/dxpu/internal/pool/manager"
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
@@ -211,7 +212,7 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 		if o.urlFile == "" {
 			return nil
 		}
-		if err := os.WriteFile(o.urlFile, []byte(url+"\n"), 0o644); err != nil {
+		if err := atomicfile.Output(o.urlFile, []byte(url+"\n"), 0o644); err != nil {
 			return fmt.Errorf("--url-file: %w", err)
 		}
 		return nil
@@ -269,7 +270,7 @@ func (o *managerOptions) joinToken(log *slog.Logger) (token string, made bool, e
 	}
 	o.joinTokens, err = watchJoinTokens(file)
 	if errors.Is(err, fs.ErrNotExist) {
-		if err = os.WriteFile(file, []byte(rand.Text()+"\n"), 0o600); err == nil {
+		if err = atomicfile.Write(file, []byte(rand.Text()+"\n")); err == nil {
 			o.joinTokens, err = watchJoinTokens(file)
 		}
 	}

@@ -132,7 +132,7 @@ func (o *managerOptions) publish(ctx context.Context, out io.Writer, m *manager.
 			fmt.Fprintf(out, "Flag for nodes: --ca-hash %s\n", hash)
 		}
 		if o.dataDir != "" {
-			if err := os.WriteFile(filepath.Join(o.dataDir, "ca.crt"), pem, 0o644); err != nil {
+			if err := atomicfile.Output(filepath.Join(o.dataDir, "ca.crt"), pem, 0o644); err != nil {
 				return fmt.Errorf("authority: %w", err)
 			}
 		}

@@ -9,6 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/dxpu-project/dxpu/internal/atomicfile"
 )
 
 // newDocsCommand returns the hidden command with which a release makes its documents.
@@ -37,7 +39,7 @@ func writeManPages(cmd *cobra.Command, dir string) error {
 	page := &strings.Builder{}
 	manPage(page, cmd)
 	file := filepath.Join(dir, pageName(cmd)+".1")
-	if err := os.WriteFile(file, []byte(page.String()), 0o644); err != nil {
+	if err := atomicfile.Output(file, []byte(page.String()), 0o644); err != nil {
 		return err
 	}
 	for _, sub := range cmd.Commands() {

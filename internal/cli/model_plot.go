@@ -1,10 +1,9 @@
 package cli
 
 import (
-	"errors"
+	"bytes"
 	"fmt"
 	"image/color"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -17,6 +16,7 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 	"gonum.org/v1/plot/vg/vgsvg"
 
+	"github.com/dxpu-project/dxpu/internal/atomicfile"
 	"github.com/dxpu-project/dxpu/internal/model/predict"
 )
 
@@ -165,13 +165,12 @@ func save(p *plot.Plot, file string) error {
 	page.SetColor(color.White)
 	page.Fill(page.Path())
 	p.Draw(draw.Crop(page, margin, -margin, margin, -margin))
-	f, err := os.Create(file)
-	if err != nil {
+	var drawing bytes.Buffer
+	if _, err := c.WriteTo(&drawing); err != nil {
 		return fmt.Errorf("plot: %w", err)
 	}
-	_, err = c.WriteTo(f)
-	if err := errors.Join(err, f.Close()); err != nil {
-		return fmt.Errorf("plot: %s: %w", file, err)
+	if err := atomicfile.Output(file, drawing.Bytes(), 0o666); err != nil {
+		return fmt.Errorf("plot: %w", err)
 	}
 	return nil
 }

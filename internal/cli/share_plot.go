@@ -7,7 +7,6 @@ import (
 	"html/template"
 	"image/color"
 	"math"
-	"os"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
@@ -15,6 +14,7 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 	"gonum.org/v1/plot/vg/vgsvg"
 
+	"github.com/dxpu-project/dxpu/internal/atomicfile"
 	"github.com/dxpu-project/dxpu/share/scenario"
 )
 
@@ -56,7 +56,7 @@ func writeShareHTML(file string, mixes []*scenario.Spec, results []scenario.Resu
 	if err := t.Execute(&page, sections); err != nil {
 		return fmt.Errorf("plot: %w", err)
 	}
-	return os.WriteFile(file, page.Bytes(), 0o666)
+	return atomicfile.Output(file, page.Bytes(), 0o666)
 }
 
 // decades are ticks of a scale of powers of ten, whose values are logarithms.

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"html/template"
 	"image/color"
-	"os"
 	"slices"
 	"strconv"
 
@@ -18,6 +17,7 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 	"gonum.org/v1/plot/vg/vgsvg"
 
+	"github.com/dxpu-project/dxpu/internal/atomicfile"
 	"github.com/dxpu-project/dxpu/internal/model/cluster"
 )
 
@@ -56,7 +56,7 @@ func writeSimReport(file string, r *cluster.Report) error {
 	}{r, plots}); err != nil {
 		return fmt.Errorf("report: %w", err)
 	}
-	return os.WriteFile(file, page.Bytes(), 0o666)
+	return atomicfile.Output(file, page.Bytes(), 0o666)
 }
 
 // simDrawing is a plot, and the names of its lines, which stand below it: inside they would

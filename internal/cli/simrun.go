@@ -3,8 +3,8 @@
 package cli
 
 import (
+	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/dxpu-project/dxpu/internal/atomicfile"
 	"github.com/dxpu-project/dxpu/internal/model/cluster"
 )
 
@@ -44,11 +45,11 @@ func (s *simFiles) write(r *cluster.Report) error {
 	if s.csv == "" {
 		return nil
 	}
-	f, err := os.Create(s.csv)
-	if err != nil {
+	var table bytes.Buffer
+	if err := r.WriteCSV(&table); err != nil {
 		return err
 	}
-	return errors.Join(r.WriteCSV(f), f.Close())
+	return atomicfile.Output(s.csv, table.Bytes(), 0o666)
 }
 
 // run runs one scenario.

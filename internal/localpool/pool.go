@@ -19,6 +19,7 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/client"
 	"github.com/dxpu-project/dxpu/internal/agent/simulated"
+	"github.com/dxpu-project/dxpu/internal/atomicfile"
 )
 
 // Spec describes a pool.
@@ -114,7 +115,7 @@ func joinToken(file string) (string, error) {
 	raw, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		raw = []byte(rand.Text() + "\n")
-		err = os.WriteFile(file, raw, 0o600)
+		err = atomicfile.Write(file, raw)
 	}
 	return strings.TrimSpace(string(raw)), err
 }
