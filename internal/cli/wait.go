@@ -45,11 +45,16 @@ func (w *leaseWait) run(outer context.Context, l *dxpuv1.Lease) (*dxpuv1.Lease, 
 	watch, err := awaitWatch(ctx, w.api, w.says, &dxpuv1.WatchEventsRequest{Filter: &dxpuv1.EventFilter{LeaseId: l.Id}})
 	if err == nil {
 		err = watch.follow(ctx, func(*dxpuv1.Event) error {
-			res, err := callOn(ctx, w.api, poolAPI.GetLease, &dxpuv1.GetLeaseRequest{LeaseId: l.Id})
+			err := untilAnswered(ctx, w.says, func(ctx context.Context) error {
+				res, err := callOn(ctx, w.api, poolAPI.GetLease, &dxpuv1.GetLeaseRequest{LeaseId: l.Id})
+				if err == nil {
+					l = res.Lease
+				}
+				return err
+			})
 			if err != nil {
 				return err
 			}
-			l = res.Lease
 			switch {
 			case w.done(l):
 				return errWatched

@@ -22,6 +22,7 @@ import (
 type startingPool struct {
 	dxpuv1connect.UnimplementedPoolServiceHandler
 	starts time.Time
+	reads  time.Time // when the manager answers for leases
 }
 
 // errStarting is what the manager answers before it has started.
@@ -36,7 +37,10 @@ func (p *startingPool) WatchEvents(ctx context.Context, _ *connect.Request[dxpuv
 	return err
 }
 
-func (*startingPool) GetLease(context.Context, *connect.Request[dxpuv1.GetLeaseRequest]) (*connect.Response[dxpuv1.GetLeaseResponse], error) {
+func (p *startingPool) GetLease(context.Context, *connect.Request[dxpuv1.GetLeaseRequest]) (*connect.Response[dxpuv1.GetLeaseResponse], error) {
+	if time.Now().Before(p.reads) {
+		return nil, errStarting
+	}
 	return connect.NewResponse(&dxpuv1.GetLeaseResponse{Lease: &dxpuv1.Lease{Id: "l-1", State: dxpuv1.LeaseState_LEASE_STATE_ACTIVE}}), nil
 }
 
@@ -112,6 +116,31 @@ func TestWaitBeginsWithoutAManager(t *testing.T) {
 			l, err := w.run(t.Context(), &dxpuv1.Lease{Id: "l-1"})
 			if err != nil || l.GetState() != dxpuv1.LeaseState_LEASE_STATE_ACTIVE || out.String() != c.says {
 				t.Errorf("away for %s: %v, %v, printed %q", c.away, l, err, out.String())
+			}
+		})
+	}
+}
+
+// A wait whose lease cannot be read, although its watch is open, says that it waits.
+func TestWaitSaysThatTheLeaseCannotBeRead(t *testing.T) {
+	for _, c := range []struct {
+		limit time.Duration
+		err   string
+		says  string
+	}{
+		{time.Hour, "", "waiting: the manager is unavailable: the manager starts\nthe manager answers\n"},
+		{10 * time.Second, "timeout: after 10s there is no answer: the manager is unavailable: the manager starts", "waiting: the manager is unavailable: the manager starts\n"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var out strings.Builder
+			p := &startingPool{reads: time.Now().Add(20 * time.Second)}
+			w := &leaseWait{
+				api: p.api(), says: &notices{out: &out}, out: &strings.Builder{}, limit: c.limit,
+				done: hasState(dxpuv1.LeaseState_LEASE_STATE_ACTIVE),
+			}
+			_, err := w.run(t.Context(), &dxpuv1.Lease{Id: "l-1"})
+			if err == nil && c.err != "" || err != nil && err.Error() != c.err || out.String() != c.says {
+				t.Errorf("limit %s: %v, printed %q", c.limit, err, out.String())
 			}
 		})
 	}
