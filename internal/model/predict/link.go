@@ -24,6 +24,7 @@ type linker struct {
 	used        []bool       // by stream: a sync of its device may wait for it
 	awaitedBy   []deviceWait // by stream
 	process     map[uint64]int
+	switches    map[[2]int32]switches // by pair of threads
 	threadProc  []int
 	streamProc  []int
 	endedCall   []int32 // by process: the call that ended last
@@ -50,7 +51,7 @@ const mostWaits = 8
 func newLinker(p *Plan) *linker {
 	w := p.w
 	l := &linker{
-		p: p, w: w, process: map[uint64]int{},
+		p: p, w: w, process: map[uint64]int{}, switches: map[[2]int32]switches{},
 		lastCall: nones(len(w.Threads)), threadOp: nones(len(w.Threads)), lastOp: nones(len(w.Streams)),
 		made: nones(len(w.Calls)), nextCall: nones(len(w.Calls)),
 		used: make([]bool, len(w.Streams)), awaitedBy: make([]deviceWait, len(w.Streams)), byEnd: indices(len(w.Ops)), done: make([]bool, len(w.Ops)), graphEnds: w.GraphEnds(),
@@ -89,6 +90,7 @@ func newLinker(p *Plan) *linker {
 		return cmp.Or(cmp.Compare(w.Ops[a].End(), w.Ops[b].End()), cmp.Compare(a, b))
 	})
 	l.medianDurations()
+	l.countSwitches()
 	return l
 }
 
@@ -135,7 +137,7 @@ func (l *linker) ended(t time.Duration) {
 // callStart links the start of a call to the previous call on its thread. After a
 // long gap it also links it to the call of another thread that ended last: autograd's
 // thread waits for the forward pass, and the main thread for autograd. A thread that goes
-// on with calls of its own handed nothing over.
+// on with calls of its own handed nothing over, and neither did one that works beside this one.
 func (l *linker) callStart(i int32) {
 	c := &l.w.Calls[i]
 	cp := &l.p.calls[i]
@@ -152,7 +154,7 @@ func (l *linker) callStart(i int32) {
 		return
 	}
 	other := l.endedCall[l.threadProc[c.Thread]]
-	if other != none && l.w.Calls[other].Thread != c.Thread && c.Start-from > threadGap && l.w.Calls[other].End() > from && l.quietAfter(other) {
+	if other != none && l.w.Calls[other].Thread != c.Thread && c.Start-from > threadGap && l.w.Calls[other].End() > from && l.quietAfter(other) && !l.besideEachOther(l.w.Calls[other].Thread, c.Thread) {
 		cp.cross = other
 	}
 }

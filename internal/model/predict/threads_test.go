@@ -93,6 +93,22 @@ func TestThreadsThatDoNotWaitForEachOther(t *testing.T) {
 	exposed(t, r, 10*us)
 }
 
+// Threads that work at the same time hand nothing over, where one pauses by chance after the
+// other, too.
+func TestThreadsBesideEachOther(t *testing.T) {
+	r := record(t)
+	for i := range 4 {
+		from := time.Duration(i) * 100 * us
+		r.op(workload.Kernel, r.launch(workload.Launch, 1, from, 5*us), 7, from+6*us, 20*us)
+		r.op(workload.Kernel, r.launch(workload.Launch, 2, from+2*us, 5*us), 8, from+8*us, 2*us)
+	}
+	// The second thread waits 10 us longer for its kernel, and then the first one pauses.
+	r.op(workload.Kernel, r.launch(workload.Launch, 2, 400*us, 5*us), 8, 406*us, 20*us)
+	r.launch(workload.StreamSync, 2, 406*us, 23*us)
+	r.op(workload.Kernel, r.launch(workload.Launch, 1, 450*us, 5*us), 7, 456*us, 10*us)
+	exposed(t, r, 10*us)
+}
+
 // Where the trace does not tell for which event a stream waits, a wrong guess is within the
 // range of the prediction.
 func TestRangeOfWaits(t *testing.T) {
