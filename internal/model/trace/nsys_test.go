@@ -57,7 +57,7 @@ func TestNsysStreams(t *testing.T) {
 	if len(w.Streams) != 3 || !w.Ops[4].Pageable || w.Ops[5].Pageable || w.Ops[5].Kind != workload.CopyDtoH {
 		t.Errorf("streams %v, copies %+v", w.Streams, w.Ops[4:])
 	}
-	want := workload.Call{Start: 35 * time.Microsecond, Dur: 4500, Name: w.Calls[4].Name, Stream: workload.None, Event: workload.None, Latest: workload.None, Kind: workload.StreamSync}
+	want := workload.Call{Start: 35 * time.Microsecond, Dur: 4500, Name: w.Calls[4].Name, Stream: workload.None, Event: workload.None, Latest: workload.None, Record: workload.None, Kind: workload.StreamSync}
 	if d := cmp.Diff(want, w.Calls[4]); d != "" || w.Names[w.Calls[4].Name] != "cudaEventQuery_v3020" {
 		t.Error(d)
 	}

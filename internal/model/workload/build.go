@@ -128,7 +128,7 @@ func (b *Builder) AddOp(op Op, where func() string) {
 // AddCall adds a call with absolute times.
 func (b *Builder) AddCall(c Call, where func() string) {
 	if b.room(c.Start, c.Dur, where) {
-		c.Stream, c.Event, c.Latest = None, None, None
+		c.Stream, c.Event, c.Latest, c.Record = None, None, None, None
 		b.w.Calls = append(b.w.Calls, c)
 		b.Report.Used++
 	}

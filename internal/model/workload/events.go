@@ -17,6 +17,8 @@ type following struct {
 	held   map[int32][]waiting // by stream: its waits by time
 	waits  []Wait
 	awaits []Await
+	events map[int32]int32 // by mark of a wait: that of its event
+	synced map[int32]int32 // by call that waits for an event: the mark of that
 	// mistaken counts waits for events that the recorded times contradict.
 	mistaken int
 	followed int // operations before events so far, see maxFollow
@@ -57,6 +59,7 @@ func (r *resolver) nameStreams() {
 // recorded resolves the waits of which the trace tells more than the time.
 func (r *resolver) recorded() {
 	f := r.follow(r.behind, false)
+	r.keepEvents(f)
 	r.w.Waits, r.w.Awaits, r.mistaken = append(r.w.Waits, f.waits...), f.awaits, f.mistaken
 	if slices.Equal(r.w.MostAwaits, f.awaits) {
 		r.w.MostAwaits = nil
@@ -68,8 +71,7 @@ func (r *resolver) recorded() {
 // blocking stream waits for earlier work of the default stream, too, CUDA does not say: all
 // tells to assume so.
 func (r *resolver) follow(behind [][]int32, all bool) *following {
-	f := &following{r: r, behind: behind, all: all, before: map[int32][]int32{}, held: map[int32][]waiting{}}
-	events := map[int32]int32{} // by mark of a wait: that of its event
+	f := &following{r: r, behind: behind, all: all, before: map[int32][]int32{}, held: map[int32][]waiting{}, events: map[int32]int32{}, synced: map[int32]int32{}}
 	var syncs []*Awaited
 	for i := range r.awaited {
 		a := &r.awaited[i]
@@ -77,7 +79,7 @@ func (r *resolver) follow(behind [][]int32, all bool) *following {
 		if n == None || r.marks[n].kind != StreamWait {
 			syncs = append(syncs, a)
 		} else if r.marks[n].told {
-			events[n] = r.markIndex(a.Process, a.Event)
+			f.events[n] = r.markIndex(a.Process, a.Event)
 		}
 	}
 	for i := range r.marks {
@@ -86,7 +88,7 @@ func (r *resolver) follow(behind [][]int32, all bool) *following {
 		case m.kind == EventRecord:
 			f.before[int32(i)] = f.reach(m.stream, m.at, true)
 		case m.told:
-			f.wait(m, f.before[events[int32(i)]])
+			f.wait(m, f.before[f.events[int32(i)]])
 		}
 	}
 	for _, a := range syncs {
@@ -178,6 +180,7 @@ func (f *following) sync(a *Awaited) {
 	told := a.Event != 0 && event != None && r.marks[event].kind == EventRecord && r.marks[event].stream != None
 	switch {
 	case told:
+		f.synced[call] = event
 		if on = f.before[event]; len(on) == 0 {
 			c.Event = Nothing
 			return

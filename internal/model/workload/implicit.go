@@ -81,6 +81,9 @@ func (r *resolver) implicit(types map[int32]StreamType, explained []Wait) (shown
 				for i, own := range p.streams {
 					r.w.Waits = append(r.w.Waits, p.waits[i]...)
 					r.behind[own] = append(r.behind[own], p.streams[1-i])
+					if !p.overlap {
+						r.w.setBehind(own, p.streams[1-i])
+					}
 				}
 			case !p.overlap:
 				unknown = append(unknown, p)
@@ -95,6 +98,7 @@ func (r *resolver) implicit(types map[int32]StreamType, explained []Wait) (shown
 				if blocks || p.held[i] >= enoughSerial {
 					shown = append(shown, p.waits[i]...)
 					r.behind[own] = append(r.behind[own], p.streams[1-i])
+					r.w.setBehind(own, p.streams[1-i])
 				} else {
 					possible = append(possible, p.waits[i]...)
 					r.perhaps[own] = append(r.perhaps[own], p.streams[1-i])

@@ -53,7 +53,7 @@ func (r *resolver) spins(queries []query) {
 	var found []Call
 	end := func(th int32) {
 		if s := &rows[th]; r.waited(s, th) {
-			found = append(found, Call{Start: s.start, Dur: s.end - s.start, Name: s.name, Thread: th, Stream: None, Event: None, Latest: None, Kind: StreamSync})
+			found = append(found, Call{Start: s.start, Dur: s.end - s.start, Name: s.name, Thread: th, Stream: None, Event: None, Latest: None, Record: None, Kind: StreamSync})
 		}
 		rows[th] = spin{}
 	}

@@ -106,6 +106,7 @@ type Call struct {
 	// Latest is for a cudaEventSynchronize of which the trace does not tell the event: the last
 	// operation before the latest event that the thread recorded, or None.
 	Latest int32
+	Record int32 // index into Workload.Events of the event that a StreamSync waits for, or None
 	Kind   CallKind
 }
 
@@ -182,6 +183,14 @@ type Workload struct {
 	// Awaits is what synchronisations wait for besides the operation that their Event or
 	// Stream names, sorted by Call.
 	Awaits []Await
+	// Behind has for each stream the others for whose earlier work its commands wait without a
+	// call; nil if there are none. Waits has what that work was in the recording.
+	Behind [][]int32
+	// Events and EventWaits are the calls of which the trace tells which event they record or
+	// wait for, in order of time; nil if one thread made all calls. Waits has what these waits
+	// were for in the recording.
+	Events     []Event
+	EventWaits []EventWait
 	// Least and Most are the waits that there are at least, and may be at most, where the
 	// trace does not tell all; nil if they are those of Waits.
 	Least, Most []Wait
