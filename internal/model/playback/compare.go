@@ -62,7 +62,7 @@ func Compare(p *predict.Plan, q perf.Requester, physical perf.Costs, runs []Run)
 		got := p.Measure(runs[i].Times)
 		_, unit := c.mean(&got)
 		point := Point{RTT: runs[i].RTT, Unit: unit, System: float64(c.Native) / float64(max(unit, 1))}
-		s := predict.Setting{NativeRTT: c.NativeRTT, RTT: max(runs[i].RTT, c.NativeRTT), Costs: Costs(), Requester: q}
+		s := predict.Setting{NativeRTT: c.NativeRTT, RTT: max(runs[i].RTT, c.NativeRTT), Costs: Costs(), Requester: q, RecordedOrder: true}
 		for _, ask := range []struct {
 			costs perf.Costs
 			to    *float64

@@ -34,6 +34,7 @@ func Cut(w *workload.Workload, steps int, limit time.Duration) *workload.Workloa
 	n, _ := slices.BinarySearchFunc(w.Calls, until, func(c workload.Call, t time.Duration) int { return cmp.Compare(c.Start, t) })
 	out.Calls = slices.Clip(w.Calls[:n])
 	out.Ops, out.Steps = nil, nil
+	out.Behind, out.Events, out.EventWaits = nil, nil, nil // the system keeps the recorded order
 	for i := range w.Ops {
 		op := &w.Ops[i]
 		if op.Call != none && int(op.Call) < n || op.Call == none && op.Start < until {

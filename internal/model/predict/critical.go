@@ -114,6 +114,9 @@ func (b *backtrack) op(i int32) (event, int32) {
 		b.add(Latency, self, none, then, at, at-then-lag)
 		return e, i
 	}
+	if b.t.opBy != nil {
+		return b.arrival(i, at)
+	}
 	if d.Prev != none && b.t.opEnd[d.Prev]+d.PrevLag == at {
 		return from(opStart, d.Prev, b.t.opEnd[d.Prev], d.PrevLag)
 	}
@@ -131,17 +134,42 @@ func (b *backtrack) op(i int32) (event, int32) {
 	return opStart, none
 }
 
+// arrival follows the start of an operation in a replay by arrival.
+func (b *backtrack) arrival(i int32, at time.Duration) (event, int32) {
+	if on := b.t.opBy[i]; on != none {
+		b.add(Latency, i, none, b.t.opEnd[on], at, 0)
+		return opStart, on
+	}
+	call := b.p.w.Ops[i].Call
+	if call == none {
+		return opStart, none
+	}
+	b.add(Latency, i, none, b.t.callStart[call], at, b.p.launchCost(b.rc, call))
+	return callStart, call
+}
+
 // callEnd follows the end of a call to its start, or to the operation that it waited for.
 func (b *backtrack) callEnd(i int32) (event, int32) {
 	at := b.t.callEnd[i]
-	for op, lag := range b.p.Waits(i) {
-		if b.t.opEnd[op]+lag+b.rc.sync == at {
-			b.add(Return, none, i, b.t.opEnd[op], at, b.rc.sync)
-			return opStart, op
-		}
+	if by := b.waitedFor(i); by != none {
+		b.add(Return, none, i, b.t.opEnd[by], at, b.rc.sync)
+		return opStart, by
 	}
 	b.add(OnHost, none, i, b.t.callStart[i], at, 0)
 	return callStart, i
+}
+
+// waitedFor returns the operation that determined the end of a call, or none.
+func (b *backtrack) waitedFor(i int32) int32 {
+	if b.t.callBy != nil {
+		return b.t.callBy[i]
+	}
+	for op, lag := range b.p.Waits(i) {
+		if b.t.opEnd[op]+lag+b.rc.sync == b.t.callEnd[i] {
+			return op
+		}
+	}
+	return none
 }
 
 // callStart follows the start of a call to the call that determined it.

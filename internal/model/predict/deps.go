@@ -117,7 +117,7 @@ type Times struct {
 // Measure computes the result of times. Steps and the active part are those of Run.
 func (p *Plan) Measure(t Times) Result {
 	var r Result
-	own := times{t.CallStart, t.CallEnd, t.OpEnd}
+	own := times{callStart: t.CallStart, callEnd: t.CallEnd, opEnd: t.OpEnd}
 	r.Steps = p.stepTimes(&own, &rttCosts{hostScale: 1})
 	r.Whole, r.Active = p.spans(&own)
 	r.conclude()

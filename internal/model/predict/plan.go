@@ -19,13 +19,14 @@ import (
 // A call has two events, start and end; an operation has one. An event happens a lag
 // after each event that it depends on, at the latest of these times. The lags are
 // chosen so that without added costs every event falls on its recorded time. Calls on
-// a thread and operations on a stream keep the order of the trace, so the dependencies
+// a thread keep the order of the trace. So do operations on a stream, and the dependencies
 // are fixed and one evaluation of the events in recorded order is the discrete-event
-// simulation.
+// simulation, unless threads share work of the GPU: then they come to it in the order of
+// the replay (see arriving), or with Setting.RecordedOrder in that of the trace.
 //
-// Invariant: an event depends only on events before it in that order, and every lag
-// is fixed. So no event moves earlier when a cost grows, and the prediction is
-// monotone in every cost.
+// Invariant: in the recorded order an event depends only on events before it, and every
+// lag is fixed. So no event moves earlier when a cost grows, and the prediction is monotone
+// in every cost. It need not be where threads come in another order.
 type Plan struct {
 	w     *workload.Workload
 	calls []callPlan
@@ -53,7 +54,8 @@ type Plan struct {
 	// least and most are the plans with the least and the most waits, once they are needed.
 	least, most *Plan
 	bounded     bool
-	window      float64 // rate of the fastest copy to the device, bytes/s
+	arrivals    *arrivals // nil if all replays keep the recorded order
+	window      float64   // rate of the fastest copy to the device, bytes/s
 }
 
 // Thresholds of the reconstruction.
@@ -106,6 +108,7 @@ func NewPlan(w *workload.Workload) *Plan {
 	p.planSteps()
 	p.segments = p.planSegments()
 	p.fastestCopy()
+	p.arrivals = newArrivals(p)
 	return p
 }
 
@@ -160,6 +163,7 @@ func (p *Plan) with(waits []workload.Wait, awaits []workload.Await, certain bool
 	}
 	other := newPlan(&w, certain)
 	other.steps, other.segments, other.window = p.steps, p.segments, p.window
+	other.arrivals = newArrivals(other)
 	return other
 }
 

@@ -402,8 +402,22 @@ func drawMark(t *rapid.T, r *recorder, now time.Duration) {
 	}
 }
 
-// Without added latency every event falls on its recorded time. A longer round trip
-// never makes a run shorter. Equal inputs give equal results.
+// asRecorded checks that every event of a replay falls on its recorded time.
+func asRecorded(t *rapid.T, p *Plan, times times) {
+	for i := range p.w.Calls {
+		if c := &p.w.Calls[i]; times.callStart[i] != c.Start || times.callEnd[i] != c.End() {
+			t.Fatalf("call %d: %v to %v, recorded %v to %v: %+v", i, times.callStart[i], times.callEnd[i], c.Start, c.End(), p.calls[i])
+		}
+	}
+	for i := range p.w.Ops {
+		if o := &p.w.Ops[i]; times.opEnd[i] != o.End() {
+			t.Fatalf("operation %d ends at %v, recorded %v: %+v", i, times.opEnd[i], o.End(), p.ops[i])
+		}
+	}
+}
+
+// Without added latency every event falls on its recorded time. In the recorded order, a longer
+// round trip never makes a run shorter. Equal inputs give equal results.
 func TestReplayProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := drawPlan(t)
@@ -411,18 +425,10 @@ func TestReplayProperties(t *testing.T) {
 		if rapid.Bool().Draw(t, "hardware") {
 			s.Costs = paper.HardwareCosts()
 		}
-		times := p.replay(p.costsAt(s))
-		for i := range p.w.Calls {
-			if c := &p.w.Calls[i]; times.callStart[i] != c.Start || times.callEnd[i] != c.End() {
-				t.Fatalf("call %d: %v to %v, recorded %v to %v: %+v", i, times.callStart[i], times.callEnd[i], c.Start, c.End(), p.calls[i])
-			}
-		}
-		for i := range p.w.Ops {
-			if o := &p.w.Ops[i]; times.opEnd[i] != o.End() {
-				t.Fatalf("operation %d ends at %v, recorded %v: %+v", i, times.opEnd[i], o.End(), p.ops[i])
-			}
-		}
-		before := times
+		asRecorded(t, p, p.replay(p.costsAt(s)))
+		s.RecordedOrder = true
+		before := p.replay(p.costsAt(s))
+		asRecorded(t, p, before)
 		for range 4 {
 			s.RTT += time.Duration(rapid.Int64Range(0, 20_000).Draw(t, "more"))
 			after := p.replay(p.costsAt(s))
@@ -438,6 +444,7 @@ func TestReplayProperties(t *testing.T) {
 			}
 			before = after
 		}
+		s.RecordedOrder = rapid.Bool().Draw(t, "order")
 		one, err1 := p.Run(s)
 		two, err2 := NewPlan(p.w).Run(s)
 		if err1 != nil || err2 != nil || cmp.Diff(one, two) != "" {
@@ -447,15 +454,19 @@ func TestReplayProperties(t *testing.T) {
 }
 
 func BenchmarkReplay(b *testing.B) {
-	r := record(b)
-	for i := range 100_000 {
-		c := r.launch(workload.Launch, 1, time.Duration(i)*6*us, 5*us)
-		r.op(workload.Kernel, c, 7, 6*us+time.Duration(i)*20*us, 20*us)
-	}
-	p := r.plan()
-	for b.Loop() {
-		if _, err := p.Run(at(delta10)); err != nil {
-			b.Fatal(err)
-		}
+	for _, threads := range []int{1, 4} {
+		b.Run(fmt.Sprint(threads, " threads"), func(b *testing.B) {
+			r := record(b)
+			for i := range 100_000 {
+				c := r.launch(workload.Launch, 1+i%threads, time.Duration(i)*6*us, 5*us)
+				r.op(workload.Kernel, c, 7, 6*us+time.Duration(i)*20*us, 20*us)
+			}
+			p := r.plan()
+			for b.Loop() {
+				if _, err := p.Run(at(delta10)); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
 	}
 }

@@ -82,15 +82,19 @@ func nodesReason(kernels, whole int, low float64) string {
 // waitsReason is for dependencies between streams and threads of which the trace has no record.
 const waitsReason = "the trace does not tell for which event each stream waits, or whether the default stream and others wait for each other; the ends are those of replays with the fewest and with the most waits that its times allow. Record the waits (enable_cuda_sync_events of the PyTorch profiler, or Nsight Systems)"
 
+// orderReason is for threads that come to a device in another order than in the recording.
+const orderReason = "over a longer round trip the threads come to the GPU in another order; the ends are those of replays with that order and with the recorded one"
+
 // idles reports whether idle time of the GPU may not be the run's own.
 func (p *Plan) idles(s Setting, busy float64) bool {
 	return s.HostScale == 0 && (busy < idleGPU || p.w.Scheduled)
 }
 
-// Range returns the range of a prediction r with setting s. Three things that a trace may
+// Range returns the range of a prediction r with setting s. Four things that a trace may
 // not tell widen it: how much of the idle time that absorbs latency is the profiler's own
 // (unless HostScale removes it), or that of a schedule, what a node of a CUDA graph costs,
-// and which work waits for which. Only the last one has an end above the replay.
+// in which order threads come to the GPU, and which work waits for which. Only the last two
+// have an end above the replay.
 func (p *Plan) Range(s Setting, r *Result, st *Stats) (Range, error) {
 	g := Range{Low: r.Relative, High: r.Relative}
 	if busy := st.Utilisation(); p.idles(s, busy) {
@@ -110,6 +114,15 @@ func (p *Plan) Range(s Setting, r *Result, st *Stats) (Range, error) {
 			return g, err
 		}
 		g.widen(r.Relative, min(r.Relative, nodes.Relative), nodesReason(st.GraphKernels, st.WholeGraphs, nodes.Relative))
+	}
+	if p.arrivals != nil && !s.RecordedOrder {
+		recorded := s
+		recorded.RecordedOrder = true
+		o, err := p.Run(recorded)
+		if err != nil {
+			return g, err
+		}
+		g.widen(r.Relative, o.Relative, orderReason)
 	}
 	least, most := p.alternatives()
 	for _, other := range [...]*Plan{least, most} {

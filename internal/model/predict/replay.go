@@ -20,6 +20,8 @@ type Setting struct {
 	HostScale float64
 	// WithoutOverhead takes the time out that the profiler recorded as its own.
 	WithoutOverhead bool
+	// RecordedOrder keeps the recorded order of threads, see Plan.
+	RecordedOrder bool
 	// Change is a change of the program; its zero value is the recorded program.
 	Change Change
 }
@@ -49,6 +51,7 @@ type rttCosts struct {
 	hostScale                 float64
 	change                    Change
 	withoutOverhead           bool
+	recordedOrder             bool
 }
 
 // host scales the time that a host thread computes.
@@ -93,7 +96,7 @@ func (p *Plan) InFlight(s Setting) perf.Bytes { return perf.Bytes(math.Round(p.i
 func (p *Plan) costsAt(s Setting) rttCosts {
 	d := s.Delta()
 	c := s.Costs
-	rc := rttCosts{launch: c.Launch.At(d), graphLaunch: c.GraphLaunch.At(d), sync: c.Sync.At(d), copyRate: math.Inf(1), hostScale: s.HostScale, change: s.Change, withoutOverhead: s.WithoutOverhead}
+	rc := rttCosts{launch: c.Launch.At(d), graphLaunch: c.GraphLaunch.At(d), sync: c.Sync.At(d), copyRate: math.Inf(1), hostScale: s.HostScale, change: s.Change, withoutOverhead: s.WithoutOverhead, recordedOrder: s.RecordedOrder}
 	if rc.hostScale == 0 {
 		rc.hostScale = 1
 	}
@@ -127,6 +130,9 @@ func (rc *rttCosts) added(op *workload.Op) time.Duration {
 // times holds the replayed times of all events.
 type times struct {
 	callStart, callEnd, opEnd []time.Duration
+	// opBy and callBy are for replays by arrival: by operation and by call, the operation that
+	// determined its start, or its end, or none; nil in the recorded order.
+	opBy, callBy []int32
 }
 
 func (p *Plan) newTimes() times {
@@ -139,6 +145,16 @@ func (p *Plan) newTimes() times {
 
 // replay computes the times of all events.
 func (p *Plan) replay(rc rttCosts) times {
+	if p.arrivals != nil && !rc.recordedOrder {
+		if t, ok := p.arrivals.replay(&rc); ok {
+			return t
+		}
+	}
+	return p.inRecordedOrder(rc)
+}
+
+// inRecordedOrder computes the times of all events in the recorded order.
+func (p *Plan) inRecordedOrder(rc rttCosts) times {
 	t := p.newTimes()
 	p.walk(func(e event, i int32) { p.step(&t, &rc, e, i) })
 	return t
@@ -174,22 +190,43 @@ func (p *Plan) startOfCall(t *times, rc *rttCosts, i int32) time.Duration {
 }
 
 func (p *Plan) endOfCall(t *times, rc *rttCosts, i int32) time.Duration {
-	if graph := p.graphOf(rc, i); graph != none && graph != i {
-		return t.callEnd[graph]
+	if end, ok := p.changedEnd(t, rc, i); ok {
+		return end
 	}
-	if rc.change.Pinned && p.w.Calls[i].Kind.IsCopy() && p.calls[i].waited {
-		return t.callStart[i] + rc.host(min(p.calls[i].least, p.enqueue))
-	}
-	// The profiler's own time in a call that did not wait.
-	least, c := p.calls[i].least, &p.w.Calls[i]
-	if rc.withoutOverhead && least == c.Dur {
-		least -= p.overhead(c.Thread, c.Start, c.End())
-	}
-	end := t.callStart[i] + rc.host(least)
+	end := t.callStart[i] + p.hostTime(rc, i, p.calls[i].least)
 	for op, lag := range p.Waits(i) {
 		end = max(end, t.opEnd[op]+lag+rc.sync)
 	}
 	return end
+}
+
+// changedEnd returns the end of a call that a change of the program takes out, or from which
+// it takes the wait.
+func (p *Plan) changedEnd(t *times, rc *rttCosts, i int32) (end time.Duration, ok bool) {
+	if graph := p.graphOf(rc, i); graph != none && graph != i {
+		return t.callEnd[graph], true
+	}
+	if rc.change.Pinned && p.w.Calls[i].Kind.IsCopy() && p.calls[i].waited {
+		return t.callStart[i] + rc.host(min(p.calls[i].least, p.enqueue)), true
+	}
+	return 0, false
+}
+
+// hostTime returns how long a call takes at least that takes least with the profiler.
+func (p *Plan) hostTime(rc *rttCosts, i int32, least time.Duration) time.Duration {
+	// The profiler's own time in a call that did not wait.
+	if c := &p.w.Calls[i]; rc.withoutOverhead && least == c.Dur {
+		least -= p.overhead(c.Thread, c.Start, c.End())
+	}
+	return rc.host(least)
+}
+
+// launchCost returns the time added between a call and the start of its work.
+func (p *Plan) launchCost(rc *rttCosts, call int32) time.Duration {
+	if p.graphOf(rc, call) != none || p.w.Calls[call].Kind == workload.GraphLaunch {
+		return rc.graphLaunch
+	}
+	return rc.launch
 }
 
 func (p *Plan) endOfOp(t *times, rc *rttCosts, i int32) time.Duration {
@@ -198,19 +235,14 @@ func (p *Plan) endOfOp(t *times, rc *rttCosts, i int32) time.Duration {
 	if !d.Free {
 		at = math.MinInt64
 	}
-	graph := p.graphOf(rc, op.Call)
-	if graph != none {
+	if p.graphOf(rc, op.Call) != none {
 		d.PrevLag, d.LaunchLag = min(d.PrevLag, p.streamLag), min(d.LaunchLag, p.launchLag)
 	}
 	if d.Prev != none {
 		at = max(at, t.opEnd[d.Prev]+d.PrevLag)
 	}
 	if op.Call != none {
-		cost := rc.launch
-		if graph != none || p.w.Calls[op.Call].Kind == workload.GraphLaunch {
-			cost = rc.graphLaunch
-		}
-		at = max(at, t.callStart[op.Call]+d.LaunchLag+cost)
+		at = max(at, t.callStart[op.Call]+d.LaunchLag+p.launchCost(rc, op.Call))
 	}
 	if d.Cross != none {
 		at = max(at, t.opEnd[d.Cross]+d.CrossLag)

@@ -1,0 +1,164 @@
+package predict
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/dxpu-project/dxpu/internal/model/workload"
+)
+
+// markPlan is a call that records an event or makes a stream wait for one.
+type markPlan struct {
+	at          time.Duration
+	thread      int32
+	event, wait int32 // index into Workload.Events or Workload.EventWaits, and none
+	prev, cross int32 // the calls after which it comes, as a call does
+}
+
+// planMarks finds the calls for events of which the order of threads decides what they mean:
+// other threads launch work on the event's stream, or on the one that waits.
+func (a *arrivals) planMarks() {
+	w := a.p.w
+	a.dynamic, a.moving = make([]bool, len(w.Events)), map[workload.Wait]bool{}
+	others := a.launchers()
+	for i, awaited := range a.awaited() {
+		if e := &w.Events[i]; awaited && others(e.Stream, e.Thread) {
+			a.dynamic[i] = true
+			a.marks = append(a.marks, markPlan{at: e.At, thread: e.Thread, event: int32(i), wait: none})
+		}
+	}
+	for i := range w.EventWaits {
+		e := &w.EventWaits[i]
+		if !a.dynamic[e.Event] && !others(e.Stream, e.Thread) {
+			continue
+		}
+		a.marks = append(a.marks, markPlan{at: e.At, thread: e.Thread, event: none, wait: int32(i)})
+		for _, on := range e.On {
+			a.moving[workload.Wait{Op: e.Op, On: on}] = true
+		}
+	}
+	slices.SortStableFunc(a.marks, func(x, y markPlan) int { return cmp.Compare(x.at, y.at) })
+	a.placeMarks()
+}
+
+// awaited tells by event whether something waits for it.
+func (a *arrivals) awaited() []bool {
+	out := make([]bool, len(a.p.w.Events))
+	for i := range a.p.w.EventWaits {
+		out[a.p.w.EventWaits[i].Event] = true
+	}
+	for i := range a.p.w.Calls {
+		if e := a.p.w.Calls[i].Record; e != none && int(e) < len(out) {
+			out[e] = true
+		}
+	}
+	return out
+}
+
+// launchers returns a function that reports whether threads other than one launch work on a
+// stream.
+func (a *arrivals) launchers() func(stream, thread int32) bool {
+	w := a.p.w
+	one, two := nones(len(w.Streams)), nones(len(w.Streams))
+	for i := range w.Ops {
+		op := &w.Ops[i]
+		if op.Call == none {
+			continue
+		}
+		switch thread := w.Calls[op.Call].Thread; {
+		case one[op.Stream] == none:
+			one[op.Stream] = thread
+		case one[op.Stream] != thread:
+			two[op.Stream] = thread
+		}
+	}
+	return func(stream, thread int32) bool {
+		return one[stream] != none && one[stream] != thread || two[stream] != none
+	}
+}
+
+// placeMarks finds after which calls each mark comes: the one before it on its thread and, if
+// the next call of the thread comes after one of another thread that ended before the mark, after that.
+func (a *arrivals) placeMarks() {
+	w := a.p.w
+	a.markBefore, a.markAfter = newChains(len(w.Calls), len(a.marks)), newChains(len(w.Calls), len(a.marks))
+	next := nones(len(w.Threads)) // by thread: its next call
+	call := len(w.Calls) - 1
+	for n, m := range slices.Backward(a.marks) {
+		for ; call >= 0 && w.Calls[call].Start >= m.at; call-- {
+			next[w.Calls[call].Thread] = int32(call)
+		}
+		a.place(int32(n), next[m.thread])
+	}
+	// The marks after the last call of their thread come after that one.
+	last := nones(len(w.Threads))
+	for i := range w.Calls {
+		last[w.Calls[i].Thread] = int32(i)
+	}
+	for n, m := range slices.Backward(a.marks) {
+		if m.prev != none || m.cross != none || last[m.thread] == none || w.Calls[last[m.thread]].Start >= m.at {
+			continue
+		}
+		a.marks[n].prev = last[m.thread]
+		a.markAfter.add(last[m.thread], int32(n))
+	}
+	for n := range a.marks {
+		if m := &a.marks[n]; m.prev == none && m.cross == none {
+			a.firstMarks = append(a.firstMarks, int32(n))
+		}
+	}
+}
+
+// place puts mark n before a call of its thread, or behind the one before that.
+func (a *arrivals) place(n, next int32) {
+	m := &a.marks[n]
+	m.prev, m.cross = none, none
+	if next == none {
+		return
+	}
+	c := &a.p.calls[next]
+	m.prev = c.prev
+	if c.cross != none && a.p.w.Calls[c.cross].End() <= m.at {
+		m.cross = c.cross
+		a.markBefore.add(next, n)
+	} else if c.prev != none {
+		a.markAfter.add(c.prev, n)
+	}
+}
+
+// mark puts a mark into the queue.
+func (r *arriving) mark(n int32) {
+	m := &r.marks[n]
+	at := time.Duration(math.MinInt64)
+	for _, from := range [...]int32{m.prev, m.cross} {
+		if from != none {
+			at = max(at, r.p.moment(r.t, r.rc, from, m.at))
+		}
+	}
+	if m.prev == none && m.cross == none {
+		at = m.at
+	}
+	r.queue.push(coming{at, marking, n, n})
+}
+
+// pass makes the call of a mark.
+func (r *arriving) pass(n int32) {
+	m := &r.marks[n]
+	if m.event == none {
+		s := r.p.w.EventWaits[m.wait].Stream
+		r.held[s] = append(r.held[s], m.wait)
+		return
+	}
+	r.passed[m.event], r.before[m.event] = true, r.lastOf(r.p.w.Events[m.event].Stream)
+}
+
+// beforeEvent returns the operation before an event on its stream: before the event's call, or
+// until now if that has not been made. None if there is none.
+func (r *arriving) beforeEvent(event int32) int32 {
+	if r.passed[event] {
+		return r.before[event]
+	}
+	return r.lastOf(r.p.w.Events[event].Stream)
+}
