@@ -64,6 +64,16 @@ func (l *eventLog) add(events []*dxpuv1.Event) {
 	l.more = make(chan struct{})
 }
 
+// newest returns the time of the newest event, or the zero time.
+func (l *eventLog) newest() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.events) == 0 {
+		return time.Time{}
+	}
+	return l.events[len(l.events)-1].Time.AsTime()
+}
+
 // after returns the events after a revision, the newest revision, and a channel
 // that is closed when events are added. ok is false if some of the events are
 // no longer kept, or if the revision is a later one of another incarnation,

@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -218,10 +219,17 @@ func (m *Manager) announceLeader(ctx context.Context) error {
 		if t.joinTokenChanged() {
 			note = "; its join token is not that of the leader before: all managers need the same one"
 		}
+		if by := m.events.newest().Sub(t.now); by > clockTolerance {
+			note += fmt.Sprintf("; its clock is %v behind the pool's latest event: leases, tokens and plans end that much later; set the clocks of the managers by NTP", by.Round(time.Second))
+		}
 		t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_LEADER_CHANGED}, "%s is now the leader%s", who, note)
 		return nil
 	})
 }
+
+// clockTolerance is how far the clocks of two managers may differ without a word: leases,
+// tokens and plans end by the clock of the leader.
+const clockTolerance = 5 * time.Second
 
 const (
 	joinTokenID = "join-token" // the record of the check value of the join token

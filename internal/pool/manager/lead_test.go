@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -144,6 +145,7 @@ func (f *electionMember) Commit(_ context.Context, put map[string][]byte, remove
 
 // team is several managers with a shared state.
 type team struct {
+	behind   atomic.Int64 // nanoseconds by which the clock of all managers is behind
 	t        *testing.T
 	election *fakeElection
 	managers map[string]*Manager
@@ -158,7 +160,7 @@ func newTeam(t *testing.T, names ...string) *team {
 	var wg sync.WaitGroup
 	for _, name := range names {
 		f := w.election.member(name)
-		m, err := New(ctx, Config{JoinToken: "token-for-tests", Store: f, Open: OpenInsecure, LostAfter: time.Hour, AttachTimeout: time.Hour, Log: log})
+		m, err := New(ctx, Config{JoinToken: "token-for-tests", Store: f, Open: OpenInsecure, LostAfter: time.Hour, AttachTimeout: time.Hour, Log: log, Now: w.now})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -172,6 +174,9 @@ func newTeam(t *testing.T, names ...string) *team {
 	})
 	return w
 }
+
+// now is the clock of the managers.
+func (w *team) now() time.Time { return time.Now().Add(-time.Duration(w.behind.Load())) }
 
 func (w *team) leader() string {
 	w.election.mu.Lock()
@@ -251,6 +256,22 @@ func TestOtherJoinTokenIsNoticed(t *testing.T) {
 		}
 		if takeOver("another token") {
 			t.Error("the same token is called another one after the change")
+		}
+	})
+}
+
+// A leader whose clock is behind the latest event says so, and by how much.
+func TestClockBehindIsNoticed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTeam(t, "a", "b")
+		for _, behind := range []time.Duration{0, 3 * time.Second, time.Hour} {
+			w.behind.Store(int64(behind)) // any of them may be next
+			w.election.depose(true)
+			time.Sleep(time.Second)
+			log := w.call(w.leader(), "PoolService/ListEvents", `{}`).Body.String()
+			if got := strings.Contains(log, "its clock is 59m56s behind the pool's latest event"); got != (behind == time.Hour) || got != strings.Contains(log, "its clock is") {
+				t.Errorf("%v behind: %s", behind, log)
+			}
 		}
 	})
 }

@@ -278,6 +278,9 @@ func (t *tx) advancePromise(l *leaseRecord) bool {
 	case t.dueOrSchedule(at, start.Add(-promiseLead)) && t.clearPromised(l, false):
 		t.alarms.set(at, t.clock()+evictInterval)
 	}
+	if !t.dueOrSchedule(at, t.reconnected()) {
+		return false // a host or box that is still looking for a new leader cannot be judged
+	}
 	t.alarms.set(at, t.clock()+promiseCheck)
 	return t.keepPromise(l)
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -114,6 +115,37 @@ func TestReservationSurvivesAFailover(t *testing.T) {
 	wantErr(t, err, connect.CodeResourceExhausted, "promised to leases that begin later")
 	w.passReporting(2*time.Minute + 2*time.Second)
 	w.wantLease(id, leaseActive)
+}
+
+// TestPromiseWaitsForNodesAfterAFailover has a new manager that looks at what is promised
+// before the nodes have found it: nothing moves, and nothing is said to be unusable.
+func TestPromiseWaitsForNodesAfterAFailover(t *testing.T) {
+	store := &MemoryStore{}
+	w := newWorld(t, Config{Store: store}, hostNode("h1", 2), hostNode("h2", 2), boxNode("b1", 1), boxNode("b2", 1))
+	id := w.create(w.later(1, 10*time.Minute, time.Minute))
+	w.settle()
+	before := w.lease(id).Reservation
+	w.restoredPool(store.records)
+	wantKept := func(when string) {
+		t.Helper()
+		if err := w.m.update(t.Context(), func(t *tx) error { t.event(&dxpuv1.Event{}, "a change"); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		if r := w.lease(id).Reservation; !proto.Equal(r, before) {
+			t.Errorf("%s: %v is promised, before %v", when, r, before)
+		}
+	}
+	wantKept("no node reports")
+	for _, node := range w.order {
+		if node != before.HostId && node != before.GpuIds[0][:2] {
+			w.report(node)
+		}
+	}
+	w.pass(time.Second)
+	wantKept("the others report")
+	w.settle()
+	w.passReporting(promiseCheck + time.Second)
+	wantKept("all report")
 }
 
 // TestPromiseMoves cordons what is promised: the promise moves to another GPU, and says so

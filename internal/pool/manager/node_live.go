@@ -118,7 +118,13 @@ func (t *tx) awayOrSchedule(node string) bool {
 	if l := t.live[node]; l != nil && !l.last.IsZero() {
 		return true
 	}
-	return t.dueOrSchedule(subject{nodeSubject, node}, t.began.Add(reconnectTime+t.lostTimeout(t.heartbeat())))
+	return t.dueOrSchedule(subject{nodeSubject, node}, t.reconnected())
+}
+
+// reconnected returns when all living nodes have had time to find the manager, which may
+// have just begun.
+func (t *tx) reconnected() time.Time {
+	return t.began.Add(reconnectTime + t.lostTimeout(t.heartbeat()))
 }
 
 // reconnectTime is how long nodes may take to find a manager that has just

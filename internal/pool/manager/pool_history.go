@@ -43,7 +43,7 @@ func (m *Manager) takeSample(ctx context.Context) error {
 			return nil
 		}
 		old := t.samples.get(key)
-		due = now.Sub(t.began) >= reconnectTime+t.lostTimeout(t.heartbeat()) && (old == nil || now.Sub(old.Time).Abs() >= sampleInterval)
+		due = !now.Before(t.reconnected()) && (old == nil || now.Sub(old.Time).Abs() >= sampleInterval)
 		return nil
 	})
 	if !due {
