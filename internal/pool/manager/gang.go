@@ -169,10 +169,15 @@ func (t *tx) membersOf(ids []string) []*leaseRecord {
 // decideTogether returns where leases that belong together would be placed now, within
 // the quotas of their tenant.
 func (t *tx) decideTogether(leases []*leaseRecord) placement.GangDecision {
+	return t.decideUpTo(leases, anySize)
+}
+
+// decideUpTo is decideTogether for at most some GPUs, which parts may turn out to be more than.
+func (t *tx) decideUpTo(leases []*leaseRecord, most milliGPU) placement.GangDecision {
 	if len(leases) == 1 {
 		l := leases[0]
 		var a placement.Assignment
-		if a.Decision, a.Host = t.decideWithin(l.ID, l.spec); a.OK() {
+		if a.Decision, a.Host = t.decideWithin(l.ID, l.spec, most); a.OK() {
 			return placement.GangDecision{Members: []placement.Assignment{a}}
 		}
 		return placement.GangDecision{Why: a}

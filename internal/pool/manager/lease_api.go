@@ -191,7 +191,7 @@ func (t *tx) explainSpec(spec *dxpuv1.LeaseSpec, res *dxpuv1.ExplainLeaseRespons
 	}
 	d := t.decideTogether(leases)
 	if !d.OK() && spec.StartTime != nil {
-		d = t.decideWithout(leases, t.endingBefore(startTime(spec).Add(-promiseLead)))
+		d = t.decideWithout(leases, t.endingBefore(startTime(spec).Add(-promiseLead)), anySize)
 	}
 	a := d.Why
 	if d.OK() {

@@ -217,9 +217,9 @@ func (t *tx) notePromised(id string, s *dxpuv1.LeaseSpec, d *placement.Decision,
 func (t *tx) makePromise(id string) (why string) {
 	l := t.leases.get(id)
 	together := []*leaseRecord{l}
-	d := t.decideWithout(together, nil)
+	d := t.decideWithout(together, nil, anySize)
 	if !d.OK() {
-		d = t.decideWithout(together, t.endingBefore(startTime(l.spec).Add(-promiseLead)))
+		d = t.decideWithout(together, t.endingBefore(startTime(l.spec).Add(-promiseLead)), anySize)
 	}
 	if !d.OK() {
 		return cmp.Or(strings.Join(decisionWhy(d.Why.Decision, d.Why.Host), " "), "no GPUs are free then")

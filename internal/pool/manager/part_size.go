@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"math"
 	"strconv"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -10,6 +11,9 @@ import (
 // milliGPU is a number of GPUs in thousandths. Quotas, guarantees and shares of tenants
 // count a part of a GPU as the larger one of its shares of the memory and of the compute.
 type milliGPU int64
+
+// anySize is no bound of a number of GPUs.
+const anySize milliGPU = math.MaxInt64
 
 func wholeGPUs(n uint32) milliGPU { return milliGPU(n) * placement.Whole }
 

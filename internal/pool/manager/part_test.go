@@ -412,3 +412,38 @@ func TestGuaranteesCountTheMemoryOfParts(t *testing.T) {
 	w.settle()
 	w.wantLease(lent, leaseReleased)
 }
+
+// TestPartTakesBackTheModelOfItsSize takes back a GPU of the model on which a part is within
+// the guarantee: on those of the other one, which is tried first, it is larger.
+func TestPartTakesBackTheModelOfItsSize(t *testing.T) {
+	for _, preemptible := range []bool{false, true} {
+		checkPartTakesBack(t, preemptible)
+	}
+}
+
+func checkPartTakesBack(t *testing.T, preemptible bool) {
+	large := dividedBox("b2", 1)
+	large.model, large.memory = "T4", 2<<30
+	w := newWorld(t, Config{}, hostNode("h1", 8), dividedBox("b1", 2), large, dividedBox("b3", 1))
+	w.putTenant("a", guaranteed(1, 0))
+	w.putTenant("b", guaranteed(0, 0))
+	for tenant, s := range map[string]*dxpuv1.LeaseSpec{"a": part(100, 500), defaultTenant: part(800, 100)} {
+		s.Tenant, s.GpuIds = tenant, []string{"b3/0"}
+		w.create(s)
+	}
+	borrowed := map[string]string{}
+	for _, gpu := range []string{"b1/0", "b1/1", "b2/0"} {
+		borrowed[gpu] = w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "b", GpuIds: []string{gpu}, Preemptible: true})
+	}
+	w.settle()
+	s := part(900, 100)
+	s.Tenant, s.Priority, s.Preemptible = "a", -1, preemptible
+	id := w.create(s)
+	w.settle()
+	w.wantLease(id, leaseActive)
+	for gpu, lease := range borrowed {
+		if lost := w.lease(lease).State != leaseActive; lost != (gpu == "b2/0") {
+			t.Errorf("lease %s of GPU %s is lost: %v", lease, gpu, lost)
+		}
+	}
+}

@@ -18,12 +18,12 @@ import (
 // other lease gets the GPUs first; each waits for the binding that holds its GPU, which
 // held returns. why names the leases that are preempted.
 func (t *tx) preempt(leases []*leaseRecord) (d placement.GangDecision, held map[placement.Ref][]string, why string) {
-	gone := t.preemptionVictims(leases)
+	gone, may := t.preemptionVictims(leases)
 	if len(gone) == 0 {
 		return d, nil, ""
 	}
 	bindings := t.heldBy(gone)
-	d = t.decideWithout(leases, bindings)
+	d = t.decideWithout(leases, bindings, may.most)
 	var names []string
 	for _, v := range gone {
 		t.preemptLease(v.ID, leases)
@@ -52,31 +52,31 @@ func (t *tx) noteVictims(id, why string) {
 // chosen: the manager's lock is held meanwhile. It is more than a single lease needs.
 const maxPreemptPlacements = 1024
 
-// preemptionVictims chooses the leases to preempt for some leases, none if that
-// makes no room. Of borrowed GPUs it takes those of the youngest leases first, and if these
-// make no room, those on the host, or of the model, that the first lease requests.
-func (t *tx) preemptionVictims(leases []*leaseRecord) []placement.Victim {
+// preemptionVictims chooses the leases to preempt for some leases, none if that makes no room,
+// and returns by what it may. Of borrowed GPUs it takes those of the youngest leases first, and
+// if these make no room, those on the host, or of the model, that the first lease requests.
+func (t *tx) preemptionVictims(leases []*leaseRecord) ([]placement.Victim, *preemptible) {
 	may := t.preemptibleFor(leases)
 	for may != nil {
 		if victims := t.victimsAmong(leases, t.preemptionCandidates(leases, may), may); len(victims) > 0 {
-			return victims
+			return victims, may
 		}
 		may = may.next(leases[0].spec)
 	}
-	return nil
+	return nil, nil
 }
 
 func (t *tx) victimsAmong(leases []*leaseRecord, candidates []placement.Victim, may *preemptible) []placement.Victim {
 	blocked := false // by borrowsForOwn, so that less may be better
 	fits := func(gone []placement.Victim) bool {
-		d := t.decideWithout(leases, t.heldBy(gone))
+		d := t.decideWithout(leases, t.heldBy(gone), may.most)
 		if !d.OK() {
 			return false
 		}
 		size := t.sizeOfMembers(leases, &d)
 		own := t.borrowsForOwn(may.tenant, size, gone)
 		blocked = blocked || own
-		return !own && (!may.reclaims || t.withinGuarantee(may.tenant, size))
+		return !own
 	}
 	victims := t.cheapest(leases, candidates, fits)
 	if blocked {
@@ -93,7 +93,7 @@ func (t *tx) victimsAmong(leases []*leaseRecord, candidates []placement.Victim, 
 	if victims == nil {
 		return nil
 	}
-	return t.onlyUsed(leases, victims, fits)
+	return t.onlyUsed(leases, victims, may, fits)
 }
 
 // cheapest chooses among candidates the leases whose end makes room, nil if that of all does not.
@@ -108,12 +108,12 @@ func (t *tx) cheapest(leases []*leaseRecord, candidates []placement.Victim, fits
 // onlyUsed leaves out the victims for a gang whose GPUs no lease of it gets or, if the gang
 // needs their slots of hosts, those whose GPUs and slots it does not get. With few tries
 // Preempt may choose many that are not needed.
-func (t *tx) onlyUsed(leases []*leaseRecord, victims []placement.Victim, fits func([]placement.Victim) bool) []placement.Victim {
+func (t *tx) onlyUsed(leases []*leaseRecord, victims []placement.Victim, may *preemptible, fits func([]placement.Victim) bool) []placement.Victim {
 	if len(leases) == 1 {
 		return victims
 	}
 	gpus, slots := map[placement.Ref]bool{}, map[hostSlotRef]bool{}
-	d := t.decideWithout(leases, t.heldBy(victims))
+	d := t.decideWithout(leases, t.heldBy(victims), may.most)
 	for _, m := range d.Members {
 		for i, pick := range m.Picks {
 			gpus[t.gpuAt(pick)], slots[hostSlotRef{m.Host.Host, m.Host.Slots[i]}] = true, true
@@ -215,8 +215,8 @@ func (t *tx) heldBy(gone []placement.Victim) map[string]bool {
 }
 
 // decideWithout returns where leases that belong together would be placed, within the quotas
-// of their tenant, if certain bindings were gone.
-func (t *tx) decideWithout(leases []*leaseRecord, gone map[string]bool) (d placement.GangDecision) {
+// of their tenant and with at most some GPUs in all, if certain bindings were gone.
+func (t *tx) decideWithout(leases []*leaseRecord, gone map[string]bool, most milliGPU) (d placement.GangDecision) {
 	t.reindex()
 	t.indexFrozen = true // the changes below only try something out
 	boxes, hosts := map[string]bool{}, map[string]bool{}
@@ -238,7 +238,7 @@ func (t *tx) decideWithout(leases []*leaseRecord, gone map[string]bool) (d place
 			d.Why = a
 		}
 	} else {
-		d = t.decideTogether(leases)
+		d = t.decideUpTo(leases, most)
 	}
 	for id := range boxes {
 		t.gpuPool.SetBox(t.indexedNodes[id].placementBox)

@@ -172,15 +172,21 @@ type preemptible struct {
 	tenant    string
 	priority  int32
 	reclaims  bool                       // also borrowed GPUs, whatever the priority
+	most      milliGPU                   // what the leases may have by it; parts may be larger than they ask for
 	request   *dxpuv1.LeaseSpec          // see tx.borrowingFor
 	borrowing map[string]map[string]bool // by tenant
 }
 
 func (t *tx) preemptibleFor(leases []*leaseRecord) *preemptible {
 	s := leases[0].spec
-	return &preemptible{
-		tenant: s.Tenant, priority: s.Priority, reclaims: t.withinGuarantee(s.Tenant, requestedSize(leases)), borrowing: map[string]map[string]bool{},
+	p := &preemptible{
+		tenant: s.Tenant, priority: s.Priority, reclaims: t.withinGuarantee(s.Tenant, requestedSize(leases)), most: anySize, borrowing: map[string]map[string]bool{},
 	}
+	if p.reclaims {
+		g, _ := t.guaranteeOf(s.Tenant)
+		p.most = g - t.usageOf(s.Tenant).holding
+	}
+	return p
 }
 
 // next returns what else the leases may preempt if that makes no room: with the borrowed GPUs
@@ -192,12 +198,12 @@ func (p *preemptible) next(s *dxpuv1.LeaseSpec) *preemptible {
 	for _, ids := range p.borrowing {
 		borrow = borrow || len(ids) > 0
 	}
-	next := &preemptible{tenant: p.tenant, priority: p.priority, reclaims: p.reclaims, request: s, borrowing: map[string]map[string]bool{}}
+	next := &preemptible{tenant: p.tenant, priority: p.priority, reclaims: p.reclaims, most: p.most, request: s, borrowing: map[string]map[string]bool{}}
 	switch {
 	case p.request == nil && borrow && (s.HostId != "" || s.Model != anyModel):
 		return next
 	case p.reclaims && s.Part != nil:
-		next.reclaims, next.request = false, nil
+		next.reclaims, next.most, next.request = false, anySize, nil
 		return next
 	}
 	return nil

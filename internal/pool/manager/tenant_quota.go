@@ -99,14 +99,15 @@ func (t *tx) overQuota(tenant string, more milliGPU, model string) string {
 }
 
 // decideWithin returns where a lease would be placed now, within its tenant's
-// quotas by model. A lease without a model gets one whose quota is not used up.
-func (t *tx) decideWithin(id string, s *dxpuv1.LeaseSpec) (placement.Decision, placement.HostDecision) {
+// quotas by model. A lease without a model gets one whose quota is not used up, and on which a
+// part has most GPUs at most.
+func (t *tx) decideWithin(id string, s *dxpuv1.LeaseSpec, most milliGPU) (placement.Decision, placement.HostDecision) {
 	d, h := t.decide(id, s)
-	over := t.overQuotaAt(s, &d)
+	over := t.overQuotaAt(s, &d, most)
 	if over == "" {
 		return d, h
 	}
-	if s.Model != anyModel || len(t.quota(s.Tenant).MaxGPUsByModel) == 0 {
+	if s.Model != anyModel {
 		return placement.Decision{Why: append(d.Why, over)}, h
 	}
 	var why []string
@@ -120,7 +121,7 @@ func (t *tx) decideWithin(id string, s *dxpuv1.LeaseSpec) (placement.Decision, p
 		s.Model = model
 		d, h = t.decide(id, s)
 		d.Why = append(why, d.Why...)
-		over := t.overQuotaAt(s, &d)
+		over := t.overQuotaAt(s, &d, most)
 		if d.OK() && over == "" {
 			return d, h
 		}
@@ -134,12 +135,15 @@ func (t *tx) decideWithin(id string, s *dxpuv1.LeaseSpec) (placement.Decision, p
 // overQuotaAt returns why the tenant of a lease may not have the GPUs of a decision, which its
 // request alone did not tell: the size of a part is known only now, and the model if the lease
 // names none. It returns "" if the tenant may have them, or there are none.
-func (t *tx) overQuotaAt(s *dxpuv1.LeaseSpec, d *placement.Decision) string {
+func (t *tx) overQuotaAt(s *dxpuv1.LeaseSpec, d *placement.Decision, most milliGPU) string {
 	switch {
 	case !d.OK():
 		return ""
 	case s.Part != nil:
 		size := t.sizeAt(s, d.Picks)
+		if size > most {
+			return fmt.Sprintf("The part counts as %v GPUs there, and the guarantee of tenant %s covers %v more.", size, s.Tenant, most)
+		}
 		return cmp.Or(t.overQuota(s.Tenant, size, t.modelAt(d.Picks[0])), t.overGuarantee(s, size))
 	case s.Model == anyModel && len(t.quota(s.Tenant).MaxGPUsByModel) > 0:
 		return t.overQuota(s.Tenant, sizeOf(s), t.modelAt(d.Picks[0]))
