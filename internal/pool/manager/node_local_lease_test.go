@@ -125,7 +125,7 @@ func TestLocalGPUsArePreemptedByTheirHost(t *testing.T) {
 			want := leaseActive
 			if tt.gone < 0 {
 				want = leasePending
-				if why := w.explain(id); !strings.Contains(why, "No preemptible lease has a priority below 5.") {
+				if why := w.explain(id); !strings.Contains(why, "nothing that it can use now") {
 					t.Errorf("explanation: %s", why)
 				}
 			}

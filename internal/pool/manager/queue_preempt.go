@@ -309,16 +309,62 @@ func (t *tx) requeueOne(id string, reason dxpuv1.Reason, why string, grace bool)
 // whyNotPreempt returns why pending leases preempt no other lease.
 func (t *tx) whyNotPreempt(leases []*leaseRecord) string {
 	may := t.preemptibleFor(leases)
-	n, reclaims := len(t.preemptionCandidates(leases, may)), may.reclaims
-	switch {
-	case n == 0 && reclaims:
-		return fmt.Sprintf("No preemptible lease has a priority below %d or borrowed GPUs.", leases[0].spec.Priority)
-	case n == 0:
-		return fmt.Sprintf("No preemptible lease has a priority below %d.", leases[0].spec.Priority)
-	case reclaims:
-		return fmt.Sprintf("Preempting all %d preemptible leases of lower priority or with borrowed GPUs would not make room.", n)
+	candidates := t.preemptionCandidates(leases, may)
+	which := "of lower priority"
+	if may.reclaims {
+		which += " or with borrowed GPUs"
 	}
-	return fmt.Sprintf("Preempting all %d preemptible leases of lower priority would not make room.", n)
+	if len(candidates) == 0 {
+		return t.whyNoCandidate(leases, may, which)
+	}
+	all := fmt.Sprintf("all %d leases", len(candidates))
+	if len(candidates) == 1 {
+		all = "the one lease"
+	}
+	which = fmt.Sprintf("Preempting %s %s that it may preempt would", all, which)
+	_, guarantee := t.guaranteeOf(may.tenant)
+	own := slices.ContainsFunc(candidates, func(v placement.Victim) bool { return t.leases.get(v.ID).spec.Tenant == may.tenant })
+	if !guarantee || !own && leases[0].spec.Part == nil {
+		return which + " not make room."
+	}
+	switch d := t.decideWithout(leases, t.heldBy(candidates), anySize); {
+	case !d.OK():
+		return which + " not make room."
+	case t.borrowsForOwn(may.tenant, t.sizeOfMembers(leases, &d), candidates):
+		return fmt.Sprintf("%s make room, but let tenant %s borrow more in place of its own leases.", which, may.tenant)
+	}
+	return fmt.Sprintf("%s make room, but the guarantee of tenant %s does not cover what the request takes there.", which, may.tenant)
+}
+
+// whyNoCandidate returns why there is no lease to preempt: none that is preemptible has a low
+// enough priority, or those that have are of no use or protected.
+func (t *tx) whyNoCandidate(leases []*leaseRecord, may *preemptible, which string) string {
+	useless, guarded := 0, 0
+	for id := range t.preemptibleLeases {
+		l := t.leases.get(id)
+		switch {
+		case t.firstOfGang(id) != id:
+		case may.allows(t, l):
+			useless++
+		case l.spec.Priority < may.priority:
+			guarded++
+		}
+	}
+	var has []string
+	if useless > 0 {
+		has = append(has, counted(useless, "has", "have")+" nothing that it can use now")
+	}
+	if guarded > 0 {
+		has = append(has, counted(guarded, "has", "have")+" GPUs within the guarantee of another tenant")
+	}
+	if len(has) > 0 {
+		return fmt.Sprintf("Of the preemptible leases %s, %s.", which, strings.Join(has, ", and "))
+	}
+	none := fmt.Sprintf("No preemptible lease has a priority below %d", leases[0].spec.Priority)
+	if may.reclaims {
+		none += " or borrowed GPUs"
+	}
+	return none + "."
 }
 
 // bindAfter binds a GPU, or a part of one, to a host. The binding waits until the holders

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -44,7 +45,7 @@ func TestPreemption(t *testing.T) {
 			id := w.create(tt.comes)
 			if !tt.gets {
 				w.wantLease(id, leasePending)
-				if s := w.explain(id); !strings.Contains(s, "preemptible lease") {
+				if s := w.explain(id); !strings.Contains(s, "preempt") {
 					t.Errorf("explanation: %s", s)
 				}
 				return
@@ -233,4 +234,34 @@ func TestPreemptionKeepsOwnLeases(t *testing.T) {
 	for _, id := range others {
 		w.wantLease(id, leaseReleased)
 	}
+}
+
+// The reason why nothing is preempted counts the leases that are of no use, and says when the
+// rules for borrowing are in the way.
+func TestWhyNothingIsPreempted(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 2), modelBox("b2", "T4"))
+	w.putTenant("a", guaranteed(1, 0))
+	w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "a", Model: "DX100", Preemptible: true, Priority: -1})
+	w.create(&dxpuv1.LeaseSpec{Count: 1, Model: "DX100"})
+	w.create(&dxpuv1.LeaseSpec{Count: 2, Model: "T4"})
+	w.settle()
+	for _, tt := range []struct {
+		spec *dxpuv1.LeaseSpec
+		want string
+	}{
+		{&dxpuv1.LeaseSpec{Count: 1, Priority: -1}, "No preemptible lease has a priority below -1."},
+		{&dxpuv1.LeaseSpec{Count: 1, Tenant: "a", Model: "T4"}, "Of the preemptible leases of lower priority, 1 has nothing that it can use now."},
+		{&dxpuv1.LeaseSpec{Count: 1, Model: "DX100"}, "Of the preemptible leases of lower priority, 1 has GPUs within the guarantee of another tenant."},
+		{&dxpuv1.LeaseSpec{Count: 2, Tenant: "a", Preemptible: true}, "Preempting the one lease of lower priority that it may preempt would not make room."},
+	} {
+		_, err := w.tryCreate(tt.spec)
+		wantErr(t, err, connect.CodeResourceExhausted, tt.want)
+	}
+
+	w = newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 2))
+	w.putTenant("a", guaranteed(0, 0))
+	w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "a", Preemptible: true, Priority: -1})
+	w.settle()
+	_, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 2, Tenant: "a", Preemptible: true})
+	wantErr(t, err, connect.CodeResourceExhausted, "that it may preempt would make room, but let tenant a borrow more in place of its own leases.")
 }

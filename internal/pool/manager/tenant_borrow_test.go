@@ -165,7 +165,7 @@ func TestGuaranteeHoldsAgainstPriority(t *testing.T) {
 	w.wantLease(old, leaseActive)
 	w.wantLease(young, leasePending)
 	_, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 1, Tenant: "other", Priority: 50})
-	wantErr(t, err, connect.CodeResourceExhausted, "No preemptible lease has a priority below 50.")
+	wantErr(t, err, connect.CodeResourceExhausted, "Of the preemptible leases of lower priority, 1 has GPUs within the guarantee of another tenant.")
 }
 
 // The GPUs held for a lease of another tenant do not keep a tenant from its guarantee.
