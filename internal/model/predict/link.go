@@ -18,6 +18,7 @@ type linker struct {
 	lastCall    []int32      // by thread: the call that ended last
 	lastOp      []int32      // by stream: the operation that started last
 	threadOp    []int32      // by thread: the operation that it launched last
+	threadOps   [][]int32    // by thread: the same for each stream, the latest last
 	nextCall    []int32      // by call: the next one of its thread, or none
 	made        []int32      // by call: the operation that it launched, the last of several, or none
 	usedStreams [][]int32    // by process: the streams that are set in used
@@ -52,7 +53,7 @@ func newLinker(p *Plan) *linker {
 	w := p.w
 	l := &linker{
 		p: p, w: w, process: map[uint64]int{}, switches: map[[2]int32]switches{},
-		lastCall: nones(len(w.Threads)), threadOp: nones(len(w.Threads)), lastOp: nones(len(w.Streams)),
+		lastCall: nones(len(w.Threads)), threadOp: nones(len(w.Threads)), threadOps: make([][]int32, len(w.Threads)), lastOp: nones(len(w.Streams)),
 		made: nones(len(w.Calls)), nextCall: nones(len(w.Calls)),
 		used: make([]bool, len(w.Streams)), awaitedBy: make([]deviceWait, len(w.Streams)), byEnd: indices(len(w.Ops)), done: make([]bool, len(w.Ops)), graphEnds: w.GraphEnds(),
 	}
@@ -143,7 +144,7 @@ func (l *linker) callStart(i int32) {
 	cp := &l.p.calls[i]
 	cp.prev, cp.cross, cp.block = l.lastCall[c.Thread], none, none
 	if l.made[i] != none {
-		l.threadOp[c.Thread] = l.made[i]
+		l.noteLaunch(c.Thread, l.made[i])
 	}
 	from := time.Duration(0)
 	if cp.prev != none {
@@ -373,6 +374,8 @@ func (l *linker) awaited(i int32, proc int) int32 {
 		}
 	case c.Kind.IsSync() && cand != none && l.launchedBefore(cand, c.Start) != cand:
 		cand = l.threadOp[c.Thread]
+	case c.Kind.IsSync() && cand != none:
+		cand = l.ownOf(i, cand)
 	}
 	if cand != none && (!l.done[cand] || l.w.Ops[cand].End() > c.End()) {
 		return none

@@ -1,5 +1,7 @@
 package predict
 
+import "slices"
+
 // switches counts how often a call of one thread and a call of another follow each other, and
 // at how many of these times the earlier thread goes on with calls of its own.
 type switches struct{ all, beside int }
@@ -39,4 +41,37 @@ const mostBeside = 4
 func (l *linker) besideEachOther(a, b int32) bool {
 	s := l.switches[pairOf(a, b)]
 	return s.beside*mostBeside > s.all
+}
+
+// mostOwn bounds on how many streams the last work of a thread is remembered.
+const mostOwn = 8
+
+// noteLaunch notes that a thread launched an operation.
+func (l *linker) noteLaunch(thread, op int32) {
+	own := slices.DeleteFunc(l.threadOps[thread], func(o int32) bool { return l.w.Ops[o].Stream == l.w.Ops[op].Stream })
+	if len(own) == mostOwn {
+		own = slices.Delete(own, 0, 1)
+	}
+	l.threadOp[thread], l.threadOps[thread] = op, append(own, op)
+}
+
+// ownOf returns the operation for which synchronisation i may have waited, of which the trace
+// does not tell the stream: cand, the one that ended last, or if another thread launched that,
+// the work of its own thread at whose end it returned.
+func (l *linker) ownOf(i, cand int32) int32 {
+	c, call := &l.w.Calls[i], l.w.Ops[cand].Call
+	if call == none || l.w.Calls[call].Thread == c.Thread {
+		return cand
+	}
+	own := none
+	for _, op := range l.threadOps[c.Thread] {
+		end := l.w.Ops[op].End()
+		if l.done[op] && end > c.Start && end <= c.End() && c.End()-end <= syncReturn && (own == none || end > l.w.Ops[own].End()) {
+			own = op
+		}
+	}
+	if own == none {
+		return cand
+	}
+	return own
 }

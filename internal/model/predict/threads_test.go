@@ -109,6 +109,18 @@ func TestThreadsBesideEachOther(t *testing.T) {
 	exposed(t, r, 10*us)
 }
 
+// A thread waits for its own work, also if work of another thread ends just before it returns.
+func TestSyncBesideWorkOfAnotherThread(t *testing.T) {
+	r := record(t)
+	r.op(workload.Kernel, r.launch(workload.Launch, 1, 0, 4*us), 7, 6*us, 50*us)
+	for i := range 3 {
+		r.op(workload.Kernel, r.launch(workload.Launch, 2, time.Duration(2+5*i)*us, 4*us), 8, time.Duration(8+16*i)*us, 15*us)
+	}
+	r.launch(workload.StreamSync, 1, 10*us, 48*us)
+	r.op(workload.Kernel, r.launch(workload.Launch, 1, 70*us, 4*us), 7, 76*us, 100*us)
+	exposed(t, r, 20*us)
+}
+
 // Where the trace does not tell for which event a stream waits, a wrong guess is within the
 // range of the prediction.
 func TestRangeOfWaits(t *testing.T) {
