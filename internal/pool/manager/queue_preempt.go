@@ -54,7 +54,7 @@ const maxPreemptPlacements = 1024
 
 // preemptionVictims chooses the leases to preempt for some leases, none if that makes no room,
 // and returns by what it may. Of borrowed GPUs it takes those of the youngest leases first, and
-// if these make no room, those on the host, or of the model, that the first lease requests.
+// if these make no room, those on the hosts, or with the GPUs, that the first lease asks for.
 func (t *tx) preemptionVictims(leases []*leaseRecord) ([]placement.Victim, *preemptible) {
 	may := t.preemptibleFor(leases)
 	for may != nil {

@@ -77,8 +77,8 @@ func (t *tx) guarantees(s *dxpuv1.LeaseSpec, field string, count milliGPU) error
 // first lease of a gang stands for all of them.
 func (t *tx) borrowing(tenant string) map[string]bool { return t.borrowingFor(tenant, nil) }
 
-// borrowingFor is borrowing for a request, if it is not nil: leases on its host, or with its
-// model, count first. No GPU tells whether it is borrowed, so those that help are.
+// borrowingFor is borrowing for a request, if it is not nil: leases on the hosts, or with the
+// GPUs, that it asks for count first. No GPU tells whether it is borrowed, so those that help are.
 func (t *tx) borrowingFor(tenant string, s *dxpuv1.LeaseSpec) map[string]bool {
 	excess := t.borrowed(tenant)
 	if excess == 0 {
@@ -90,9 +90,7 @@ func (t *tx) borrowingFor(tenant string, s *dxpuv1.LeaseSpec) map[string]bool {
 		if t.preemptibleLeases[id] && t.firstOfGang(id) == id {
 			l := t.leases.get(id)
 			leases = append(leases, l)
-			if s != nil && slices.ContainsFunc(t.membersOf(t.gangOf(id)), func(o *leaseRecord) bool {
-				return s.HostId != "" && o.HostID == s.HostId || s.Model != anyModel && o.Model == s.Model
-			}) {
+			if s != nil && slices.ContainsFunc(t.membersOf(t.gangOf(id)), func(o *leaseRecord) bool { return t.hasAsked(o, s) }) {
 				helps[l] = 1
 			}
 		}
@@ -109,6 +107,29 @@ func (t *tx) borrowingFor(tenant string, s *dxpuv1.LeaseSpec) map[string]bool {
 		excess -= min(excess, t.sizeOfGang(l))
 	}
 	return out
+}
+
+// asksForHost and asksForGPUs report whether a request is not for any host, or any GPU.
+func asksForHost(s *dxpuv1.LeaseSpec) bool { return s.HostId != "" || len(s.HostLabels) > 0 }
+
+func asksForGPUs(s *dxpuv1.LeaseSpec) bool {
+	return s.Model != anyModel || s.MinMemoryBytes > 0 || s.BoxKind != 0 || len(s.BoxLabels) > 0 || len(s.GpuIds) > 0
+}
+
+// hasAsked reports whether a lease is on a host, or has a GPU, that a request asks for.
+func (t *tx) hasAsked(l *leaseRecord, s *dxpuv1.LeaseSpec) bool {
+	if n := t.nodes.get(l.HostID); asksForHost(s) && n != nil && (s.HostId == "" || s.HostId == n.ID) && hasLabels(n.Labels, s.HostLabels) {
+		return true
+	}
+	return asksForGPUs(s) && slices.ContainsFunc(t.bindingsByLease[l.ID], func(id string) bool {
+		b := t.bindings.get(id)
+		gpu := b.gpu()
+		n, slot := t.nodes.get(gpu.Box), t.boxSlot(gpu)
+		return b.serving() && slot != nil && slot.Device != nil &&
+			(s.Model == anyModel || slot.Device.Model == s.Model) && slot.Device.MemoryBytes >= s.MinMemoryBytes &&
+			(s.BoxKind == 0 || n.BoxKind == s.BoxKind) && hasLabels(n.Labels, s.BoxLabels) &&
+			(len(s.GpuIds) == 0 || slices.Contains(s.GpuIds, gpu.String()))
+	})
 }
 
 // yields reports whether what is promised to a lease that begins later goes to another one,
@@ -200,7 +221,7 @@ func (p *preemptible) next(s *dxpuv1.LeaseSpec) *preemptible {
 	}
 	next := &preemptible{tenant: p.tenant, priority: p.priority, reclaims: p.reclaims, most: p.most, request: s, borrowing: map[string]map[string]bool{}}
 	switch {
-	case p.request == nil && borrow && (s.HostId != "" || s.Model != anyModel):
+	case p.request == nil && borrow && (asksForHost(s) || asksForGPUs(s)):
 		return next
 	case p.reclaims && s.Part != nil:
 		next.reclaims, next.most, next.request = false, anySize, nil

@@ -61,7 +61,7 @@ type plainBinding struct {
 }
 
 // choiceOf says which leases of a tenant count as borrowed: the youngest, or first those that
-// are on the host, or have GPUs of the model, of the request.
+// are on the host, or have GPUs, that the request is for.
 type choiceOf int
 
 const (
@@ -197,7 +197,7 @@ func (p *plainPool) borrowing(tenant string, s *dxpuv1.LeaseSpec, c choiceOf) (o
 	excess := u.has - wholeGPUs(*u.quota.GuaranteedGPUs)
 	helps := func(l *plainLease) int {
 		if c == secondChoice && slices.ContainsFunc(l.has, func(b plainBinding) bool {
-			return s.HostId != "" && b.host == s.HostId || s.Model != "" && p.gpu(b.gpu).model == s.Model
+			return s.HostId != "" && b.host == s.HostId || p.gpu(b.gpu).isAsked(s) && slices.ContainsFunc(p.gpus, func(g plainGPU) bool { return !g.isAsked(s) })
 		}) {
 			return 0
 		}
@@ -293,14 +293,15 @@ func (p *plainPool) hostFits(s *dxpuv1.LeaseSpec, gone []string) bool {
 	return false
 }
 
+// isAsked reports whether a request is for such GPUs.
+func (g *plainGPU) isAsked(s *dxpuv1.LeaseSpec) bool {
+	return (s.Model == "" || g.model == s.Model) && g.memory >= s.MinMemoryBytes && hasLabels(g.labels, s.BoxLabels) &&
+		(len(s.GpuIds) == 0 || slices.Contains(s.GpuIds, g.ref.String()))
+}
+
 func (p *plainPool) gpuFits(s *dxpuv1.LeaseSpec, g *plainGPU, gone []string) bool {
-	if !g.usable || s.Model != "" && g.model != s.Model || g.memory < s.MinMemoryBytes || len(s.GpuIds) > 0 && !slices.Contains(s.GpuIds, g.ref.String()) {
+	if !g.usable || !g.isAsked(s) {
 		return false
-	}
-	for k, v := range s.BoxLabels {
-		if g.labels[k] != v {
-			return false
-		}
 	}
 	memory, compute, parts := g.memory, uint32(1000), g.parts
 	for _, l := range p.leases {

@@ -111,6 +111,43 @@ func TestReclaimTheModel(t *testing.T) {
 	}
 }
 
+// A tenant takes back the GPU, or the slots of the host, that it asks for by other properties,
+// though the lease that has it is the oldest of those that borrow.
+func TestReclaimWhatIsAsked(t *testing.T) {
+	for name, s := range map[string]*dxpuv1.LeaseSpec{
+		"box label":   {BoxLabels: map[string]string{"site": "x"}},
+		"memory":      {MinMemoryBytes: 2 << 30},
+		"GPU":         {GpuIds: []string{"b2/0"}},
+		"kind of box": {BoxKind: dxpuv1.BoxKind_BOX_KIND_NVLINK},
+		"host label":  {HostLabels: map[string]string{"site": "x"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b2, h2 := boxNode("b2", 1), hostNode("h2", 1)
+			b2.labels, b2.memory, b2.boxKind = map[string]string{"site": "x"}, 2<<30, dxpuv1.BoxKind_BOX_KIND_NVLINK
+			h2.labels = b2.labels
+			w := newWorld(t, Config{}, hostNode("h1", 8), h2, boxNode("b1", 3), b2)
+			w.putTenant("a", guaranteed(1, 0))
+			w.putTenant("b", guaranteed(3, 0))
+			old := w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "b", GpuIds: []string{"b2/0"}, HostId: "h2", Preemptible: true})
+			var others []string
+			for range 3 {
+				others = append(others, w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "b", HostId: "h1", Preemptible: true}))
+			}
+			w.settle()
+			s.Count, s.Tenant = 1, "a"
+			own := w.create(s)
+			w.settle()
+			w.wantLease(own, leaseActive)
+			if w.lease(old).State == leaseActive {
+				t.Error("the borrowed GPU that was asked for is kept")
+			}
+			for _, id := range others {
+				w.wantLease(id, leaseActive)
+			}
+		})
+	}
+}
+
 // Of two tenants that borrow, the one that has more for its weight gives GPUs back.
 func TestReclaimFollowsTheWeights(t *testing.T) {
 	for _, tt := range []struct {
