@@ -191,7 +191,7 @@ func (m *player) endCall(at time.Duration, i int32) {
 	end := m.w.Calls[i].End()
 	m.reached = max(m.reached, end)
 	follow := func(next int32) {
-		m.begin[next] = max(m.begin[next], at+m.spread(m.w.Calls[next].Start-end))
+		m.begin[next] = max(m.begin[next], at+m.spread(m.w.Calls[next].Start-m.plan.Since(next, i)))
 		if m.before[next]--; m.before[next] == 0 {
 			m.events.Push(m.begin[next], event{callStart, next})
 		}

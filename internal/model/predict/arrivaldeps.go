@@ -80,24 +80,13 @@ func (r *arriving) afterStream(i int32, d *OpDeps, start *earliest) {
 // afterHeld delays operation i, the first one behind waits of its stream, after the events for
 // which these are.
 func (r *arriving) afterHeld(i int32, d *OpDeps, start *earliest) {
-	w, s := r.p.w, r.p.w.Ops[i].Stream
-	after := func(e *workload.EventWait, on int32) {
-		if i == e.Op && on == d.Cross && on != none {
-			start.after(r.t.opEnd[on]+d.CrossLag, on)
-		} else {
-			r.afterOp(i, on, r.p.crossLag, start)
-		}
-	}
+	s := r.p.w.Ops[i].Stream
 	for _, n := range r.held[s] {
-		e := &w.EventWaits[n]
-		of := none
-		if r.dynamic[e.Event] {
-			of = w.Events[e.Event].Stream
-			after(e, r.beforeEvent(e.Event))
-		}
-		for _, on := range e.On {
-			if w.Ops[on].Stream != of {
-				after(e, r.instead(on))
+		for _, on := range r.waitedFor(n) {
+			if i == r.p.w.EventWaits[n].Op && on == d.Cross {
+				start.after(r.t.opEnd[on]+d.CrossLag, on)
+			} else {
+				r.afterOp(i, on, r.p.crossLag, start)
 			}
 		}
 	}
@@ -182,7 +171,7 @@ func (r *arriving) endOfCall(i int32) time.Duration {
 	case r.ofEvent(c):
 		r.afterAwaited(i, r.beforeEvent(c.Record), &end)
 	case r.order(c):
-		r.afterAwaited(i, r.lastOf(c.Stream), &end)
+		r.afterAwaited(i, r.until(c.Stream), &end)
 	}
 	r.afterRecorded(i, &end)
 	r.t.callBy[i] = end.by
@@ -200,11 +189,15 @@ func (r *arriving) order(c *workload.Call) bool {
 	return c.Kind == workload.DeviceSync || r.ofEvent(c) || c.Kind == workload.StreamSync && c.Event == none && c.Stream != none
 }
 
-// afterAwaited delays the end of call i after an operation. Without added latency that delays
-// it no more than in the recording.
-func (r *arriving) afterAwaited(i, on int32, end *earliest) {
-	if on != none {
-		end.after(r.t.opEnd[on]+r.returns(i, on)+r.rc.sync, on)
+// afterAwaited delays the end of call i after operations. Without added latency that delays it
+// no more than in the recording.
+func (r *arriving) afterAwaited(i int32, ops []int32, end *earliest) {
+	for _, on := range ops {
+		lag := r.returns(i, on)
+		if w := r.p.w; lag < 0 && w.Calls[i].Kind == workload.StreamSync && w.Ops[on].Stream != w.Calls[i].Stream {
+			lag = min(w.Calls[i].Dur, syncReturn) // the stream did not wait for this yet
+		}
+		end.after(r.t.opEnd[on]+lag+r.rc.sync, on)
 	}
 }
 
@@ -241,7 +234,7 @@ func (r *arriving) afterDevice(i int32, end *earliest) {
 			continue
 		}
 		left = append(left, s)
-		r.afterAwaited(i, on, end)
+		r.afterAwaited(i, []int32{on}, end)
 	}
 	r.running[process] = left
 }
@@ -258,7 +251,7 @@ func (r *arriving) afterRecorded(i int32, end *earliest) {
 		case r.came[on]:
 			end.after(r.t.opEnd[on]+lag+r.rc.sync, on)
 		case !r.order(c) && p.launched(on) < c.Start:
-			r.afterAwaited(i, r.lastOf(op.Stream), end)
+			r.afterAwaited(i, r.until(op.Stream), end)
 		}
 	}
 }

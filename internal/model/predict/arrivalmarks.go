@@ -15,6 +15,7 @@ type markPlan struct {
 	thread      int32
 	event, wait int32 // index into Workload.Events or Workload.EventWaits, and none
 	prev, cross int32 // the calls after which it comes, as a call does
+	awaited     bool  // see callPlan
 }
 
 // planMarks finds the calls for events of which the order of threads decides what they mean:
@@ -121,7 +122,7 @@ func (a *arrivals) place(n, next int32) {
 	c := &a.p.calls[next]
 	m.prev = c.prev
 	if c.cross != none && a.p.w.Calls[c.cross].End() <= m.at {
-		m.cross = c.cross
+		m.cross, m.awaited = c.cross, c.awaited
 		a.markBefore.add(next, n)
 	} else if c.prev != none {
 		a.markAfter.add(c.prev, n)
@@ -132,13 +133,16 @@ func (a *arrivals) place(n, next int32) {
 func (r *arriving) mark(n int32) {
 	m := &r.marks[n]
 	at := time.Duration(math.MinInt64)
-	for _, from := range [...]int32{m.prev, m.cross} {
-		if from != none {
-			at = max(at, r.p.moment(r.t, r.rc, from, m.at))
-		}
-	}
-	if m.prev == none && m.cross == none {
+	switch {
+	case m.prev == none && m.cross == none:
 		at = m.at
+	case m.prev != none && m.awaited:
+		at = r.t.callEnd[m.prev] + r.p.computes(r.rc, m.thread, r.p.w.Calls[m.cross].End(), m.at)
+	case m.prev != none:
+		at = r.p.moment(r.t, r.rc, m.prev, m.at)
+	}
+	if m.cross != none {
+		at = max(at, r.p.moment(r.t, r.rc, m.cross, m.at))
 	}
 	r.queue.push(coming{at, marking, n, n})
 }
@@ -151,14 +155,60 @@ func (r *arriving) pass(n int32) {
 		r.held[s] = append(r.held[s], m.wait)
 		return
 	}
-	r.passed[m.event], r.before[m.event] = true, r.lastOf(r.p.w.Events[m.event].Stream)
+	r.passed[m.event], r.before[m.event] = true, r.until(r.p.w.Events[m.event].Stream)
 }
 
-// beforeEvent returns the operation before an event on its stream: before the event's call, or
-// until now if that has not been made. None if there is none.
-func (r *arriving) beforeEvent(event int32) int32 {
+// until returns the operations after which a command comes that comes to a stream now: the
+// last one on the stream, and those for which the stream waits.
+func (r *arriving) until(stream int32) (out []int32) {
+	if last := r.lastOf(stream); last != none {
+		out = append(out, last)
+	}
+	for _, n := range r.held[stream] {
+		if len(out) < mostUntil {
+			out = append(out, r.waitedFor(n)...)
+		}
+	}
+	return out
+}
+
+// mostUntil bounds how many operations before an event are remembered.
+const mostUntil = 16
+
+// waitedFor returns the operations for which a wait for an event is. If the call of the event
+// has not been made, it is made now.
+func (r *arriving) waitedFor(wait int32) (out []int32) {
+	e := &r.p.w.EventWaits[wait]
+	of := none
+	if r.dynamic[e.Event] {
+		out = append(out, r.beforeEvent(e.Event)...)
+		of = r.p.w.Events[e.Event].Stream
+	}
+	for _, on := range e.On {
+		if on = r.unless(on, of); on != none {
+			out = append(out, on)
+		}
+	}
+	return out
+}
+
+// unless returns the operation for which one waits that waited for on in the recording, or none
+// if there is none, or if on is of a stream.
+func (r *arriving) unless(on, stream int32) int32 {
+	if r.p.w.Ops[on].Stream == stream {
+		return none
+	}
+	return r.instead(on)
+}
+
+// beforeEvent returns the operations before an event: until its call, or until now if that has
+// not been made.
+func (r *arriving) beforeEvent(event int32) []int32 {
 	if r.passed[event] {
 		return r.before[event]
 	}
-	return r.lastOf(r.p.w.Events[event].Stream)
+	if last := r.lastOf(r.p.w.Events[event].Stream); last != none {
+		return []int32{last}
+	}
+	return nil
 }

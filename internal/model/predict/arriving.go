@@ -22,7 +22,7 @@ type arriving struct {
 	came    []bool    // by operation
 	running [][]int32 // by process: streams with work that may not have ended
 	runs    []bool    // by stream: it is one of them
-	before  []int32   // by event: the operation before it
+	before  [][]int32 // by event: the operations before it
 	passed  []bool    // by event: its call was made
 	held    [][]int32 // by stream: its waits for events since the last operation
 	looks   int       // see mostLooks
@@ -38,7 +38,7 @@ func (a *arrivals) replay(rc *rttCosts) (t times, ok bool) {
 		arrivals: a, rc: rc, t: &t, left: slices.Clone(a.needs), pending: make([]int32, len(w.Calls)),
 		last: nones(len(w.Streams)), came: make([]bool, len(w.Ops)), runs: make([]bool, len(w.Streams)),
 		running: make([][]int32, len(w.Streams)+len(w.Threads)), held: make([][]int32, len(w.Streams)),
-		before: nones(len(w.Events)), passed: make([]bool, len(w.Events)),
+		before: make([][]int32, len(w.Events)), passed: make([]bool, len(w.Events)),
 	}
 	r.begin()
 	for len(r.queue) > 0 && r.looks <= mostLooks {

@@ -176,7 +176,7 @@ func (b *backtrack) waitedFor(i int32) int32 {
 func (b *backtrack) callStart(i int32) (event, int32) {
 	c, cp, at := &b.p.w.Calls[i], &b.p.calls[i], b.t.callStart[i]
 	for _, from := range [...]int32{cp.prev, cp.cross} {
-		if from != none && b.t.callEnd[from]+b.p.computes(b.rc, c.Thread, b.p.w.Calls[from].End(), c.Start) == at {
+		if from != none && b.t.callEnd[from]+b.p.computes(b.rc, c.Thread, b.p.Since(i, from), c.Start) == at {
 			b.add(OnHost, none, i, b.t.callEnd[from], at, 0)
 			return callEnd, from
 		}

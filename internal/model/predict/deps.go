@@ -6,7 +6,7 @@ import (
 )
 
 // CallDeps holds the dependencies of the start of a call. The call starts when
-// both other calls have ended and the recorded time since then has passed. None
+// both other calls have ended and the recorded time since then has passed, see Plan.Since. None
 // means no call. Plan.Waits returns the dependencies of its end.
 type CallDeps struct {
 	Prev  int32 // the previous call on the thread
@@ -19,6 +19,16 @@ type CallDeps struct {
 func (p *Plan) Call(i int32) CallDeps {
 	c := &p.calls[i]
 	return CallDeps{c.prev, c.cross, c.least}
+}
+
+// Since returns the recorded time from which on call i's thread was busy after the end of
+// call from, one of those that it depends on, until call i began: the end of from, or if the
+// thread then waited for a call of another thread, the end of that.
+func (p *Plan) Since(i, from int32) time.Duration {
+	if cp := &p.calls[i]; cp.awaited {
+		from = cp.cross
+	}
+	return p.w.Calls[from].End()
 }
 
 // Waits returns the operations that call i waits for. The call ends at the

@@ -74,6 +74,32 @@ func TestHandover(t *testing.T) {
 	exposed(t, r, 20*us)
 }
 
+// A thread that waited for another one, as an event that the other recorded just before tells,
+// did nothing of its own meanwhile: it goes on at the same time if it is late itself.
+func TestHandoverToALateThread(t *testing.T) {
+	r := record(t)
+	for i := range 4 { // the last one is that before the event
+		at := time.Duration(14*i) * us
+		r.op(workload.Kernel, r.launch(workload.Launch, 1, at, 4*us), 9, at+6*us, us)
+	}
+	r.op(workload.Kernel, r.launch(workload.Launch, 2, us, 4*us), 8, 7*us, 10*us)
+	r.launch(workload.StreamSync, 2, 6*us, 13*us)
+	one, _ := r.b.Thread(workload.Thread{ID: 1})
+	two, _ := r.b.Thread(workload.Thread{ID: 2})
+	own, _ := r.b.Stream(workload.Stream{ID: 9})
+	other, _ := r.b.Stream(workload.Stream{ID: 8})
+	event, wait := r.corr+1, r.corr+2
+	r.corr += 2
+	r.b.AddMark(workload.EventRecord, 47*us, event, one, here)
+	r.b.AddEvent(0, event, own)
+	r.b.AddMark(workload.StreamWait, 49*us, wait, two, here)
+	r.b.AddAwaited(workload.Awaited{Corr: wait, Stream: other, Event: event, From: own})
+	r.op(workload.Kernel, r.launch(workload.Launch, 2, 51*us, 4*us), 8, 57*us, 10*us)
+	// The synchronisation ends at 29 instead of 19 us, and the thread goes on at 51 us. The
+	// last kernel waits 1 us for the one before the event, from 48 to 59 us, and takes 20 us.
+	exposed(t, r, 13*us)
+}
+
 // Launches that take longer than others leave gaps between kernels that are not those of a
 // busy stream: these disappear when kernels take longer.
 func TestSlowLaunches(t *testing.T) {

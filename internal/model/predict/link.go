@@ -151,7 +151,7 @@ func (l *linker) callStart(i int32) {
 		from = l.w.Calls[cp.prev].End()
 	}
 	if by := l.handover(i); by != none && l.w.Calls[by].End() > from {
-		cp.cross = by
+		cp.cross, cp.awaited = by, c.Start-l.w.Calls[by].End() <= threadGap
 		return
 	}
 	other := l.endedCall[l.threadProc[c.Thread]]

@@ -78,7 +78,10 @@ type callPlan struct {
 	// waited is set if the call waited for block in the trace: the end of the call
 	// then follows the end of block, and the call's own duration is least.
 	waited bool
-	least  time.Duration
+	// awaited is set if the thread waited for cross, as a recorded wait tells: it did nothing
+	// of its own since the previous call until cross had ended.
+	awaited bool
+	least   time.Duration
 }
 
 // extraOps is a part of Plan.extra.

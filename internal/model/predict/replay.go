@@ -183,7 +183,7 @@ func (p *Plan) startOfCall(t *times, rc *rttCosts, i int32) time.Duration {
 	at := time.Duration(math.MinInt64)
 	for _, from := range [...]int32{cp.prev, cp.cross} {
 		if from != none {
-			at = max(at, t.callEnd[from]+p.computes(rc, c.Thread, p.w.Calls[from].End(), c.Start))
+			at = max(at, t.callEnd[from]+p.computes(rc, c.Thread, p.Since(i, from), c.Start))
 		}
 	}
 	return at
