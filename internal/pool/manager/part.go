@@ -147,7 +147,7 @@ func (t *tx) addParts(box *placement.Box, n *nodeRecord, here bool, occupants []
 		if s.PartOf == nil || s.Device == nil {
 			continue
 		}
-		slot := placement.PartSlot{Slot: s.Slot, GPU: *s.PartOf, Usable: here && s.takesBindings() && !wholeOn(occupants, s.Slot)}
+		slot := placement.PartSlot{Slot: s.Slot, GPU: *s.PartOf, Usable: here && s.takesBindings() && !takenOtherwise(occupants, s)}
 		box.Parts = append(box.Parts, slot)
 		divisible[slot.GPU] = divisible[slot.GPU] || slot.Usable
 	}
@@ -158,6 +158,14 @@ func (t *tx) addParts(box *placement.Box, n *nodeRecord, here bool, occupants []
 			g.Modes = 0
 		}
 	}
+}
+
+// takenOtherwise reports whether a binding of a whole GPU, or of a part of another GPU, is in a
+// slot for parts: its box was divided in another way then.
+func takenOtherwise(occupants []*bindingRecord, s *slotRecord) bool {
+	return slices.ContainsFunc(occupants, func(b *bindingRecord) bool {
+		return b.BoxSlot == s.Slot && (b.Part == nil || b.Part.GPU != *s.PartOf)
+	})
 }
 
 // addOccupants adds the parts of bindings to a box.

@@ -365,6 +365,28 @@ func TestSlotsOfABoxThatIsDividedDifferently(t *testing.T) {
 	check(w)
 }
 
+// TestSlotThatAPartOfAnotherGPUHas divides a box in another way, so that a part is in the only slot
+// for parts of another GPU. That GPU cannot be divided then.
+func TestSlotThatAPartOfAnotherGPUHas(t *testing.T) {
+	b1 := dividedBox("b1", 3)
+	b1.divided = 2
+	w := newWorld(t, Config{}, hostNode("h1", 12), b1)
+	s := part(256, 300)
+	s.GpuIds = []string{"b1/0"}
+	if a := w.lease(w.create(s)).Bindings[0]; a.BoxSlot != 3 {
+		t.Fatalf("the part is in slot %d, want 3", a.BoxSlot)
+	}
+	w.settle()
+	b1.slots, b1.divided = 2, 1 // slot 3 is for parts of GPU 1
+	w.settle()
+	w.create(part(256, 300))
+	for _, s := range []*dxpuv1.LeaseSpec{part(256, 300), parts(2, 256, 300)} {
+		if id, err := w.tryCreate(s); err == nil {
+			t.Errorf("lease %s has a part of a GPU without a slot for it: %v", id, w.lease(id).Bindings)
+		}
+	}
+}
+
 // TestTaintOfAGPUEvictsItsParts moves a part away from a GPU that gets a taint.
 func TestTaintOfAGPUEvictsItsParts(t *testing.T) {
 	w := newWorld(t, Config{}, hostNode("h1", 4), dividedBox("b1", 2))
