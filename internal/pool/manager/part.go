@@ -178,6 +178,9 @@ func (t *tx) addOccupants(box *placement.Box, occupants []*bindingRecord) {
 		if l := t.leases.get(b.LeaseID); l != nil {
 			p.PartRules = placementRules(l.spec)
 		}
+		if !b.serving() {
+			p.Affinity = "" // it leaves, and its lease may be elsewhere already
+		}
 		box.Parts = append(box.Parts, placement.PartSlot{
 			Slot: b.BoxSlot, GPU: b.Part.GPU, Taken: true, Awaited: b.awaited(), Leaving: t.leaving(b), Promise: t.promise(b), Part: p,
 		})

@@ -2,7 +2,9 @@ package manager
 
 import (
 	"context"
+	"strings"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -92,4 +94,41 @@ func TestDrainNeedsRoomForAllWithAffinity(t *testing.T) {
 	w.settle()
 	w.settle()
 	w.wantPair(t, away, a, b)
+}
+
+// A part joins those of its affinity only, also while their box takes no bindings.
+func TestAffinityToABoxThatTakesNoBindings(t *testing.T) {
+	for how, away := range map[string]func(*world){
+		"cordoned": func(w *world) {
+			if _, err := w.api().Cordon(context.Background(), connect.NewRequest(&dxpuv1.CordonRequest{Target: atBox("b1")})); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"silent": func(w *world) {
+			w.nodes["b1"].down = true
+			w.passReporting(time.Minute)
+		},
+	} {
+		w := newWorld(t, Config{}, hostNode("h1", 4), dividedBox("b1", 1), dividedBox("b2", 1))
+		w.create(affine(256, 300))
+		w.settle()
+		away(w)
+		if id, err := w.tryCreate(affine(256, 300)); err == nil || !strings.Contains(err.Error(), "1 are cordoned, have failed or do not report") {
+			t.Errorf("%s: lease %s, error %v", how, id, err)
+		}
+	}
+}
+
+// Parts with an affinity leave a box that does not report once their host has lost them.
+func TestLostBoxOfPartsWithAffinity(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 4), dividedBox("b1", 1), dividedBox("b2", 1))
+	a, b := w.create(affine(256, 300)), w.create(affine(256, 300))
+	w.settle()
+	w.nodes["b1"].down = true
+	w.passReporting(time.Minute)
+	w.nodes["h1"].linkDown = true
+	w.rounds(1)
+	w.nodes["h1"].linkDown = false
+	w.passReporting(time.Minute)
+	w.wantPair(t, "b2", a, b)
 }

@@ -183,7 +183,7 @@ const (
 	otherMode    = "are shared in another mode"
 	excluded     = "have parts of another exclusion"
 	sameAverse   = "have a part with the same anti-affinity"
-	unusable     = "are cordoned or have failed"
+	unusable     = "are cordoned, have failed or do not report"
 	otherKind    = "do not meet the constraints"
 )
 

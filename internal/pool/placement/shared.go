@@ -98,11 +98,11 @@ func (p *Pool) setShared(b *Box) {
 
 // sharedGPU returns the entry of a GPU, nil if no part is on it.
 func (p *Pool) sharedGPU(b *Box, g *GPU) *sharedGPU {
-	if g.Whole || g.Modes == 0 {
+	if g.Whole {
 		return nil
 	}
 	out := &sharedGPU{box: b, gpu: *g, usable: g.Usable}
-	if g.Usable {
+	if g.Usable && g.Modes != 0 {
 		out.slots = freePartSlots(b, g.Slot)
 	}
 	out.class = sharedClass{traits: traitsOf(b), model: g.Model, memory: g.Memory, restriction: g.Restriction}
