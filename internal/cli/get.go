@@ -60,7 +60,7 @@ gpus    %d: %d free (%d held back as spares), %d bound, %d unavailable
 leases  %d, and %d in the queue
 `, p.HostsConnected, p.Hosts, p.BoxesConnected, p.Boxes,
 		p.Gpus, p.GpusFree, p.SparesHeld, p.GpusBound, p.GpusUnavailable, p.LeasesActive, p.LeasesPending)
-	if len(p.Managers) < 2 {
+	if len(p.Managers)+len(p.AbsentManagers) < 2 {
 		return
 	}
 	label := "managers"
@@ -70,6 +70,10 @@ leases  %d, and %d in the queue
 			role = "leader"
 		}
 		fmt.Fprintf(w, "%-8s %s %s %s\n", label, m.Id, m.Url, role)
+		label = ""
+	}
+	for _, name := range p.AbsentManagers {
+		fmt.Fprintf(w, "%-8s %s does not run\n", label, name)
 		label = ""
 	}
 }

@@ -4161,9 +4161,12 @@ type Pool struct {
 	GpusHeld uint32 `protobuf:"varint,21,opt,name=gpus_held,json=gpusHeld,proto3" json:"gpus_held,omitempty"`
 	GpusBusy uint32 `protobuf:"varint,22,opt,name=gpus_busy,json=gpusBusy,proto3" json:"gpus_busy,omitempty"`
 	// GPUs of which parts are bound; gpus_bound has them, too.
-	GpusShared    uint32 `protobuf:"varint,23,opt,name=gpus_shared,json=gpusShared,proto3" json:"gpus_shared,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	GpusShared uint32 `protobuf:"varint,23,opt,name=gpus_shared,json=gpusShared,proto3" json:"gpus_shared,omitempty"`
+	// The names of managers that keep a copy of the state, but do not run; of one that has
+	// never run, its URL for the others.
+	AbsentManagers []string `protobuf:"bytes,24,rep,name=absent_managers,json=absentManagers,proto3" json:"absent_managers,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Pool) Reset() {
@@ -4355,6 +4358,13 @@ func (x *Pool) GetGpusShared() uint32 {
 		return x.GpusShared
 	}
 	return 0
+}
+
+func (x *Pool) GetAbsentManagers() []string {
+	if x != nil {
+		return x.AbsentManagers
+	}
+	return nil
 }
 
 // ManagerInfo is a manager of the pool.
@@ -5686,7 +5696,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"bytes_sent\x18\x01 \x01(\x04R\tbytesSent\x12\x1d\n" +
 	"\n" +
 	"bytes_left\x18\x02 \x01(\x04R\tbytesLeft\x12\x16\n" +
-	"\x06rounds\x18\x03 \x01(\rR\x06rounds\"\xfe\x05\n" +
+	"\x06rounds\x18\x03 \x01(\rR\x06rounds\"\xa7\x06\n" +
 	"\x04Pool\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x18\n" +
@@ -5716,7 +5726,8 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\tgpus_held\x18\x15 \x01(\rR\bgpusHeld\x12\x1b\n" +
 	"\tgpus_busy\x18\x16 \x01(\rR\bgpusBusy\x12\x1f\n" +
 	"\vgpus_shared\x18\x17 \x01(\rR\n" +
-	"gpusShared\"a\n" +
+	"gpusShared\x12'\n" +
+	"\x0fabsent_managers\x18\x18 \x03(\tR\x0eabsentManagers\"a\n" +
 	"\vManagerInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
 	"\x03url\x18\x02 \x01(\tR\x03url\x12\x18\n" +

@@ -18,6 +18,8 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/types"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/storage/wal"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
 // Errors of ReplaceMember.
@@ -116,6 +118,37 @@ func checkPeerURL(text string) error {
 		return fmt.Errorf("the peer URL %q is not a URL like http://10.0.0.4:2380", text)
 	}
 	return nil
+}
+
+// Absent implements manager.Cluster.
+func (s *Store) Absent() []string {
+	if p := s.absent.Load(); p != nil {
+		return slices.Clone(*p)
+	}
+	return nil
+}
+
+// readAbsent compares the members with the managers that run. Without a majority it keeps
+// the last list.
+func (s *Store) readAbsent(ctx context.Context) {
+	if s.server == nil || s.alone() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	list, err := s.client.MemberList(ctx)
+	if err != nil {
+		return
+	}
+	run := s.Managers()
+	var out []string
+	for _, m := range list.Members {
+		if !slices.ContainsFunc(run, func(i *dxpuv1.ManagerInfo) bool { return i.Id == m.Name }) {
+			out = append(out, cmp.Or(m.Name, strings.Join(m.PeerURLs, ",")))
+		}
+	}
+	slices.Sort(out)
+	s.absent.Store(&out)
 }
 
 // awaited reports whether the cluster expects a member that has never started at a URL.

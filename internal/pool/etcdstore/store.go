@@ -122,6 +122,7 @@ type Store struct {
 	now      func() time.Duration // sinceBoot, or the clock of a test
 	term     atomic.Pointer[term] // nil: this manager has not led yet
 	managers atomic.Pointer[[]*dxpuv1.ManagerInfo]
+	absent   atomic.Pointer[[]string]
 
 	guard   int64 // revision of the last write
 	writes  int   // attempts; makes each value of the guard unique

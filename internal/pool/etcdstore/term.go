@@ -195,18 +195,25 @@ func (s *Store) Resign(ctx context.Context) error {
 	return t.end(ctx)
 }
 
-// managersInterval is the interval between two reads of the list of managers.
-const managersInterval = 300 * time.Millisecond
+// managersInterval is the interval between two reads of the list of managers, and
+// absentRounds how many of them pass between two looks at which are missing.
+const (
+	managersInterval = 300 * time.Millisecond
+	absentRounds     = 10
+)
 
-// watchManagers reads the list of managers until ctx ends.
+// watchManagers reads the list of managers, and of those that are absent, until ctx ends.
 func (s *Store) watchManagers(ctx context.Context) {
 	if s.ready(ctx) != nil {
 		return
 	}
 	tick := time.NewTicker(managersInterval)
 	defer tick.Stop()
-	for {
+	for round := 1; ; round++ {
 		s.readManagers(ctx)
+		if round%absentRounds == 0 { // the first: when the others have had time to begin, too
+			s.readAbsent(ctx)
+		}
 		select {
 		case <-ctx.Done():
 			return

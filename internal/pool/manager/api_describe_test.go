@@ -97,6 +97,7 @@ func (follower) Campaign(ctx context.Context) (<-chan struct{}, error) {
 func (follower) Valid() bool                                                       { return false }
 func (follower) Resign(context.Context) error                                      { return nil }
 func (follower) Managers() []*dxpuv1.ManagerInfo                                   { return nil }
+func (follower) Absent() []string                                                  { return nil }
 func (follower) Load(context.Context, string) (map[string][]byte, error)           { return nil, nil }
 func (follower) Scan(context.Context, string, func(map[string][]byte) error) error { return nil }
 func (follower) Commit(context.Context, map[string][]byte, []string) error         { return nil }

@@ -250,6 +250,9 @@ func (s *poolService) GetPool(ctx context.Context, _ *connect.Request[dxpuv1.Get
 	})
 	if s.m.cluster != nil {
 		p.Managers = s.m.cluster.Managers()
+		if scopeOf(ctx).all {
+			p.AbsentManagers = s.m.cluster.Absent()
+		}
 	}
 	for _, i := range p.Managers {
 		if i.Leader {

@@ -33,6 +33,9 @@ type Cluster interface {
 	Resign(ctx context.Context) error
 	// Managers returns the managers of the pool, as far as they are known.
 	Managers() []*dxpuv1.ManagerInfo
+	// Absent returns the names of the managers that keep a copy of the state, but do not
+	// run, as far as they are known.
+	Absent() []string
 }
 
 // alike reports whether all managers of the pool have the version of this one. A manager

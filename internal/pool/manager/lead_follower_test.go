@@ -24,6 +24,8 @@ func (f *neverLeader) Campaign(ctx context.Context) (<-chan struct{}, error) {
 func (f *neverLeader) Valid() bool                  { return false }
 func (f *neverLeader) Resign(context.Context) error { return nil }
 
+func (f *neverLeader) Absent() []string { return nil }
+
 func (f *neverLeader) Managers() []*dxpuv1.ManagerInfo {
 	return []*dxpuv1.ManagerInfo{{Url: f.leader, Leader: f.leader != ""}}
 }

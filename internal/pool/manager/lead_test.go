@@ -96,6 +96,8 @@ func (f *electionMember) Resign(context.Context) error {
 	return nil
 }
 
+func (f *electionMember) Absent() []string { return []string{"m9"} }
+
 func (f *electionMember) Managers() (out []*dxpuv1.ManagerInfo) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -229,6 +231,7 @@ func TestOneLeadsTheOthersSayWho(t *testing.T) {
 		w.want(w.call(leader, "PoolService/ListLeases", `{}`), 200, `"state":"LEASE_STATE_PENDING"`)
 		w.want(w.call(leader, "PoolService/ListEvents", `{}`), 200, "the manager at http://"+leader+" is now the leader")
 		w.want(w.call(leader, "PoolService/GetPool", `{}`), 200, `"leaderUrl":"http://`+leader+`"`)
+		w.want(w.call(leader, "PoolService/GetPool", `{}`), 200, `"absentManagers":["m9"]`)
 	})
 }
 

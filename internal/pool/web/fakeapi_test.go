@@ -30,6 +30,7 @@ type fakeAPI struct {
 	pools   int
 	takes   time.Duration // how long GetPool takes
 	leader  string        // URL of the leader; empty: this manager leads
+	absent  []string      // managers that do not run
 }
 
 func newFakeAPI() *fakeAPI { return &fakeAPI{more: make(chan struct{}), bad: map[string]bool{}} }
@@ -84,11 +85,27 @@ func (a *fakeAPI) GetPool(context.Context, *connect.Request[dxpuv1.GetPoolReques
 	revision, takes := a.revision(), a.takes
 	a.mu.Unlock()
 	time.Sleep(takes) // of virtual time
-	return connect.NewResponse(&dxpuv1.GetPoolResponse{Pool: &dxpuv1.Pool{Revision: revision}}), nil
+	return connect.NewResponse(&dxpuv1.GetPoolResponse{Pool: &dxpuv1.Pool{Revision: revision, AbsentManagers: a.absent}}), nil
 }
 
 func (a *fakeAPI) ListTenants(context.Context, *connect.Request[dxpuv1.ListTenantsRequest]) (*connect.Response[dxpuv1.ListTenantsResponse], error) {
 	return connect.NewResponse(&dxpuv1.ListTenantsResponse{}), nil
+}
+
+func (a *fakeAPI) ListBoxes(context.Context, *connect.Request[dxpuv1.ListBoxesRequest]) (*connect.Response[dxpuv1.ListBoxesResponse], error) {
+	return connect.NewResponse(&dxpuv1.ListBoxesResponse{}), nil
+}
+
+func (a *fakeAPI) ListGPUs(context.Context, *connect.Request[dxpuv1.ListGPUsRequest]) (*connect.Response[dxpuv1.ListGPUsResponse], error) {
+	return connect.NewResponse(&dxpuv1.ListGPUsResponse{}), nil
+}
+
+func (a *fakeAPI) ListLeases(context.Context, *connect.Request[dxpuv1.ListLeasesRequest]) (*connect.Response[dxpuv1.ListLeasesResponse], error) {
+	return connect.NewResponse(&dxpuv1.ListLeasesResponse{}), nil
+}
+
+func (a *fakeAPI) ListEvents(context.Context, *connect.Request[dxpuv1.ListEventsRequest]) (*connect.Response[dxpuv1.ListEventsResponse], error) {
+	return connect.NewResponse(&dxpuv1.ListEventsResponse{}), nil
 }
 
 // happen adds n events of a tenant.

@@ -297,6 +297,16 @@ func TestPageOfAFollower(t *testing.T) {
 	}
 }
 
+// TestAbsentManagerNeedsAttention checks that the first page names a manager that does not run.
+func TestAbsentManagerNeedsAttention(t *testing.T) {
+	a := newFakeAPI()
+	a.absent = []string{"m3"}
+	body := fetch(t, serve(a), "operator", "/", "").Body.String()
+	if !strings.Contains(body, `<a href="/ui/events?type=leader">Manager m3</a>`) {
+		t.Errorf("the page does not name the manager: %s", body)
+	}
+}
+
 // TestMigrationIsNotAnAttach names the timeline of a GPU that a lease moved to.
 func TestMigrationIsNotAnAttach(t *testing.T) {
 	b := &dxpuv1.Binding{Timeline: []*dxpuv1.Step{{Name: "created"}, {Name: "ready"}, {Name: "attached"}}}

@@ -221,6 +221,9 @@ func (s *Server) findProblems(v *view, d *poolData) error {
 	if lost := v.Pool.Hosts - min(v.Pool.Hosts, v.Pool.HostsConnected); lost > 0 {
 		d.add(problem{unreachable, "Hosts", "/ui/hosts?show=lost", plural(lost, "host does", "hosts do") + " not report"})
 	}
+	for _, name := range v.Pool.AbsentManagers {
+		d.add(problem{unreachable, "Manager " + name, "/ui/events?type=leader", "does not run; the pool decides only while most of its managers run"})
+	}
 	for _, h := range []dxpuv1.Health{dxpuv1.Health_HEALTH_FAILED, dxpuv1.Health_HEALTH_DEGRADED} {
 		res, err := ask(v.ctx(), v.api.ListGPUs, &dxpuv1.ListGPUsRequest{Health: h, PageSize: shownProblems})
 		if allowed(err) != nil {
