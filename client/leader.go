@@ -57,6 +57,7 @@ type leaderTransport struct {
 
 	mu     sync.Mutex // guards the fields below
 	leader *url.URL   // nil: unknown
+	failed error      // of the last search for the leader; nil: it found one
 }
 
 func newLeaderTransport(managers []*url.URL, base http.RoundTripper, token string, timeout time.Duration) *leaderTransport {
@@ -203,29 +204,46 @@ func (t *leaderTransport) hasAlternative(at *url.URL) bool {
 	return len(t.managers) > 1 || t.leader != nil || t.managers[0] != at
 }
 
-// find returns the manager that leads. It does not probe a single known manager.
+// find returns the manager that leads. It does not probe a single known manager. A call
+// that waited for the searches of others, which all failed, ends with the last one's error.
 func (t *leaderTransport) find(ctx context.Context) (*url.URL, error) {
 	if leader := t.known(); leader != nil {
 		return leader, nil
 	}
 	defer t.waits.after(longElection, "none of the managers leads yet")()
+	end := time.Now().Add(t.timeout)
+	waited := false
 	select {
 	case t.probing <- struct{}{}: // goroutines that come later use the same answer
-		defer func() { <-t.probing }()
-	case <-ctx.Done():
-		return nil, ctx.Err()
+	default:
+		waited = true
+		select {
+		case t.probing <- struct{}{}:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
 	}
+	defer func() { <-t.probing }()
 	if leader := t.known(); leader != nil {
 		return leader, nil
 	}
-	leader, err := t.probeAll(ctx)
-	if err != nil {
+	if err := t.failure(); err != nil && waited && !time.Now().Before(end) {
 		return nil, err
+	}
+	leader, err := t.probeAll(ctx, end)
+	if err != nil && ctx.Err() != nil {
+		return nil, err // the end of this call says nothing about the managers
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.leader = leader
-	return leader, nil
+	t.leader, t.failed = leader, err
+	return leader, err
+}
+
+func (t *leaderTransport) failure() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.failed
 }
 
 func (t *leaderTransport) known() *url.URL {
@@ -265,14 +283,14 @@ type answer struct {
 	err  error
 }
 
-// probeAll probes all managers concurrently until the timeout, and returns the first that
-// says that it leads. It also probes those that followers name: a manager may have taken
+// probeAll probes all managers concurrently until end, at least once, and returns the first
+// that says that it leads. It also probes those that followers name: a manager may have taken
 // the place of one of the configured ones at another URL.
-func (t *leaderTransport) probeAll(ctx context.Context) (*url.URL, error) {
+func (t *leaderTransport) probeAll(ctx context.Context, end time.Time) (*url.URL, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	most := len(t.managers) + maxNamed
-	s := &search{end: time.Now().Add(t.timeout), named: make(chan *url.URL), answers: make(chan answer, most)}
+	s := &search{end: end, named: make(chan *url.URL), answers: make(chan answer, most)}
 	probed, running := map[string]bool{}, 0
 	probe := func(m *url.URL) {
 		probed[m.Host] = true

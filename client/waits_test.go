@@ -56,6 +56,28 @@ func TestWaitForALeaderIsTold(t *testing.T) {
 	}
 }
 
+// Calls that come while no manager leads share the searches for one: all of them fail after
+// the time for an election, not one after the other.
+func TestCallsShareAFailedSearch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var list told
+		c := followers(t, time.Now().Add(time.Hour), &list, "http://m1", "http://m2")
+		start := time.Now()
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() {
+				if got := post(t.Context(), c, nil); got == "leads" {
+					t.Error("a manager leads")
+				}
+			})
+		}
+		wg.Wait()
+		if took := time.Since(start); took > defaultElectionTimeout+probeTimeout {
+			t.Errorf("took %v", took)
+		}
+	})
+}
+
 // The only manager that a client knows waits for an election, too.
 func TestWaitOfAFollowerIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
