@@ -47,6 +47,14 @@ func newChains(lists, entries int) chains { return chains{nones(lists), nones(en
 // add puts an entry before those of a list.
 func (c *chains) add(list, entry int32) { c.next[entry], c.head[list] = c.head[list], entry }
 
+// of returns the first entry of a list, or none. There may be no lists.
+func (c *chains) of(list int32) int32 {
+	if c.head == nil {
+		return none
+	}
+	return c.head[list]
+}
+
 // newArrivals prepares replays by arrival. It returns nil if no thread can come to the work
 // of another in another order than the recorded one, and if a replay without added latency
 // is not the recording: calls may overlap so that the order in which they took effect is unclear.
@@ -57,7 +65,7 @@ func newArrivals(p *Plan) *arrivals {
 	w := p.w
 	a := &arrivals{
 		p: p, rank: make([]int32, len(w.Ops)), late: map[int32]time.Duration{}, ends: w.GraphEnds(),
-		made: newChains(len(w.Calls), len(w.Ops)), behind: newChains(len(w.Ops), len(w.Ops)),
+		made:  newChains(len(w.Calls), len(w.Ops)),
 		after: newChains(len(w.Calls), 2*len(w.Calls)), needs: make([]uint8, len(w.Calls)), beyond: map[reach]bool{},
 	}
 	for n, i := range p.order {
@@ -140,6 +148,9 @@ func (a *arrivals) chainOps() {
 		case call != none:
 			a.made.add(call, i)
 		case prev != none:
+			if a.behind.head == nil {
+				a.behind = newChains(len(a.p.ops), len(a.p.ops))
+			}
 			a.behind.add(prev, i)
 		default:
 			a.first = append(a.first, i)

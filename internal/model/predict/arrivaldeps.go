@@ -45,7 +45,9 @@ func (r *arriving) endOfOp(i int32) time.Duration {
 	r.afterHeld(i, &d, &start)
 	r.afterWaits(i, &d, &start)
 	r.afterBehind(i, &d, &start)
-	r.t.opBy[i] = start.by
+	if r.t.opBy != nil {
+		r.t.opBy[i] = start.by
+	}
 	return start.at + rc.added(op) + rc.duration(op)
 }
 
@@ -174,7 +176,9 @@ func (r *arriving) endOfCall(i int32) time.Duration {
 		r.afterAwaited(i, r.until(c.Stream), &end)
 	}
 	r.afterRecorded(i, &end)
-	r.t.callBy[i] = end.by
+	if r.t.callBy != nil {
+		r.t.callBy[i] = end.by
+	}
 	return end.at
 }
 

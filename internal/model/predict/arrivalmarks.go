@@ -84,6 +84,9 @@ func (a *arrivals) launchers() func(stream, thread int32) bool {
 // the next call of the thread comes after one of another thread that ended before the mark, after that.
 func (a *arrivals) placeMarks() {
 	w := a.p.w
+	if len(a.marks) == 0 {
+		return
+	}
 	a.markBefore, a.markAfter = newChains(len(w.Calls), len(a.marks)), newChains(len(w.Calls), len(a.marks))
 	next := nones(len(w.Threads)) // by thread: its next call
 	call := len(w.Calls) - 1

@@ -17,7 +17,7 @@ type arriving struct {
 
 	queue   agenda
 	left    []uint8   // by call: how many calls before it have not ended
-	pending []int32   // by call: how many of its operations have not come, and one
+	pending []int32   // by call: how many of its operations have not come, and one; nil if none comes late
 	last    []int32   // by stream: the operation that came last
 	came    []bool    // by operation
 	running [][]int32 // by process: streams with work that may not have ended
@@ -33,12 +33,17 @@ type arriving struct {
 func (a *arrivals) replay(rc *rttCosts) (t times, ok bool) {
 	w := a.p.w
 	t = a.p.newTimes()
-	t.opBy, t.callBy = nones(len(w.Ops)), nones(len(w.Calls))
+	if rc.causes {
+		t.opBy, t.callBy = nones(len(w.Ops)), nones(len(w.Calls))
+	}
 	r := &arriving{
-		arrivals: a, rc: rc, t: &t, left: slices.Clone(a.needs), pending: make([]int32, len(w.Calls)),
+		arrivals: a, rc: rc, t: &t, left: slices.Clone(a.needs),
 		last: nones(len(w.Streams)), came: make([]bool, len(w.Ops)), runs: make([]bool, len(w.Streams)),
 		running: make([][]int32, len(w.Streams)+len(w.Threads)), held: make([][]int32, len(w.Streams)),
 		before: make([][]int32, len(w.Events)), passed: make([]bool, len(w.Events)),
+	}
+	if len(a.late) > 0 {
+		r.pending = make([]int32, len(w.Calls))
 	}
 	r.begin()
 	for len(r.queue) > 0 && r.looks <= mostLooks {
@@ -72,7 +77,7 @@ func (r *arriving) begin() {
 
 // call puts a call into the queue, once those before it have ended.
 func (r *arriving) call(i int32) {
-	for n := r.markBefore.head[i]; n != none; n = r.markBefore.next[n] {
+	for n := r.markBefore.of(i); n != none; n = r.markBefore.next[n] {
 		r.mark(n)
 	}
 	r.t.callStart[i] = r.p.startOfCall(r.t, r.rc, i)
@@ -88,7 +93,9 @@ func (r *arriving) call(i int32) {
 
 // start begins a call: its operations come to their streams.
 func (r *arriving) start(i int32) {
-	r.pending[i] = 1
+	if r.pending != nil {
+		r.pending[i] = 1
+	}
 	for op := r.made.head[i]; op != none; op = r.made.next[op] {
 		by, late := r.late[op]
 		if !late {
@@ -103,11 +110,13 @@ func (r *arriving) start(i int32) {
 
 // release ends a call if all of its operations have come.
 func (r *arriving) release(i int32) {
-	if r.pending[i]--; r.pending[i] > 0 {
-		return
+	if r.pending != nil {
+		if r.pending[i]--; r.pending[i] > 0 {
+			return
+		}
 	}
 	r.t.callEnd[i] = r.endOfCall(i)
-	for n := r.markAfter.head[i]; n != none; n = r.markAfter.next[n] {
+	for n := r.markAfter.of(i); n != none; n = r.markAfter.next[n] {
 		r.mark(n)
 	}
 	for e := r.after.head[i]; e != none; e = r.after.next[e] {
@@ -131,7 +140,7 @@ func (r *arriving) arrive(i int32) {
 			r.runs[s] = true
 			r.running[r.of[s]] = append(r.running[r.of[s]], s)
 		}
-		for o := r.behind.head[i]; o != none; o = r.behind.next[o] {
+		for o := r.behind.of(i); o != none; o = r.behind.next[o] {
 			todo = append(todo, o)
 		}
 	}

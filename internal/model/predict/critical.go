@@ -43,6 +43,7 @@ func (p *Plan) Critical(s Setting) (*Critical, error) {
 		return nil, err
 	}
 	rc := p.costsAt(s)
+	rc.causes = true
 	t := p.replay(rc)
 	b := backtrack{p: p, rc: &rc, t: &t}
 	e, i := b.last()

@@ -52,6 +52,7 @@ type rttCosts struct {
 	change                    Change
 	withoutOverhead           bool
 	recordedOrder             bool
+	causes                    bool // see times
 }
 
 // host scales the time that a host thread computes.
@@ -130,8 +131,8 @@ func (rc *rttCosts) added(op *workload.Op) time.Duration {
 // times holds the replayed times of all events.
 type times struct {
 	callStart, callEnd, opEnd []time.Duration
-	// opBy and callBy are for replays by arrival: by operation and by call, the operation that
-	// determined its start, or its end, or none; nil in the recorded order.
+	// opBy and callBy are for replays by arrival with causes: by operation and by call, the
+	// operation that determined its start, or its end, or none. Else they are nil.
 	opBy, callBy []int32
 }
 
