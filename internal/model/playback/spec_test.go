@@ -3,6 +3,8 @@ package playback_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -123,7 +125,7 @@ func TestCut(t *testing.T) {
 				t.Errorf("%d steps, want %d", len(got.Steps), tt.want)
 			}
 			for i := range got.Ops {
-				if c := got.Ops[i].Call; got.Calls[c].Start >= tt.until || got.Calls[c] != w.Calls[c] {
+				if c := got.Ops[i].Call; got.Calls[c].Start >= tt.until || got.Calls[c].Start != w.Calls[c].Start {
 					t.Fatalf("operation %d of call %d at %v", i, c, got.Calls[c].Start)
 				}
 			}
@@ -132,6 +134,50 @@ func TestCut(t *testing.T) {
 	}
 	if got := playback.Traffic(w); got != 6*(64<<10+4) {
 		t.Errorf("traffic %d", got)
+	}
+}
+
+// An operation is dropped that starts before the ones that wait for each other, because it
+// was launched after the end of the part: these keep their waits.
+func TestCutKeepsWaits(t *testing.T) {
+	call := func(start time.Duration, kind workload.CallKind) workload.Call {
+		return workload.Call{Start: start, Dur: us, Stream: workload.None, Event: workload.None, Latest: workload.None, Record: workload.None, Kind: kind}
+	}
+	op := func(start, dur time.Duration, stream, call int32) workload.Op {
+		return workload.Op{Start: start, Dur: dur, Stream: stream, Call: call, Kind: workload.Kernel}
+	}
+	w := &workload.Workload{
+		Threads: make([]workload.Thread, 1), Streams: make([]workload.Stream, 3), Names: []string{""},
+		Calls: []workload.Call{
+			call(0, workload.Launch), call(2*us, workload.Launch), call(4*us, workload.Launch),
+			call(6*us, workload.StreamSync), call(110*us, workload.Launch), call(112*us, workload.DeviceSync),
+		},
+		Ops: []workload.Op{
+			op(us, 300*us, 0, 0), op(111*us, us, 1, 4), op(301*us, 10*us, 0, 1), op(312*us, 10*us, 2, 2),
+		},
+	}
+	w.Calls[3].Event, w.Calls[3].Latest = 2, 1
+	w.Waits = []workload.Wait{{Op: 1, On: 0}, {Op: 3, On: 2}}
+	w.Most, w.Least = []workload.Wait{{Op: 3, On: 0}, {Op: 3, On: 1}}, []workload.Wait{{Op: 3, On: 1}}
+	w.Awaits = []workload.Await{{Call: 3, On: 3}, {Call: 5, On: 3}}
+	w.Handovers = []workload.Handover{{Call: 2, After: 1}, {Call: 4, After: 0}}
+	before := fmt.Sprint(w)
+	got := playback.Cut(w, 0, 100*us)
+	want := []any{
+		[]workload.Wait{{Op: 2, On: 1}},
+		[]workload.Wait{{Op: 2, On: 0}},
+		[]workload.Wait{},
+		[]workload.Await{{Call: 3, On: 2}},
+		[]workload.Await(nil),
+		[]workload.Handover{{Call: 2, After: 1}},
+		int32(1), workload.None,
+	}
+	has := []any{got.Waits, got.Most, got.Least, got.Awaits, got.MostAwaits, got.Handovers, got.Calls[3].Event, got.Calls[3].Latest}
+	if !reflect.DeepEqual(has, want) {
+		t.Errorf("got %v, want %v", has, want)
+	}
+	if after := fmt.Sprint(w); after != before {
+		t.Errorf("the whole was changed: %s, before %s", after, before)
 	}
 }
 
