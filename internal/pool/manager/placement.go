@@ -232,9 +232,9 @@ func (t *tx) hostRequestOf(id string, s *dxpuv1.LeaseSpec, until time.Time) plac
 	return req
 }
 
-// decide returns where a lease would be placed now. The ID is empty if the lease does
-// not exist yet.
-func (t *tx) decide(id string, s *dxpuv1.LeaseSpec) (placement.Decision, placement.HostDecision) {
+// decide returns where a lease would be placed now, its parts with some size at most; 0: any.
+// The ID is empty if the lease does not exist yet.
+func (t *tx) decide(id string, s *dxpuv1.LeaseSpec, size milliGPU) (placement.Decision, placement.HostDecision) {
 	gpus, host := t.requestOf(id, s, t.endsBy(s)), t.hostRequestOf(id, s, t.endsBy(s))
 	r := t.reservedFrom(id, s, sizeOf(s))
 	if r != nil && startTime(s).After(t.now) {
@@ -245,7 +245,7 @@ func (t *tx) decide(id string, s *dxpuv1.LeaseSpec) (placement.Decision, placeme
 	}
 	t.reindex()
 	t.tellTypical()
-	gpus.Uplinks = t.fullUplinks
+	gpus.Uplinks, gpus.MaxSize = t.fullUplinks, uint64(size)
 	d, h := t.gpuPool.PlaceLease(t.hostPool, t.cfg.Reserve, gpus, host)
 	if r != nil && !(h.OK() && d.OK()) {
 		d.Why = append(d.Why, r.why(t))

@@ -232,7 +232,7 @@ func (t *tx) decideWithout(leases []*leaseRecord, gone map[string]bool, most mil
 	}
 	if startTime(leases[0].spec).After(t.now) { // the present GPUs of its tenant do not count then
 		var a placement.Assignment
-		if a.Decision, a.Host = t.decide(leases[0].ID, leases[0].spec); a.OK() {
+		if a.Decision, a.Host = t.decide(leases[0].ID, leases[0].spec, 0); a.OK() {
 			d.Members = []placement.Assignment{a}
 		} else {
 			d.Why = a

@@ -94,7 +94,7 @@ func (t *tx) neededAt(r *reservation, start time.Time) *reservation {
 		d = t.decideGang(leases, anyModel)
 	} else {
 		d.Members = make([]placement.Assignment, 1)
-		d.Members[0].Decision, d.Members[0].Host = t.decide(r.lease, leases[0].spec)
+		d.Members[0].Decision, d.Members[0].Host = t.decide(r.lease, leases[0].spec, 0)
 	}
 	needs := &reservation{lease: r.lease}
 	for _, a := range d.Members {

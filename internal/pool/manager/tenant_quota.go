@@ -102,13 +102,13 @@ func (t *tx) overQuota(tenant string, more milliGPU, model string) string {
 // quotas by model. A lease without a model gets one whose quota is not used up, and on which a
 // part has most GPUs at most.
 func (t *tx) decideWithin(id string, s *dxpuv1.LeaseSpec, most milliGPU) (placement.Decision, placement.HostDecision) {
-	d, h := t.decide(id, s)
+	d, h := t.decide(id, s, 0)
 	over := t.overQuotaAt(s, &d, most)
 	if over == "" {
 		return d, h
 	}
 	if s.Model != anyModel {
-		return placement.Decision{Why: append(d.Why, over)}, h
+		return t.decideSmaller(id, s, most, d, h)
 	}
 	var why []string
 	t.reindex()
@@ -119,17 +119,47 @@ func (t *tx) decideWithin(id string, s *dxpuv1.LeaseSpec, most milliGPU) (placem
 		}
 		s = proto.CloneOf(s)
 		s.Model = model
-		d, h = t.decide(id, s)
+		d, h = t.decide(id, s, 0)
+		d, h = t.decideSmaller(id, s, most, d, h)
 		d.Why = append(why, d.Why...)
-		over := t.overQuotaAt(s, &d, most)
-		if d.OK() && over == "" {
+		if d.OK() {
 			return d, h
 		}
-		if why = d.Why; over != "" {
-			why = append(why, over)
-		}
+		why = d.Why
 	}
 	return placement.Decision{Why: why}, h
+}
+
+// decideSmaller returns a decision on a lease of one model if its tenant may have it. Otherwise
+// it looks for GPUs with more memory, on which parts count less.
+func (t *tx) decideSmaller(id string, s *dxpuv1.LeaseSpec, most milliGPU, d placement.Decision, h placement.HostDecision) (placement.Decision, placement.HostDecision) {
+	over := t.overQuotaAt(s, &d, most)
+	if over == "" {
+		return d, h
+	}
+	if size := min(most, t.mayStillHave(s, s.Model)); s.Part != nil && size > 0 {
+		smaller, host := t.decide(id, s, size)
+		if smaller.OK() && t.overQuotaAt(s, &smaller, most) == "" {
+			return smaller, host
+		}
+	}
+	return placement.Decision{Why: append(d.Why, over)}, h
+}
+
+// mayStillHave returns how many more GPUs of a model a tenant may have in a lease with a spec,
+// by its quota and its guarantee.
+func (t *tx) mayStillHave(s *dxpuv1.LeaseSpec, model string) milliGPU {
+	q, u, more := t.quota(s.Tenant), t.usageOf(s.Tenant), anySize
+	if q.MaxGPUs > 0 {
+		more = wholeGPUs(q.MaxGPUs) - u.gpus
+	}
+	if limit, ok := q.MaxGPUsByModel[model]; ok {
+		more = min(more, wholeGPUs(limit)-u.byModel[model])
+	}
+	if g, ok := t.guaranteeOf(s.Tenant); ok && !s.Preemptible {
+		more = min(more, g-u.firm)
+	}
+	return more
 }
 
 // overQuotaAt returns why the tenant of a lease may not have the GPUs of a decision, which its

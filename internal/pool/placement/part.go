@@ -136,6 +136,25 @@ func permilleUp(n, all uint64) uint32 {
 	return min(down, Whole)
 }
 
+// leastGPU returns the least memory of a GPU on which a part has a size of at most some
+// thousandths, in bytes; more than any GPU has if there is none.
+func (p *Part) leastGPU(size uint64) uint64 {
+	switch {
+	case size >= Whole:
+		return 0
+	case size == 0 || uint64(p.Compute) > size || p.Memory > math.MaxUint64/Whole:
+		return math.MaxUint64
+	}
+	n := (p.Memory*Whole + size - 1) / size
+	for n > 1 && uint64(p.Size(n-1)) <= size { // within rounding
+		n--
+	}
+	for uint64(p.Size(n)) > size {
+		n++
+	}
+	return n
+}
+
 // PartSlot is a slot of a box for a part of one of its GPUs, or a part in it.
 type PartSlot struct {
 	Slot   uint32

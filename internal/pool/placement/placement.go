@@ -171,6 +171,9 @@ type Request struct {
 	// Part asks for a part of each GPU; nil: whole GPUs. Only and Together name GPUs, and
 	// the picks are slots for parts. NVLink means nothing then.
 	Part *Part
+	// MaxSize bounds the sum of the sizes that the parts have on their GPUs, in thousandths of
+	// a GPU (Part.Size). 0: any.
+	MaxSize uint64
 	// Near is where the host is; nil: not known, or chosen by PlaceLease.
 	Near    *Location
 	Uplinks Uplinks // the full ones

@@ -25,6 +25,9 @@ type partSearch struct {
 // free GPU are compared; of equal costs the shared GPU wins, which keeps free ones whole.
 func (p *Pool) placePart(reserve Reserve, req *Request) Decision {
 	req = p.excludeGPUs(req)
+	if req.MaxSize > 0 {
+		req.MinMemory = max(req.MinMemory, req.Part.leastGPU(req.MaxSize))
+	}
 	s := &partSearch{pool: p, req: req, part: req.Part}
 	if joined := p.shared.affine[s.part.label(s.part.Affinity)]; s.part.Affinity != "" && joined != nil {
 		if s.join(joined) {

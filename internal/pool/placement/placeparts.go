@@ -2,7 +2,6 @@ package placement
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 )
 
@@ -258,8 +257,13 @@ func (s *partsSearch) inBox(c *partsChoice, n int) bool {
 // that it has.
 func (s *partsSearch) inModel(c *partsChoice, n int, model string) {
 	for _, mode := range s.part.modes() {
-		places := s.withinReserve(s.placesIn(c.box, model, mode))
-		if len(places) < n {
+		all := s.placesIn(c.box, model, mode)
+		places := s.withinReserve(slices.Clone(all))
+		if len(places) >= n && s.tooLarge(places[:n]) {
+			s.smallestFirst(all)
+			places = s.withinReserve(all)
+		}
+		if len(places) < n || s.tooLarge(places[:n]) {
 			continue
 		}
 		cost := int64(0)
@@ -270,6 +274,22 @@ func (s *partsSearch) inModel(c *partsChoice, n int, model string) {
 			c.places, c.share, c.cost, c.others = places[:n], mode, cost, len(places)-n
 		}
 	}
+}
+
+// tooLarge reports whether the parts have more than their size on some GPUs.
+func (s *partsSearch) tooLarge(places []partPlace) bool {
+	sum := uint64(0)
+	for _, p := range places {
+		sum += uint64(s.part.Size(p.gpu.Memory))
+	}
+	return s.req.MaxSize > 0 && sum > s.req.MaxSize
+}
+
+// smallestFirst sorts GPUs by the size that a part has on them, and keeps the order of others.
+func (s *partsSearch) smallestFirst(places []partPlace) {
+	slices.SortStableFunc(places, func(a, b partPlace) int {
+		return cmp.Compare(s.part.Size(a.gpu.Memory), s.part.Size(b.gpu.Memory))
+	})
 }
 
 // modes returns the modes in which a GPU may be shared for a part.
@@ -362,78 +382,6 @@ func byNumber(n int, one, several string) string {
 		return one
 	}
 	return several
-}
-
-// split places the parts one by one. It stays in the boxes that it has begun with, as long
-// as they have room; a request to spread goes to other boxes first.
-func (s *partsSearch) split() (d Decision) {
-	models := []string{s.req.Model}
-	if s.req.Model == "" && len(s.req.Only) == 0 {
-		models = slices.Sorted(maps.Keys(s.pool.models))
-	}
-	for _, model := range models {
-		for _, mode := range s.part.modes() {
-			if d = s.oneByOne(model, mode); d.OK() {
-				return d
-			}
-		}
-	}
-	return Decision{}
-}
-
-// oneByOne places the parts on GPUs of a model, in a mode.
-func (s *partsSearch) oneByOne(model string, mode ShareMode) (d Decision) {
-	part := *s.part
-	part.Share = mode
-	one := *s.req
-	one.Count, one.Model, one.Part, one.Together, one.SameBox = 1, model, &part, nil, Indifferent
-	one.Exclude = slices.Clone(s.req.Exclude)
-	opened := 0
-	for len(d.Picks) < s.req.Count {
-		one.noFresh = model != "" && opened >= s.toOpen(model)
-		next := s.nextOf(&one, d.Picks)
-		if !next.OK() {
-			return Decision{}
-		}
-		gpu := s.pool.gpuOfSlot(next.Picks[0])
-		if _, g := s.pool.find(gpu); g.Free && !g.Restriction.local() {
-			opened++
-		}
-		d.Picks, d.Share, one.Exclude = append(d.Picks, next.Picks[0]), next.Share, append(one.Exclude, gpu)
-		one.settleAt(s.pool.boxes[gpu.Box].Location)
-	}
-	boxes := boxesOf(d.Picks)
-	if s.req.SameBox == Avoided {
-		d.say("Spread over %s, as asked: each of %d GPUs gets a part.", plural(len(boxes), "box", "boxes"), s.req.Count)
-		return d
-	}
-	d.say("No single box has room for a part on each of %d GPUs: the request is split over %d boxes.", s.req.Count, len(boxes))
-	return d
-}
-
-// nextOf places one more part.
-func (s *partsSearch) nextOf(one *Request, have []Ref) Decision {
-	used := boxesOf(slices.Concat(have, s.req.Together))
-	try := *one
-	if s.req.SameBox == Avoided {
-		for _, id := range used {
-			for i := range s.pool.boxes[id].GPUs {
-				try.Exclude = append(try.Exclude, Ref{id, s.pool.boxes[id].GPUs[i].Slot})
-			}
-		}
-		if d := s.pool.placePart(s.reserve, &try); d.OK() {
-			return d
-		}
-		return s.pool.placePart(s.reserve, one)
-	}
-	for _, id := range used {
-		x := partsSearch{partSearch: &partSearch{pool: s.pool, req: &try, part: try.Part}, reserve: s.reserve}
-		c := &partsChoice{box: &s.pool.boxes[id].Box}
-		if x.inBox(c, 1) && (c.places[0].shared != nil || !one.noFresh) {
-			return x.takeBox(c)
-		}
-	}
-	return s.pool.placePart(s.reserve, one)
 }
 
 // boxesOf returns the boxes of some GPUs, each once.
