@@ -83,7 +83,7 @@ func (t *tx) grow(l *leaseRecord, count uint32) error {
 	if err := cmp.Or(checkPart(grown), t.admitParts(grown)); err != nil {
 		return err
 	}
-	q, size := t.quota(l.spec.Tenant), l.sizeOfMore(more)
+	q, size := t.quota(l.spec.Tenant), sizeOf(grown)-sizeOf(l.spec)
 	if err := cmp.Or(q.allows(l.spec.Tenant, "count", l.size()+size, l.Model), t.guarantees(l.spec, "count", l.size()+size)); err != nil {
 		return err
 	}
@@ -98,7 +98,7 @@ func (t *tx) grow(l *leaseRecord, count uint32) error {
 	if r := t.reservedFrom(l.ID, l.spec, size); r != nil {
 		req.Exclude, host.Exclude = append(req.Exclude, r.gpus...), append(host.Exclude, r.slots...)
 	}
-	d, h := t.chooseGPUs(req), t.chooseHost(host)
+	d, h := t.chooseMore(l, req), t.chooseHost(host)
 	if !d.OK() || !h.OK() {
 		why := strings.Join(append(h.Why, d.Why...), " ")
 		return errorf(connect.CodeResourceExhausted, "count: lease %s cannot grow by %s now: %s", l.ID, numberOfGPUs(more), strings.TrimSuffix(why, "."))
@@ -111,6 +111,24 @@ func (t *tx) grow(l *leaseRecord, count uint32) error {
 	}
 	t.setSize(l.ID)
 	return nil
+}
+
+// chooseMore chooses more GPUs for a lease, within the quota and the guarantee of its tenant.
+func (t *tx) chooseMore(l *leaseRecord, req placement.Request) placement.Decision {
+	d := t.chooseGPUs(req)
+	more := proto.CloneOf(l.spec)
+	more.Count = uint32(req.Count)
+	over := t.overQuotaAt(more, &d, anySize)
+	if over == "" || l.spec.Part == nil {
+		return d
+	}
+	if size := t.mayStillHave(more, l.Model); size > 0 {
+		req.MaxSize = uint64(size)
+		if smaller := t.chooseGPUs(req); smaller.OK() {
+			return smaller
+		}
+	}
+	return placement.Decision{Why: append(d.Why, over)}
 }
 
 // domainOf returns the domain of the host in which a lease has its GPUs.

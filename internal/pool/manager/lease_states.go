@@ -180,15 +180,15 @@ func (t *tx) replace(broken []string) bool {
 // together stay together. If they need not be, it returns those that it finds.
 func (t *tx) findReplacements(l *leaseRecord, broken []string) placement.Decision {
 	req := t.replacement(l, broken)
-	d := t.chooseGPUs(req)
+	d := t.chooseOthers(l, req)
 	if !d.OK() && !l.ActiveTime.IsZero() {
 		// A GPU that could not be attached before is better than none.
 		req.Exclude, _ = t.promised(l.ID, l.spec, t.now, t.until(l))
-		d = t.chooseGPUs(req)
+		d = t.chooseOthers(l, req)
 	}
 	for !d.OK() && !mustBeTogether(l.spec) && req.Count > 1 {
 		req.Count--
-		d = t.chooseGPUs(req)
+		d = t.chooseOthers(l, req)
 	}
 	return d
 }

@@ -276,7 +276,7 @@ func (t *tx) moveAway(l *leaseRecord, ids []string, reason dxpuv1.Reason) bool {
 	for _, id := range ids {
 		req.Leaves = append(req.Leaves, t.bindings.get(id).gpu())
 	}
-	d := t.chooseGPUs(req)
+	d := t.chooseOthers(l, req)
 	if !d.OK() {
 		t.reportStuck(l, ids, "move", d.Why)
 		return false

@@ -4,6 +4,8 @@ import (
 	"math"
 	"strconv"
 
+	"google.golang.org/protobuf/proto"
+
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
@@ -82,6 +84,32 @@ func (t *tx) servingSlots(id string) (out []placement.Ref) {
 func (l *leaseRecord) sizeOfMore(n uint32) milliGPU {
 	count := milliGPU(l.spec.Count)
 	return (l.size()*milliGPU(n) + count - 1) / count
+}
+
+// chooseOthers chooses other GPUs for a lease, in place of those that it does not name in the
+// request. Parts count as no more than the tenant may have, if there are such GPUs.
+func (t *tx) chooseOthers(l *leaseRecord, req placement.Request) placement.Decision {
+	d := t.chooseGPUs(req)
+	if !d.OK() || l.spec.Part == nil {
+		return d
+	}
+	size := func(at []placement.Ref) milliGPU {
+		s := proto.CloneOf(l.spec)
+		s.Count = uint32(len(at))
+		return t.sizeAt(s, at)
+	}
+	most := t.mayStillHave(l.spec, l.Model)
+	if most == anySize {
+		return d
+	}
+	if most += l.size() - size(req.Together); most <= 0 || size(d.Picks) <= most {
+		return d
+	}
+	req.MaxSize = uint64(most)
+	if smaller := t.chooseGPUs(req); smaller.OK() {
+		return smaller
+	}
+	return d
 }
 
 // requestedSize returns what some leases ask for.
