@@ -122,7 +122,7 @@ func checkFlags(cmd *cobra.Command) error {
 // objectFlags are flags that name an object. An empty one is that of a script whose
 // variable is not set: the command would go to any host, or to the tenant default.
 // Neither may it go to another pool, or with another token.
-var objectFlags = []string{"host", "tenant", "gpu", "box", "lease", "to", "name", "manager", "context", "ca-file", "token-file"}
+var objectFlags = []string{"host", "tenant", "gpu", "box", "lease", "to", "name", "manager", "context", "ca-file", "token-file", "model"}
 
 var (
 	exclusiveFlags = regexp.MustCompile(`\[([^]]*)\] were all set$`)
