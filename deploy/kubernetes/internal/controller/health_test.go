@@ -44,7 +44,10 @@ func healthOf(t *testing.T, b *dxpuv1.Binding) {
 		{dxpuv1.Health_HEALTH_OK, "", "True OK ", true},
 		{dxpuv1.Health_HEALTH_UNSPECIFIED, "", "True OK ", false}, // the pool does not have it at the moment
 	} {
-		c.watch.SetSnapshot(&pool.Snapshot{GPUs: []*dxpuv1.GPU{{Id: "b1/0", Health: step.health, HealthDetail: step.detail}}})
+		c.watch.SetSnapshot(&pool.Snapshot{
+			GPUs:      []*dxpuv1.GPU{{Id: "b1/0", BoxId: "b1", Health: step.health, HealthDetail: step.detail}},
+			LostBoxes: map[string]bool{"b1": step.health == dxpuv1.Health_HEALTH_UNREACHABLE},
+		})
 		if err := c.report(t.Context(), claim, status); err != nil {
 			t.Fatal(err)
 		}

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
@@ -31,11 +32,14 @@ type awayManager struct {
 	mu      sync.Mutex // guards the fields below
 	away    bool
 	refuses bool              // to create leases, as one without a quorum
-	silent  bool              // the host does not report
+	silent  bool              // the host has not reported since the manager leads
+	lost    bool              // the host does not report any more
+	noBox   bool              // the box has not reported since the manager leads
 	conns   map[net.Conn]bool // of clients
 	leases  map[string]bool   // those that have not ended, by request ID
 	specs   map[string]*dxpuv1.LeaseSpec
 	creates int // calls of CreateLease, also those that are refused
+	lists   int // calls of ListHosts
 }
 
 // newAwayManager starts a manager, and returns a client of it.
@@ -150,18 +154,37 @@ func (m *awayManager) WatchEvents(ctx context.Context, _ *connect.Request[dxpuv1
 }
 
 func (m *awayManager) ListGPUs(context.Context, *connect.Request[dxpuv1.ListGPUsRequest]) (*connect.Response[dxpuv1.ListGPUsResponse], error) {
-	return connect.NewResponse(&dxpuv1.ListGPUsResponse{Gpus: []*dxpuv1.GPU{{Id: "b1/0", BoxId: "b1", Device: &dxpuv1.Device{}}}}), nil
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	g := &dxpuv1.GPU{Id: "b1/0", BoxId: "b1", Device: &dxpuv1.Device{}, Health: dxpuv1.Health_HEALTH_OK, State: dxpuv1.GPUState_GPU_STATE_FREE}
+	if m.noBox {
+		g.Health, g.State = dxpuv1.Health_HEALTH_UNREACHABLE, dxpuv1.GPUState_GPU_STATE_UNAVAILABLE
+	}
+	return connect.NewResponse(&dxpuv1.ListGPUsResponse{Gpus: []*dxpuv1.GPU{g}}), nil
 }
 
 func (m *awayManager) ListHosts(context.Context, *connect.Request[dxpuv1.ListHostsRequest]) (*connect.Response[dxpuv1.ListHostsResponse], error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	h := &dxpuv1.Host{Node: &dxpuv1.NodeInfo{Id: "h1", Connected: !m.silent}, Slots: []*dxpuv1.HostSlot{{}, {}}}
+	m.lists++
+	h := &dxpuv1.Host{Node: node("h1", m.silent), Slots: []*dxpuv1.HostSlot{{}, {}}}
+	h.Node.Connected = h.Node.Connected && !m.lost
 	return connect.NewResponse(&dxpuv1.ListHostsResponse{Hosts: []*dxpuv1.Host{h}}), nil
 }
 
 func (m *awayManager) ListBoxes(context.Context, *connect.Request[dxpuv1.ListBoxesRequest]) (*connect.Response[dxpuv1.ListBoxesResponse], error) {
-	return connect.NewResponse(&dxpuv1.ListBoxesResponse{Boxes: []*dxpuv1.Box{{Node: &dxpuv1.NodeInfo{Id: "b1"}}}}), nil
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return connect.NewResponse(&dxpuv1.ListBoxesResponse{Boxes: []*dxpuv1.Box{{Node: node("b1", m.noBox)}}}), nil
+}
+
+// node returns a node that reports, or one that has not reported since the manager leads.
+func node(id string, silent bool) *dxpuv1.NodeInfo {
+	n := &dxpuv1.NodeInfo{Id: id, Connected: !silent}
+	if !silent {
+		n.LastReportTime = timestamppb.Now()
+	}
+	return n
 }
 
 func (m *awayManager) GetPool(context.Context, *connect.Request[dxpuv1.GetPoolRequest]) (*connect.Response[dxpuv1.GetPoolResponse], error) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -15,8 +16,10 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/klog/v2"
 
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/claims"
@@ -37,7 +40,9 @@ func inOutage(t *testing.T, prepare func(*awayManager), test func(o *outage)) {
 		kube := fake.NewClientset(
 			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kube-system", UID: "c"}},
 			&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1", Labels: map[string]string{inventory.HostLabel: "h1"}}},
+			sliceBefore(),
 		)
+		kube.PrependReactor("update", "resourceslices", completeSlice)
 		m, api := newAwayManager(t)
 		m.set(prepare)
 		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), klog.Logger{})) // a second has two lines
@@ -57,6 +62,26 @@ func inOutage(t *testing.T, prepare func(*awayManager), test func(o *outage)) {
 		o.after(2 * time.Second)
 		test(o)
 	})
+}
+
+// sliceBefore is a resource slice of an earlier controller. One that is created has its publisher look
+// again until time has passed, for ever in a bubble.
+func sliceBefore() *resourceapi.ResourceSlice {
+	s := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "00000-" + inventory.Driver + "-1", ResourceVersion: "1"}}
+	s.Spec.Driver, s.Spec.Devices = inventory.Driver, []resourceapi.Device{{Name: "b1-0"}}
+	s.Spec.Pool = resourceapi.ResourcePool{Name: "dxpu/b1", Generation: 1, ResourceSliceCount: 1}
+	return s
+}
+
+// completeSlice gives a resource slice the next version, as the API server does.
+func completeSlice(a clienttesting.Action) (bool, runtime.Object, error) {
+	s := a.(clienttesting.UpdateAction).GetObject().(*resourceapi.ResourceSlice)
+	version, err := strconv.Atoi(s.ResourceVersion)
+	if err != nil {
+		return true, nil, err
+	}
+	s.ResourceVersion = strconv.Itoa(version + 1)
+	return false, nil, nil
 }
 
 func always(*awayManager)    {}

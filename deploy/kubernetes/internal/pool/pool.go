@@ -26,6 +26,8 @@ type Snapshot struct {
 	// BoxTaints are the taints of the boxes, by ID.
 	BoxTaints map[string][]*dxpuv1.Taint
 	BoxLabels map[string]map[string]string // by ID
+	// LostBoxes are the boxes that reported to the manager that leads, and do no longer.
+	LostBoxes map[string]bool
 	Spares    []*dxpuv1.SpareStatus
 	byID      map[string]*dxpuv1.GPU
 	leaving   map[string]int  // by host: the slots whose GPUs are being released
@@ -78,8 +80,11 @@ type Watcher struct {
 	// again, zero if they always could.
 	away     bool
 	returned time.Time
-	synced   chan struct{}
-	once     sync.Once
+	// unheard are the nodes that the snapshot shows as they were before, by ID: since when they
+	// have not reported to the manager that leads.
+	unheard map[string]time.Time
+	synced  chan struct{}
+	once    sync.Once
 }
 
 // New returns a watcher for the leases with the label of a cluster.
@@ -100,8 +105,6 @@ const (
 	// refreshEvery is the time after which the GPUs are listed without an event: spares and
 	// quarantines change with the time.
 	refreshEvery = 15 * time.Second
-	// reconnectTime is how long hosts may take to report to a manager that has just begun.
-	reconnectTime = 10 * time.Second
 	// pageSize is the largest of the API.
 	pageSize = 1000
 )
@@ -147,6 +150,7 @@ func (w *Watcher) SetSnapshot(s *Snapshot) (changed []string) {
 	s.index()
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.keepUnheardLocked(s)
 	old := w.snapshot
 	w.snapshot = s
 	pending, taken := w.waitingLocked()
@@ -361,14 +365,15 @@ func (w *Watcher) followGPUs(ctx context.Context) error {
 		}
 		w.ready()
 		w.poolChanged()
-		if err := waitFor(ctx, max(refreshPause, refreshShare*time.Since(began)), events, ended); err != nil {
+		if err := waitFor(ctx, max(refreshPause, refreshShare*time.Since(began)), w.refreshIn(), events, ended); err != nil {
 			return err
 		}
 	}
 }
 
-// waitFor returns after a pause and an event, or after refreshEvery.
-func waitFor(ctx context.Context, pause time.Duration, events <-chan struct{}, ended <-chan error) error {
+// waitFor returns after a pause and an event, or a longest time.
+func waitFor(ctx context.Context, pause, longest time.Duration, events <-chan struct{}, ended <-chan error) error {
+	timeout := time.After(max(pause, longest))
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
@@ -382,7 +387,7 @@ func waitFor(ctx context.Context, pause time.Duration, events <-chan struct{}, e
 	case err := <-ended:
 		return err
 	case <-events:
-	case <-time.After(refreshEvery):
+	case <-timeout:
 	}
 	return nil
 }
@@ -398,7 +403,7 @@ func (w *Watcher) ready() {
 
 // read lists everything that the inventory needs.
 func (w *Watcher) read(ctx context.Context) (*Snapshot, error) {
-	s := &Snapshot{Hosts: map[string]*dxpuv1.Host{}, Racks: map[string]string{}, BoxTaints: map[string][]*dxpuv1.Taint{}, BoxLabels: map[string]map[string]string{}}
+	s := &Snapshot{Hosts: map[string]*dxpuv1.Host{}, Racks: map[string]string{}, BoxTaints: map[string][]*dxpuv1.Taint{}, BoxLabels: map[string]map[string]string{}, LostBoxes: map[string]bool{}}
 	for req := (&dxpuv1.ListGPUsRequest{PageSize: pageSize}); ; {
 		res, err := w.api.ListGPUs(ctx, connect.NewRequest(req))
 		if err != nil {
@@ -430,6 +435,9 @@ func (w *Watcher) read(ctx context.Context) (*Snapshot, error) {
 			s.Racks[b.Node.Id], s.BoxLabels[b.Node.Id] = b.Node.Rack, b.Node.Labels
 			if len(b.Node.Taints) > 0 {
 				s.BoxTaints[b.Node.Id] = b.Node.Taints
+			}
+			if !b.Node.Connected && b.Node.LastReportTime != nil {
+				s.LostBoxes[b.Node.Id] = true
 			}
 		}
 		if req.PageToken = res.Msg.NextPageToken; req.PageToken == "" {

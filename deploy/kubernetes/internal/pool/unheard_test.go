@@ -1,0 +1,97 @@
+package pool
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// TestUnheardGPU: a GPU whose box has not reported to a new leader stays as it was, but for what the
+// leader knows of it by itself.
+func TestUnheardGPU(t *testing.T) {
+	const ok, unreachable, degraded = dxpuv1.Health_HEALTH_OK, dxpuv1.Health_HEALTH_UNREACHABLE, dxpuv1.Health_HEALTH_DEGRADED
+	const free, unavailable, bound, inParts = dxpuv1.GPUState_GPU_STATE_FREE, dxpuv1.GPUState_GPU_STATE_UNAVAILABLE, dxpuv1.GPUState_GPU_STATE_BOUND, dxpuv1.GPUState_GPU_STATE_SHARED
+	parts := []*dxpuv1.GPUPart{{Id: "b1/1"}, {Id: "b1/2"}}
+	for name, test := range map[string]struct {
+		was, now, want *dxpuv1.GPU
+		lost           bool
+	}{
+		"free":             {was: &dxpuv1.GPU{Health: ok, State: free}, now: &dxpuv1.GPU{State: unavailable}, want: &dxpuv1.GPU{Health: ok, State: free}},
+		"degraded":         {was: &dxpuv1.GPU{Health: degraded, State: unavailable}, now: &dxpuv1.GPU{State: unavailable}, want: &dxpuv1.GPU{Health: degraded, State: unavailable}},
+		"cordoned since":   {was: &dxpuv1.GPU{Health: ok, State: free}, now: &dxpuv1.GPU{State: unavailable, Cordoned: true}, want: &dxpuv1.GPU{Health: ok, State: unavailable, Cordoned: true}},
+		"of a lease":       {was: &dxpuv1.GPU{Health: ok, State: bound, LeaseId: "l"}, now: &dxpuv1.GPU{State: bound, LeaseId: "l"}, want: &dxpuv1.GPU{Health: ok, State: bound, LeaseId: "l"}},
+		"given back since": {was: &dxpuv1.GPU{Health: ok, State: bound, LeaseId: "l"}, now: &dxpuv1.GPU{State: unavailable}, want: &dxpuv1.GPU{Health: ok, State: free}},
+		"in parts":         {was: &dxpuv1.GPU{Health: ok, State: inParts, FreeParts: 2, Parts: parts}, now: &dxpuv1.GPU{State: inParts, Parts: parts[:1]}, want: &dxpuv1.GPU{Health: ok, State: inParts, FreeParts: 3, Parts: parts[:1]}},
+		"silent before":    {was: &dxpuv1.GPU{Health: unreachable, State: unavailable}, now: &dxpuv1.GPU{State: unavailable}, want: &dxpuv1.GPU{Health: unreachable, State: unavailable}},
+		"of a lost box":    {was: &dxpuv1.GPU{Health: ok, State: free}, now: &dxpuv1.GPU{State: unavailable}, lost: true, want: &dxpuv1.GPU{Health: unreachable, State: unavailable}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := New(nil, "c", nil, nil)
+			for _, g := range []*dxpuv1.GPU{test.was, test.now, test.want} {
+				g.Id, g.BoxId = "b1/0", "b1"
+			}
+			test.now.Health = unreachable
+			w.SetSnapshot(&Snapshot{GPUs: []*dxpuv1.GPU{test.was}})
+			w.SetSnapshot(&Snapshot{GPUs: []*dxpuv1.GPU{test.now}, LostBoxes: map[string]bool{"b1": test.lost}})
+			if got := w.Snapshot().GPU("b1/0"); !proto.Equal(got, test.want) {
+				t.Errorf("got %v, want %v", got, test.want)
+			}
+		})
+	}
+}
+
+// TestUnheardTime: nodes have ten seconds to report from the time that a leader does not know them,
+// or from the return of the manager if that is later. The spares are those of before meanwhile.
+func TestUnheardTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := New(nil, "c", nil, nil)
+		read := func(when string, reported, want bool) {
+			t.Helper()
+			h := &dxpuv1.Host{Node: &dxpuv1.NodeInfo{Id: "h1", Connected: reported}}
+			g := &dxpuv1.GPU{Id: "b1/0", BoxId: "b1", Health: dxpuv1.Health_HEALTH_UNREACHABLE}
+			var spares []*dxpuv1.SpareStatus
+			if reported {
+				h.Node.LastReportTime, g.Health, spares = timestamppb.Now(), dxpuv1.Health_HEALTH_OK, []*dxpuv1.SpareStatus{{}}
+			}
+			w.SetSnapshot(&Snapshot{Hosts: map[string]*dxpuv1.Host{"h1": h}, GPUs: []*dxpuv1.GPU{g}, Spares: spares})
+			if s := w.Snapshot(); s.Hosts["h1"].Node.Connected != want || (s.GPU("b1/0").Health == dxpuv1.Health_HEALTH_OK) != want || (len(s.Spares) > 0) != want {
+				t.Errorf("%s: host %v, GPU %v, spares %v; want them as before: %v", when, s.Hosts["h1"], s.GPU("b1/0"), s.Spares, want)
+			}
+		}
+		wantIn := func(want time.Duration) {
+			t.Helper()
+			if in := w.refreshIn(); in != want {
+				t.Errorf("the GPUs are read after %v, want %v", in, want)
+			}
+		}
+		read("at first", true, true)
+		wantIn(refreshEvery)
+		read("another leads", false, true)
+		time.Sleep(4 * time.Second)
+		read("soon", false, true)
+		wantIn(6 * time.Second)
+		w.lost()
+		time.Sleep(time.Hour)
+		read("away", false, true)
+		wantIn(reconnectTime)
+		w.replace(nil)
+		wantIn(reconnectTime)
+		time.Sleep(reconnectTime - 1)
+		read("returned", false, true)
+		wantIn(1)
+		time.Sleep(1)
+		read("silent", false, false)
+		wantIn(refreshEvery)
+		w.lost()
+		w.replace(nil)
+		read("silent, and another leads", false, false)
+		read("reports", true, true)
+		read("yet another leads", false, true)
+		wantIn(reconnectTime)
+	})
+}
