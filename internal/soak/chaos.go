@@ -2,6 +2,7 @@ package soak
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"math/rand/v2"
 	"sync"
@@ -148,6 +149,7 @@ func (c *chaos) pathFault(ctx context.Context, r *rand.Rand, path int, kind stri
 		return
 	}
 	c.count(kind)
+	c.ledger.tell(fmt.Sprintf("path %d for %v: %v from the host, %v from the boxes", path, bad.Round(time.Millisecond), &plan[0], &plan[1]))
 	c.set(path, plan)
 	wait(ctx, bad)
 	c.set(path, [2]fault.Plan{})

@@ -3,6 +3,7 @@ package soak
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -41,6 +42,7 @@ type ledger struct {
 
 	mu         sync.Mutex // guards the fields below
 	account    Account
+	faults     []pathFault // the last ones
 	excuses    []*excuse
 	excused    time.Duration // total
 	stalled    atomic.Int64  // nanoseconds in which the machine did not run this process
@@ -59,6 +61,8 @@ type excuse struct {
 const (
 	maxViolations = 100
 	maxExcuses    = 64
+	// A violation tells the faults of the paths in the time before it.
+	toldFaults, toldTime = 12, 6 * time.Second
 )
 
 // add changes the account.
@@ -186,6 +190,34 @@ func (l *ledger) lose(began time.Time, format string, args ...any) {
 	excused := slices.ContainsFunc(l.excuses, func(e *excuse) bool { return began.Before(e.to) && time.Now().After(e.from) })
 	l.mu.Unlock()
 	if !excused {
-		l.violate("lost without a cause: "+format, args...)
+		l.violate("lost without a cause: "+format+"; faults before: %s", append(args, l.faultsSince(began.Add(-toldTime)))...)
 	}
+}
+
+// pathFault is a fault that excuses nothing.
+type pathFault struct {
+	at   time.Time
+	what string
+}
+
+// tell keeps a fault of a path for the texts of violations.
+func (l *ledger) tell(what string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.faults) == toldFaults {
+		l.faults = slices.Delete(l.faults, 0, 1)
+	}
+	l.faults = append(l.faults, pathFault{time.Now(), what})
+}
+
+func (l *ledger) faultsSince(from time.Time) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := "none"
+	for _, f := range l.faults {
+		if f.at.After(from) {
+			out += fmt.Sprintf(", %v ago %s", time.Since(f.at).Round(time.Millisecond), f.what)
+		}
+	}
+	return strings.TrimPrefix(out, "none, ")
 }

@@ -1,6 +1,7 @@
 package soak
 
 import (
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -104,4 +105,27 @@ func TestReportBesideAWorker(t *testing.T) {
 	}
 	over.Store(true)
 	worker.Wait()
+}
+
+// A loss without a cause tells the last faults of the paths before it.
+func TestLossTellsTheFaultsBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := ledger{began: time.Now(), progress: t.Logf}
+		l.tell("an old fault")
+		time.Sleep(toldTime + time.Second)
+		for range 2 * toldFaults {
+			l.tell("path 1: loss")
+		}
+		time.Sleep(time.Second)
+		l.lose(time.Now(), "slot %d", 9)
+		if len(l.faults) != toldFaults || len(l.violations) != 1 || strings.Count(l.violations[0], "1s ago path 1: loss") != toldFaults || strings.Contains(l.violations[0], "old") {
+			t.Errorf("%d faults, violations %q", len(l.faults), l.violations)
+		}
+		l.excuse("an outage", time.Now())
+		time.Sleep(time.Second)
+		l.lose(time.Now(), "slot 9")
+		if len(l.violations) != 1 {
+			t.Errorf("an excused loss is a violation: %q", l.violations)
+		}
+	})
 }

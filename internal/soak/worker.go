@@ -92,6 +92,16 @@ func (w *worker) awaitAttached(b *want, began time.Time) bool {
 // ends says what both ends report of a binding.
 func (w *worker) ends(b *want) string {
 	h, x := w.cluster.observed(w.slot, b)
-	return fmt.Sprintf("the host reports %v (%s) and %d completion timeouts, the box %v (%s)",
-		h.GetState(), h.GetDetail(), h.GetCounters().GetCompletionTimeouts(), x.GetState(), x.GetDetail())
+	return fmt.Sprintf("the host reports %v (%s) and %d completion timeouts, %s; the box %v (%s), %s",
+		h.GetState(), h.GetDetail(), h.GetCounters().GetCompletionTimeouts(), traffic(h), x.GetState(), x.GetDetail(), traffic(x))
+}
+
+// traffic says how the link of a binding is at one end.
+func traffic(b *dxpuv1.ObservedBinding) string {
+	c := b.GetCounters()
+	out := fmt.Sprintf("%d TLPs sent and %d received, %d datagrams resent, round trip %v", c.GetTlpsSent(), c.GetTlpsReceived(), c.GetDatagramsRetransmitted(), time.Duration(c.GetRttNs()))
+	for _, p := range b.GetPaths() {
+		out += fmt.Sprintf(", path %d %v", p.Path, p.Health)
+	}
+	return out
 }
