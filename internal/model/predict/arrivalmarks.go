@@ -168,15 +168,33 @@ func (r *arriving) until(stream int32) (out []int32) {
 		out = append(out, last)
 	}
 	for _, n := range r.held[stream] {
-		if len(out) < mostUntil {
-			out = append(out, r.waitedFor(n)...)
+		for _, on := range r.waitedFor(n) {
+			out = r.with(out, on)
 		}
 	}
 	return out
 }
 
-// mostUntil bounds how many operations before an event are remembered.
-const mostUntil = 16
+// with adds an operation to those before an event, which have the latest one of each stream:
+// events that are before each other in turns would collect all there are.
+func (r *arriving) with(ops []int32, op int32) []int32 {
+	stream := r.p.w.Ops[op].Stream
+	n := slices.IndexFunc(ops, func(o int32) bool { return r.p.w.Ops[o].Stream == stream })
+	switch {
+	case n >= 0 && r.t.opEnd[op] > r.t.opEnd[ops[n]]:
+		ops[n] = op
+	case n < 0 && len(ops) < mostUntil:
+		return append(ops, op)
+	}
+	return ops
+}
+
+// mostUntil bounds how many operations before an event are remembered. A wait of a stream takes
+// as long as waitLooks looks, see mostLooks.
+const (
+	mostUntil = 16
+	waitLooks = 8
+)
 
 // waitedFor returns the operations for which a wait for an event is. If the call of the event
 // has not been made, it is made now.
@@ -192,6 +210,7 @@ func (r *arriving) waitedFor(wait int32) (out []int32) {
 			out = append(out, on)
 		}
 	}
+	r.looks += waitLooks + len(out)
 	return out
 }
 
