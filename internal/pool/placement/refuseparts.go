@@ -1,5 +1,10 @@
 package placement
 
+import (
+	"maps"
+	"slices"
+)
+
 // refuseParts explains why the parts have no place.
 func (s *partsSearch) refuseParts() (d Decision) {
 	where := ""
@@ -19,6 +24,7 @@ func (s *partsSearch) refuseParts() (d Decision) {
 		}
 	}
 	if len(s.req.Only) > 0 {
+		s.saySpares(&d)
 		return d
 	}
 	if boxes := s.roomy(1); len(boxes) <= maxExplained {
@@ -27,21 +33,56 @@ func (s *partsSearch) refuseParts() (d Decision) {
 	s.sayObstacles(&d, s.pool.shared.all)
 	if fresh := s.pool.placeFresh(s.reserve, &one); !fresh.OK() {
 		d.Why = append(d.Why, fresh.Why...)
+	} else {
+		s.saySpares(&d)
 	}
 	return d
 }
 
-// sayRoom says on how many GPUs of some boxes there is room for a part.
+// sayRoom says on how many GPUs of some boxes there is room for a part, and on how many of one
+// model that are shared in one mode, which the parts of a lease need.
 func (s *partsSearch) sayRoom(d *Decision, boxes []boxRoom) {
-	most, all := 0, 0
+	type kind struct {
+		model string
+		mode  ShareMode
+	}
+	all, inBox, alikeInBox, alike := 0, 0, 0, map[kind]int{}
 	for _, r := range boxes {
-		n := 0
+		gpus := map[uint32]bool{}
 		for _, model := range modelsIn(r.box) {
 			for _, mode := range s.part.modes() {
-				n = max(n, len(s.placesIn(r.box, model, mode)))
+				places := s.placesIn(r.box, model, mode)
+				for _, p := range places {
+					gpus[p.gpu.Slot] = true
+				}
+				alike[kind{model, mode}] += len(places)
+				alikeInBox = max(alikeInBox, len(places))
 			}
 		}
-		most, all = max(most, n), all+n
+		all, inBox = all+len(gpus), max(inBox, len(gpus))
 	}
-	d.say("%s room for one, at most %d of them in one box.", plural(all, "GPU has", "GPUs have"), most)
+	d.say("%s room for one, at most %d of them in one box.", plural(all, "GPU has", "GPUs have"), inBox)
+	most := 0
+	for _, n := range alike {
+		most = max(most, n)
+	}
+	if most < all || alikeInBox < inBox {
+		d.say("At most %d of them are of one model and can be shared in one mode, %d in one box.", most, alikeInBox)
+	}
+}
+
+// saySpares says how many free GPUs of each model are held back from the parts.
+func (s *partsSearch) saySpares(d *Decision) {
+	for _, name := range slices.Sorted(maps.Keys(s.pool.models)) {
+		m := s.pool.model(name).total()
+		held := m.held(s.reserve)
+		asked := (s.req.Model == "" || s.req.Model == name) && (len(s.req.Only) == 0 || len(s.namedFree(name)) > 0)
+		if s.req.UseSpares || held == 0 || !asked {
+			continue
+		}
+		said := len(d.Why)
+		if d.sayFree(&m, s.req, held); slices.Contains(d.Why[:said], d.Why[said]) {
+			d.Why = slices.Delete(d.Why, said, said+1)
+		}
+	}
 }

@@ -77,3 +77,31 @@ func TestNamedPartsLeaveTheSpares(t *testing.T) {
 		}
 	}
 }
+
+// TestRefusalOfPartsTellsModelsAndSpares has enough GPUs with room, but of two models, shared in two
+// modes, or held back.
+func TestRefusalOfPartsTellsModelsAndSpares(t *testing.T) {
+	p := freeDivisible([]uint64{80 * gib, 80 * gib})
+	for name, change := range map[string]func(*GPU){
+		"models": func(g *GPU) { g.Model = "T4" },
+		"modes":  func(g *GPU) { g.Modes = NewShareModes(Time) },
+	} {
+		b := p.boxes["b0"].Box
+		b.ID, b.GPUs = "b0", slices.Clone(b.GPUs)
+		was := b.GPUs[1]
+		change(&b.GPUs[1])
+		p.SetBox(b)
+		t.Run(name, func(t *testing.T) {
+			wantWhy(t, p.Place(Reserve{}, several(2, gib, 100)),
+				"2 GPUs have room for one, at most 2 of them in one box. At most 1 of them are of one model and can be shared in one mode, 1 in one box.")
+		})
+		b.GPUs = slices.Clone(b.GPUs)
+		b.GPUs[1] = was
+		p.SetBox(b)
+	}
+	spare := "Model A100: 2 of 2 usable GPUs are free, 1 of them held back as spares."
+	wantWhy(t, p.Place(Reserve{Count: 1}, several(2, gib, 100)), spare)
+	named := several(2, gib, 100)
+	named.Only = []Ref{{"b0", 0}, {"b0", 1}}
+	wantWhy(t, p.Place(Reserve{Count: 1}, named), spare)
+}
