@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 )
 
 // Replace replaces a file by one that only its owner may read, whatever the mode of the
@@ -22,7 +23,7 @@ func Replace(path string, write func(*os.File) error) error {
 		return fmt.Errorf("%s: is not a regular file", path)
 	}
 	dir := filepath.Dir(path)
-	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+"-*") // mode 0600
+	f, err := os.CreateTemp(dir, hidden(path)+"*") // mode 0600
 	if err != nil {
 		return naming(path, err)
 	}
@@ -56,6 +57,16 @@ func rename(f *os.File, path string, err error) error {
 		return errors.Join(naming(path, err), os.Remove(f.Name()))
 	}
 	return nil
+}
+
+// mostName bounds how much of a file's name that of its temporary one has, in bytes: a name has
+// 255 at most.
+const mostName = 100
+
+// hidden returns the beginning of the name of a temporary file for path.
+func hidden(path string) string {
+	name := filepath.Base(path)
+	return "." + strings.ToValidUTF8(name[:min(len(name), mostName)], "") + "-"
 }
 
 // naming names the file in an error about its temporary one.

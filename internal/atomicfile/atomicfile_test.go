@@ -1,9 +1,11 @@
 package atomicfile
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -44,5 +46,21 @@ func TestReplaceOnlyFiles(t *testing.T) {
 	}
 	if info, err := os.Lstat(pipe); err != nil || info.Mode()&os.ModeSymlink == 0 {
 		t.Errorf("the link is replaced: %v, %v", info, err)
+	}
+}
+
+// A name may be as long as the system allows, though that of the temporary file is longer.
+func TestLongNames(t *testing.T) {
+	dir := t.TempDir()
+	for i, name := range []string{strings.Repeat("n", 255), strings.Repeat("n", 99) + strings.Repeat("é", 78)} {
+		path := filepath.Join(dir, name)
+		for range 2 {
+			if err := errors.Join(Output(path, []byte("x"), 0o600), Write(path, []byte("x"))); err != nil {
+				t.Error(err)
+			}
+		}
+		if entries, err := os.ReadDir(dir); err != nil || len(entries) != i+1 {
+			t.Errorf("%d files are left, %v", len(entries), err)
+		}
 	}
 }

@@ -48,7 +48,7 @@ func replace(path string, old fs.FileInfo, data []byte, perm fs.FileMode) error 
 	if old != nil {
 		perm = 0o600 // until the owner is right
 	}
-	name := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+"-"+rand.Text())
+	name := filepath.Join(filepath.Dir(path), hidden(path)+rand.Text())
 	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, perm)
 	if err != nil {
 		return naming(path, err)
