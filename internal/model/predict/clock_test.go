@@ -31,3 +31,13 @@ func TestWrongClock(t *testing.T) {
 		}
 	}
 }
+
+// Work that begins before its call makes the run no faster over the native round trip.
+func TestFirstWorkBeforeItsCall(t *testing.T) {
+	r := record(t)
+	r.op(workload.Kernel, r.launch(workload.Launch, 1, 10*us, 5*us), 7, 4*us, 20*us)
+	r.op(workload.Kernel, r.launch(workload.Launch, 1, 40*us, 5*us), 7, 46*us, 20*us)
+	if got := run(t, r.plan(), at(perf.NativeRTT)); got.Relative != 1 || got.Active.Recorded != 62*us {
+		t.Errorf("%.3f of the native performance, %+v, want all of it and 62us", got.Relative, got.Active)
+	}
+}

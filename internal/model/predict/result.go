@@ -191,7 +191,8 @@ func (p *Plan) spans(t *times) (whole, active Span) {
 	if first.Call != none {
 		from, moved = p.w.Calls[first.Call].Start, t.callStart[first.Call]
 	}
-	from, moved = min(from, first.Start), min(moved, from)
+	skew := max(from-first.Start, 0) // of the clocks: it began before its call
+	from, moved = from-skew, min(moved, from)-skew
 	return whole, Span{whole.Recorded - from, whole.Replayed - moved}
 }
 
