@@ -100,6 +100,7 @@ func (t *tx) bind(l *leaseRecord, host string, hostSlot uint32, gpu placement.Re
 	t.bindings.put(b.ID, b)
 	b.BoxTold = t.touch(b.BoxID)
 	t.setBindingState(b, preparing)
+	t.gatherAgain(l.ID, gpu, placement.HostSlotRef{Host: host, Slot: hostSlot})
 	return b
 }
 

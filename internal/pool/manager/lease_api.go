@@ -16,6 +16,7 @@ import (
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
+	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
 // poolService implements the API for persons and orchestrators. Methods that it
@@ -181,24 +182,22 @@ func (t *tx) explainSpec(spec *dxpuv1.LeaseSpec, res *dxpuv1.ExplainLeaseRespons
 			return nil
 		}
 	}
+	var a placement.Assignment
 	if spec.StartTime != nil {
 		if err := t.mayPromise(spec); err != nil {
 			return err
 		}
+		a = t.decideLater(l)
 	} else if q := t.quotaReached(leases); q != "" {
 		res.Explanation = []string{q}
 		return nil
-	}
-	d := t.decideTogether(leases)
-	if !d.OK() && spec.StartTime != nil {
-		d = t.decideWithout(leases, t.endingBefore(startTime(spec).Add(-promiseLead)), anySize)
-	}
-	a := d.Why
-	if d.OK() {
+	} else if d := t.decideTogether(leases); d.OK() {
 		a = d.Members[len(leases)-1]
+	} else {
+		a = d.Why
 	}
 	res.Explanation = decisionWhy(a.Decision, a.Host)
-	if res.Satisfied = d.OK(); res.Satisfied {
+	if res.Satisfied = a.OK(); res.Satisfied {
 		res.HostId = a.Host.Host
 		for _, p := range a.Picks {
 			res.GpuIds = append(res.GpuIds, p.String())

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -148,33 +147,14 @@ func (t *tx) mayPromise(s *dxpuv1.LeaseSpec) error {
 	return nil
 }
 
-// promisesOverQuota returns why the quota by model does not admit that GPUs, which are of one
-// model, are promised to a lease too; "" if it does. The present GPUs of its tenant do not count.
-func (t *tx) promisesOverQuota(l *leaseRecord, gpus []placement.Ref) string {
-	model := t.modelAt(gpus[0])
-	limit, ok := t.quota(l.spec.Tenant).MaxGPUsByModel[model]
-	if !ok {
-		return ""
-	}
-	t.reindex()
-	n := len(gpus)
-	for id := range t.promises {
-		o := t.leases.get(id)
-		if id != l.ID && o.Promise != nil && o.spec.Tenant == l.spec.Tenant && t.modelAt(o.Promise.GPUs[0]) == model {
-			n += len(o.Promise.GPUs)
-		}
-	}
-	if n <= int(limit) {
-		return ""
-	}
-	return fmt.Sprintf("with it %d GPUs of model %s would be promised to tenant %s, whose quota is %d.", n, model, l.spec.Tenant, limit)
-}
-
 // promised returns the GPUs and slots that are promised to other leases at some time from
 // one moment until another one; zero: for ever. The ID and the spec are those of the lease
 // that asks.
 func (t *tx) promised(id string, s *dxpuv1.LeaseSpec, from, until time.Time) (gpus []placement.Ref, slots []placement.HostSlotRef) {
 	t.reindex()
+	if r := t.tried.taken; r != nil {
+		gpus, slots = slices.Clone(r.gpus), slices.Clone(r.slots)
+	}
 	for other := range t.promises {
 		l := t.leases.get(other)
 		if other == id || l == nil || l.Promise == nil {
@@ -184,9 +164,7 @@ func (t *tx) promised(id string, s *dxpuv1.LeaseSpec, from, until time.Time) (gp
 			continue
 		}
 		gpus = append(gpus, l.Promise.GPUs...)
-		for _, slot := range l.Promise.Slots {
-			slots = append(slots, placement.HostSlotRef{Host: l.Promise.Host, Slot: slot})
-		}
+		slots = append(slots, hostSlotRefs(l.Promise.Host, l.Promise.Slots)...)
 	}
 	return gpus, slots
 }
@@ -211,51 +189,6 @@ func (t *tx) notePromised(id string, s *dxpuv1.LeaseSpec, d *placement.Decision,
 		return
 	}
 	d.Why = append(d.Why, why)
-}
-
-// makePromise promises GPUs and host slots to a lease. It returns why there are none.
-func (t *tx) makePromise(id string) (why string) {
-	l := t.leases.get(id)
-	together := []*leaseRecord{l}
-	d := t.decideWithout(together, nil, anySize)
-	if !d.OK() {
-		d = t.decideWithout(together, t.endingBefore(startTime(l.spec).Add(-promiseLead)), anySize)
-	}
-	if !d.OK() {
-		return cmp.Or(strings.Join(decisionWhy(d.Why.Decision, d.Why.Host), " "), "no GPUs are free then")
-	}
-	a := d.Members[0]
-	if why := t.promisesOverQuota(l, a.Picks); why != "" {
-		return why
-	}
-	l = t.editLease(id)
-	l.Promise = &promiseRecord{Host: a.Host.Host, Slots: a.Host.Slots, GPUs: a.Picks}
-	var gpus []string
-	for _, p := range a.Picks {
-		gpus = append(gpus, p.String())
-	}
-	t.setLeaseState(id, leasePending, fmt.Sprintf("reserved from %s to %s: %s to %s", rfc3339(startTime(l.spec)), rfc3339(l.expires()), strings.Join(gpus, ", "), a.Host.Host))
-	return ""
-}
-
-// endingBefore returns bindings of leases that end before a time, at most maxPromiseWaits.
-func (t *tx) endingBefore(at time.Time) map[string]bool {
-	out := map[string]bool{}
-	for _, id := range slices.Sorted(maps.Keys(t.leases.rows)) {
-		l := t.leases.get(id)
-		if e := l.expires(); !l.holds() || e.IsZero() || e.After(at) {
-			continue
-		}
-		for _, b := range t.bindingsOf(id) {
-			if len(out) == maxPromiseWaits {
-				return out
-			}
-			if t.bindings.get(b).serving() {
-				out[b] = true
-			}
-		}
-	}
-	return out
 }
 
 // advancePromise lets a lease begin when its time comes, and until then keeps what is
@@ -311,6 +244,7 @@ func (t *tx) keepPromise(l *leaseRecord) bool {
 	why := t.obstacleOf(l)
 	if why != "" {
 		if t.makePromise(l.ID) == "" {
+			t.capacityGrew = true // others may have what it leaves
 			return true
 		}
 		why += ", and no others are free at that time"
@@ -346,7 +280,12 @@ func (t *tx) obstacleOf(l *leaseRecord) string {
 			return fmt.Sprintf("GPU %s cannot be used", r)
 		}
 	}
-	return t.takenBack(l)
+	for _, slot := range l.Promise.Slots {
+		if s := t.nodes.get(l.Promise.Host).slot(slot); s == nil || s.Cordon != nil || s.Health == dxpuv1.Health_HEALTH_FAILED {
+			return fmt.Sprintf("slot %d of host %s cannot be used", slot, l.Promise.Host)
+		}
+	}
+	return cmp.Or(t.misfitOf(l), t.takenBack(l))
 }
 
 // takenBack returns which GPU or slot a promise yields to another lease, "" for none: it
@@ -446,7 +385,12 @@ func (t *tx) clearPromised(l *leaseRecord, late bool) bool {
 
 // whyPromised returns what is promised to a lease that begins later.
 func (l *leaseRecord) whyPromised() string {
-	why := fmt.Sprintf("It begins at %s: %d GPUs and slots of host %s are promised to it.", rfc3339(startTime(l.spec)), len(l.Promise.GPUs), l.Promise.Host)
+	n, are := len(l.Promise.GPUs), "are"
+	if n == 1 {
+		are = "is"
+	}
+	why := fmt.Sprintf("It begins at %s: %s with %s of host %s %s promised to it.",
+		rfc3339(startTime(l.spec)), counted(n, "GPU", "GPUs"), counted(n, "slot", "slots"), l.Promise.Host, are)
 	if l.Promise.Obstacle != "" {
 		why += " The promise cannot be kept now: " + l.Promise.Obstacle + "."
 	}

@@ -35,7 +35,7 @@ func TestReservation(t *testing.T) {
 	if got := w.promised(id); got != "b1/0" || l.QueuePosition != 0 || !strings.HasPrefix(l.StateReason, "reserved from ") {
 		t.Fatalf("%s is promised, position %d: %s", got, l.QueuePosition, l.StateReason)
 	}
-	if got := w.explain(id); !strings.Contains(got, "1 GPUs and slots of host h1 are promised to it") {
+	if got := w.explain(id); !strings.Contains(got, "1 GPU with 1 slot of host h1 is promised to it") {
 		t.Errorf("explained as %q", got)
 	}
 	forever := w.create(&dxpuv1.LeaseSpec{Count: 1})

@@ -36,14 +36,14 @@ func (t *tx) indexNode(id string) (others []string) {
 	if k.box {
 		t.boxIDs.add(id)
 		if !had || !sameBox(old.placementBox, k.placementBox) {
-			t.capacityGrew = t.capacityGrew || boxGrew(old.placementBox, k.placementBox)
+			t.capacityGrew = t.capacityGrew || boxGrew(old.placementBox, k.placementBox) || t.reserved != nil && boxShrank(old.placementBox, k.placementBox)
 			t.gpuPool.SetBox(k.placementBox)
 		}
 		return others
 	}
 	t.hostIDs.add(id)
 	if !had || !sameHost(old.placementHost, k.placementHost) {
-		t.capacityGrew = t.capacityGrew || hostGrew(old.placementHost, k.placementHost)
+		t.capacityGrew = t.capacityGrew || hostGrew(old.placementHost, k.placementHost) || t.reserved != nil && old.placementHost.Usable && !k.placementHost.Usable
 		t.hostPool.SetHost(k.placementHost)
 	}
 	return others
@@ -113,6 +113,20 @@ func boxGrew(old, box placement.Box) bool {
 	}
 	// A part that ends, or shrinks, leaves room.
 	return len(old.Parts) != len(box.Parts) || !slices.Equal(old.Parts, box.Parts)
+}
+
+// boxShrank reports whether a box has fewer usable GPUs, so that what is held for a lease that
+// cannot have enough any more may go to others.
+func boxShrank(old, box placement.Box) bool {
+	usable := func(b placement.Box) (n int) {
+		for _, g := range b.GPUs {
+			if g.Usable {
+				n++
+			}
+		}
+		return n
+	}
+	return usable(box) < usable(old)
 }
 
 // placementHost returns a host in the form that package placement needs.
@@ -236,16 +250,20 @@ func (t *tx) hostRequestOf(id string, s *dxpuv1.LeaseSpec, until time.Time) plac
 // The ID is empty if the lease does not exist yet.
 func (t *tx) decide(id string, s *dxpuv1.LeaseSpec, size milliGPU) (placement.Decision, placement.HostDecision) {
 	gpus, host := t.requestOf(id, s, t.endsBy(s)), t.hostRequestOf(id, s, t.endsBy(s))
+	gpus.Uplinks, gpus.MaxSize = t.fullUplinks, uint64(size)
+	t.reindex()
+	t.tellTypical()
 	r := t.reservedFrom(id, s, sizeOf(s))
-	if r != nil && startTime(s).After(t.now) {
-		r = t.neededAt(r, startTime(s))
+	if at := startTime(s); r != nil && at.After(t.now) {
+		if d, h := t.gpuPool.PlaceLease(t.hostPool, t.cfg.Reserve, gpus, host); !d.OK() || !h.OK() || t.leavesEnough(r, at, &d, &h) {
+			t.notePromised(id, s, &d, &h)
+			return d, h
+		}
+		r = t.neededAt(r)
 	}
 	if r != nil {
 		gpus.Exclude, host.Exclude = append(gpus.Exclude, r.gpus...), append(host.Exclude, r.slots...)
 	}
-	t.reindex()
-	t.tellTypical()
-	gpus.Uplinks, gpus.MaxSize = t.fullUplinks, uint64(size)
 	d, h := t.gpuPool.PlaceLease(t.hostPool, t.cfg.Reserve, gpus, host)
 	if r != nil && !(h.OK() && d.OK()) {
 		d.Why = append(d.Why, r.why(t))

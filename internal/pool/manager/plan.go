@@ -60,6 +60,9 @@ func (p *planRecord) closes() time.Time { return p.Start.Add(-p.DrainBefore) }
 // closed reports whether the nodes take no leases. No plan closes nothing.
 func (p *planRecord) closed() bool { return p != nil && p.Phase != planPlanned }
 
+// overBy reports whether a plan is over at a time.
+func (p *planRecord) overBy(at time.Time) bool { return !p.End.After(at) }
+
 // covers reports whether a plan is for a node.
 func (p *planRecord) covers(n *nodeRecord) bool {
 	if n.Kind == dxpuv1.NodeKind_NODE_KIND_BOX && p.Box == n.ID || n.Kind == dxpuv1.NodeKind_NODE_KIND_HOST && p.Host == n.ID {
@@ -122,7 +125,7 @@ func (t *tx) nodeRestriction(n *nodeRecord, slot []taint) placement.Restriction 
 
 // takesBindings reports whether a node may get new bindings now.
 func (t *tx) takesBindings(n *nodeRecord) bool {
-	return n.takesBindings() && !t.planOf(n).closed()
+	return n.takesBindings() && !slices.ContainsFunc(t.plansOf(n), func(p *planRecord) bool { return p.closed() && !p.overBy(t.tried.by) })
 }
 
 // tolerationsUntil returns the tolerations of a lease that begins and ends before a plan, or

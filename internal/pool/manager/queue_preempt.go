@@ -217,37 +217,48 @@ func (t *tx) heldBy(gone []placement.Victim) map[string]bool {
 // decideWithout returns where leases that belong together would be placed, within the quotas
 // of their tenant and with at most some GPUs in all, if certain bindings were gone.
 func (t *tx) decideWithout(leases []*leaseRecord, gone map[string]bool, most milliGPU) (d placement.GangDecision) {
+	t.tryWithout(gone, time.Time{}, func() { d = t.decideUpTo(leases, most) })
+	return d
+}
+
+// tryWithout calls decide while the index is as if certain bindings were gone, and the
+// maintenance that is over by a time; zero: none.
+func (t *tx) tryWithout(gone map[string]bool, by time.Time, decide func()) {
 	t.reindex()
-	t.indexFrozen = true // the changes below only try something out
+	t.indexFrozen, t.tried.by = true, by // the changes below only try something out
 	boxes, hosts := map[string]bool{}, map[string]bool{}
+	for _, p := range t.plans.rows {
+		if !p.closed() || !p.overBy(by) {
+			continue
+		}
+		for n := range t.nodesOf(p) {
+			if n.Kind == dxpuv1.NodeKind_NODE_KIND_HOST {
+				hosts[n.ID] = true
+				t.hostPool.SetHost(t.placementHost(n))
+			} else if !boxes[n.ID] {
+				boxes[n.ID] = true
+				t.gpuPool.SetBox(t.boxWithout(n.ID, t.placementBox(n), gone))
+			}
+		}
+	}
 	for id := range gone {
 		b := t.bindings.get(id)
 		if hosts[b.HostID] = true; !boxes[b.BoxID] {
 			boxes[b.BoxID] = true
-			t.gpuPool.SetBox(t.boxWithout(b.BoxID, gone))
+			t.gpuPool.SetBox(t.boxWithout(b.BoxID, t.indexedNodes[b.BoxID].placementBox, gone))
 		}
 		if s := t.nodes.get(b.HostID).slot(b.HostSlot); s != nil {
 			t.hostPool.SetSlot(b.HostID, placement.HostSlot{Slot: s.Slot, Domain: s.Domain, Free: t.hostSlotFree(b.HostID, s, gone)})
 		}
 	}
-	if startTime(leases[0].spec).After(t.now) { // the present GPUs of its tenant do not count then
-		var a placement.Assignment
-		if a.Decision, a.Host = t.decide(leases[0].ID, leases[0].spec, 0); a.OK() {
-			d.Members = []placement.Assignment{a}
-		} else {
-			d.Why = a
-		}
-	} else {
-		d = t.decideUpTo(leases, most)
-	}
+	decide()
 	for id := range boxes {
 		t.gpuPool.SetBox(t.indexedNodes[id].placementBox)
 	}
 	for id := range hosts {
 		t.hostPool.SetHost(t.indexedNodes[id].placementHost)
 	}
-	t.indexFrozen = false
-	return d
+	t.indexFrozen, t.tried = false, trial{}
 }
 
 // sizeOfMembers returns the size that leases have where a decision places them.
@@ -384,8 +395,7 @@ func (t *tx) bindAfter(l *leaseRecord, host string, hostSlot uint32, gpu placeme
 }
 
 // boxWithout returns a box as placement would see it without some bindings.
-func (t *tx) boxWithout(id string, gone map[string]bool) placement.Box {
-	box := t.indexedNodes[id].placementBox
+func (t *tx) boxWithout(id string, box placement.Box, gone map[string]bool) placement.Box {
 	left := slices.DeleteFunc(t.occupantsOf(id), func(b *bindingRecord) bool { return gone[b.ID] })
 	box.GPUs = slices.Clone(box.GPUs)
 	for i := range box.GPUs {

@@ -1,7 +1,9 @@
 package manager
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -35,6 +37,7 @@ func (t *tx) reserveIfFirst(id string) {
 		if b.shape != "" && t.compareQueued(b.queueKey, t.turnOf(b.tenant), a.queueKey, t.turnOf(a.tenant)) < 0 {
 			return
 		}
+		t.capacityGrew = true // others may have what it held
 	}
 	t.reserve(id)
 }
@@ -48,15 +51,33 @@ func (t *tx) reserve(id string) {
 		return
 	}
 	t.reindex()
-	members := make([]placement.Member, len(leases))
-	for i, l := range leases {
-		members[i] = placement.Member{GPUs: t.requestOf(l.ID, l.spec, t.endsBy(l.spec)), Host: t.hostRequestOf(l.ID, l.spec, t.endsBy(l.spec))}
-		members[i].GPUs.Uplinks = t.fullUplinks
+	for _, model := range t.modelsFor(leases) {
+		members := make([]placement.Member, len(leases))
+		for i, l := range leases {
+			members[i] = placement.Member{GPUs: t.requestOf(l.ID, l.spec, t.endsBy(l.spec)), Host: t.hostRequestOf(l.ID, l.spec, t.endsBy(l.spec))}
+			members[i].GPUs.Uplinks = t.fullUplinks
+			members[i].GPUs.Model = cmp.Or(l.spec.Model, model)
+		}
+		if gpus, slots, possible := t.gpuPool.Gather(t.hostPool, t.cfg.Reserve, members); possible {
+			t.reserved = &reservation{lease: id, gpus: gpus, slots: slots}
+			return
+		}
 	}
-	gpus, slots, possible := t.gpuPool.Gather(t.hostPool, t.cfg.Reserve, members)
-	if possible {
-		t.reserved = &reservation{lease: id, gpus: gpus, slots: slots}
+}
+
+// modelsFor returns the models to hold GPUs of for leases: anyModel, or those of which the quota
+// of its tenant allows as many, if a lease names none. A gang may have GPUs of several.
+func (t *tx) modelsFor(leases []*leaseRecord) (out []string) {
+	s := leases[0].spec
+	if len(leases) > 1 || s.Model != anyModel || len(t.quota(s.Tenant).MaxGPUsByModel) == 0 {
+		return []string{anyModel}
 	}
+	for _, model := range t.gpuPool.Models() {
+		if t.overQuota(s.Tenant, leases[0].size(), model) == "" {
+			out = append(out, model)
+		}
+	}
+	return out
 }
 
 // reservedFrom returns the reservation that a lease must leave alone when it gets some
@@ -81,35 +102,69 @@ func (t *tx) reservedFrom(id string, s *dxpuv1.LeaseSpec, gpus milliGPU) *reserv
 	return nil
 }
 
-// neededAt returns what the lease of a reservation needs when another one begins later: where
-// it fits, or else what it has gathered; nil if it would be over by then. The caller has
-// taken the leases that end before out of the index, so a promise leaves enough of them.
-func (t *tx) neededAt(r *reservation, start time.Time) *reservation {
-	leases := t.membersOf(t.gangOf(r.lease))
-	if ends := t.endsBy(leases[0].spec); !ends.IsZero() && !ends.After(start.Add(-promiseLead)) {
-		return nil
+// leavesEnough reports whether a lease that begins later, at a place, leaves enough for the
+// lease of a reservation: its place is elsewhere, or it would be over by then. The caller has
+// taken the leases that end before out of the index.
+func (t *tx) leavesEnough(r *reservation, start time.Time, d *placement.Decision, h *placement.HostDecision) bool {
+	if ends := t.endsBy(t.leases.get(r.lease).spec); !ends.IsZero() && !ends.After(start.Add(-promiseLead)) {
+		return true
 	}
+	t.tried.taken = &reservation{gpus: d.Picks, slots: hostSlotRefs(h.Host, h.Slots)}
+	_, ok := t.placeOf(r)
+	t.tried.taken = nil
+	return ok
+}
+
+// neededAt returns what the lease of a reservation needs when another one begins later: where
+// it fits, or else what it has gathered. The caller has taken the leases that end before out of
+// the index, so a promise leaves enough of them.
+func (t *tx) neededAt(r *reservation) *reservation {
+	if needs, ok := t.placeOf(r); ok {
+		return needs
+	}
+	return r
+}
+
+// placeOf returns where the lease of a reservation would be placed.
+func (t *tx) placeOf(r *reservation) (*reservation, bool) {
+	leases := t.membersOf(t.gangOf(r.lease))
 	var d placement.GangDecision
 	if len(leases) > 1 {
 		d = t.decideGang(leases, anyModel)
 	} else {
 		d.Members = make([]placement.Assignment, 1)
-		d.Members[0].Decision, d.Members[0].Host = t.decide(r.lease, leases[0].spec, 0)
+		d.Members[0].Decision, d.Members[0].Host = t.decideWithin(r.lease, leases[0].spec, anySize)
 	}
 	needs := &reservation{lease: r.lease}
 	for _, a := range d.Members {
 		if !a.OK() {
-			return r
+			return nil, false
 		}
 		needs.gpus = append(needs.gpus, a.Picks...)
-		for _, slot := range a.Host.Slots {
-			needs.slots = append(needs.slots, placement.HostSlotRef{Host: a.Host.Host, Slot: slot})
-		}
+		needs.slots = append(needs.slots, hostSlotRefs(a.Host.Host, a.Host.Slots)...)
 	}
-	if len(d.Members) == 0 {
-		return r
+	return needs, len(d.Members) > 0
+}
+
+func hostSlotRefs(host string, slots []uint32) (out []placement.HostSlotRef) {
+	for _, s := range slots {
+		out = append(out, placement.HostSlotRef{Host: host, Slot: s})
 	}
-	return needs
+	return out
+}
+
+// gatherAgain makes the reservation again if a lease that it does not keep away has got
+// something that it holds.
+func (t *tx) gatherAgain(lease string, gpu placement.Ref, slot placement.HostSlotRef) {
+	r := t.reserved
+	if r == nil || t.firstOfGang(lease) == r.lease || !slices.Contains(r.gpus, gpu) && !slices.Contains(r.slots, slot) {
+		return
+	}
+	if l := t.leases.get(r.lease); l != nil && l.State == leasePending {
+		t.reserved = nil
+		t.reserve(r.lease)
+		t.capacityGrew = t.capacityGrew || t.reserved == nil
+	}
 }
 
 // why returns the sentence for a lease that did not fit because of the reservation.
@@ -118,6 +173,6 @@ func (r *reservation) why(t *tx) string {
 	if l.spec.Gang != nil {
 		what = "gang"
 	}
-	return fmt.Sprintf("%d free GPUs and %d host slots are held for a %s of priority %d that is first in the queue and needs %d.",
-		len(r.gpus), len(r.slots), what, l.spec.Priority, t.gpusOfGang(l))
+	return fmt.Sprintf("%s and %s are held for a %s of priority %d that is first in the queue and needs %d.",
+		counted(len(r.gpus), "free GPU", "free GPUs"), counted(len(r.slots), "host slot", "host slots"), what, l.spec.Priority, t.gpusOfGang(l))
 }

@@ -130,10 +130,12 @@ func TestHopelessLeaseHoldsNothing(t *testing.T) {
 		{"more than there are", &dxpuv1.LeaseSpec{Count: 5, Priority: 1, Wait: true}},
 		{"no host has the slots", &dxpuv1.LeaseSpec{Count: 4, Priority: 1, Wait: true, HostId: "h2"}},
 		{"quota", &dxpuv1.LeaseSpec{Count: 2, Priority: 1, Wait: true, Tenant: "a"}},
+		{"quota by model", &dxpuv1.LeaseSpec{Count: 2, Priority: 1, Wait: true, Tenant: "b"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, Config{}, hostNode("h1", 16), hostNode("h2", 2), boxNode("b1", 4))
 			w.putTenant("a", &dxpuv1.Quota{MaxGpus: 2})
+			w.putTenant("b", &dxpuv1.Quota{MaxGpusByModel: map[string]uint32{"DX100": 1}})
 			w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "a"})
 			w.settle()
 			w.wantLease(w.create(tt.spec), leasePending)

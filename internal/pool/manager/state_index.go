@@ -299,9 +299,12 @@ func (t *tx) leaseEntry(l *leaseRecord) leaseEntry {
 			k.queueKey.created = l.GangComplete.UnixNano()
 		}
 		k.spec = l.spec // specs are never changed in place
-		if old := t.indexedLeases[l.ID]; old.spec == l.spec {
+		switch old := t.indexedLeases[l.ID]; {
+		case k.promised: // each has its own promise
+			k.shape = "\x00\x00" + l.ID
+		case old.spec == l.spec && !old.promised:
 			k.shape = old.shape
-		} else {
+		default:
 			k.shape = shapeOf(l.spec)
 		}
 	}
@@ -336,7 +339,7 @@ func (t *tx) indexLease(id string) {
 	if had {
 		t.dropLease(id, old)
 		// Its quota is free again, or what was promised to it.
-		t.capacityGrew = t.capacityGrew || old.holding && !k.holding || old.promised && !k.promised
+		t.capacityGrew = t.capacityGrew || old.holding && !k.holding || old.counts() > k.counts() || old.promised && !k.promised
 		if t.reserved != nil && t.reserved.lease == id && k.shape == "" {
 			t.reserved, t.capacityGrew = nil, true // others may have what it held
 		}

@@ -32,7 +32,14 @@ type tx struct {
 	positionsAsked int
 	positions      map[string]uint32 // in the queue, by lease; nil: not computed
 	indexFrozen    bool              // reindex does nothing
+	tried          trial             // what a decision tries out
 	sizes          sizes             // of the pool; nil: not computed
+}
+
+// trial is what a decision supposes. The zero value is the present.
+type trial struct {
+	by    time.Time    // maintenance that is over by then does not count
+	taken *reservation // GPUs and slots that another lease will have
 }
 
 func (t *tx) revision() uint64 {

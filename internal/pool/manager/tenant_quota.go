@@ -249,6 +249,14 @@ func (x *index) countLease(id string, k *leaseEntry, sign uint32) {
 	}
 }
 
+// counts returns the GPUs of a lease that count against its tenant's quota.
+func (k *leaseEntry) counts() milliGPU {
+	if k.tenant == "" || k.shape != "" || k.sleeps {
+		return 0
+	}
+	return k.gpus
+}
+
 func (t *tx) usageOf(tenant string) tenantUsage {
 	t.reindex()
 	u := t.usageByTenant[tenant]

@@ -1,0 +1,138 @@
+package manager
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/dxpu-project/dxpu/internal/pool/placement"
+)
+
+// makePromise promises GPUs and host slots to a lease. It returns why there are none.
+func (t *tx) makePromise(id string) (why string) {
+	a := t.decideLater(t.leases.get(id))
+	if !a.OK() {
+		return cmp.Or(strings.Join(decisionWhy(a.Decision, a.Host), " "), "no GPUs are free then")
+	}
+	l := t.editLease(id)
+	l.Promise = &promiseRecord{Host: a.Host.Host, Slots: a.Host.Slots, GPUs: a.Picks}
+	var gpus []string
+	for _, p := range a.Picks {
+		gpus = append(gpus, p.String())
+	}
+	t.setLeaseState(id, leasePending, fmt.Sprintf("reserved from %s to %s: %s to %s", rfc3339(startTime(l.spec)), rfc3339(l.expires()), strings.Join(gpus, ", "), a.Host.Host))
+	return ""
+}
+
+// decideLater returns where a lease that begins later would be placed: with what is free, or
+// else also with what leases have that end before.
+func (t *tx) decideLater(l *leaseRecord) (a placement.Assignment) {
+	at := startTime(l.spec)
+	if t.tryWithout(nil, at, func() { a = t.decideThen(l) }); !a.OK() {
+		t.tryWithout(t.endingBefore(at.Add(-promiseLead)), at, func() { a = t.decideThen(l) })
+	}
+	return a
+}
+
+// decideThen returns where a lease that begins later would be placed if all that is free now
+// were free then, within the quotas by model. The present GPUs of its tenant do not count.
+func (t *tx) decideThen(l *leaseRecord) (a placement.Assignment) {
+	a.Decision, a.Host = t.decide(l.ID, l.spec, 0)
+	if !a.OK() {
+		return a
+	}
+	over := t.promisesOverQuota(l, t.modelAt(a.Picks[0]))
+	if over == "" {
+		return a
+	}
+	var why []string
+	for _, model := range t.gpuPool.Models() {
+		if l.spec.Model != anyModel && l.spec.Model != model {
+			continue
+		}
+		if over := t.promisesOverQuota(l, model); over != "" {
+			why = append(why, over)
+			continue
+		}
+		s := proto.CloneOf(l.spec)
+		s.Model = model
+		if a.Decision, a.Host = t.decide(l.ID, s, 0); a.OK() {
+			return a
+		}
+		why = append(why, decisionWhy(a.Decision, a.Host)...)
+	}
+	return placement.Assignment{Decision: placement.Decision{Why: why}}
+}
+
+// misfitOf returns why a lease may not have what is promised to it although all of it can be
+// used, "" if it may: there are other taints, labels or devices now.
+func (t *tx) misfitOf(l *leaseRecord) (why string) {
+	p, gone := l.Promise, map[string]bool{}
+	for _, r := range p.GPUs {
+		for _, id := range t.bindingsByGPU[r] {
+			gone[id] = true
+		}
+	}
+	for _, s := range p.Slots {
+		for _, id := range t.bindingsByHostSlot[hostSlotRef{p.Host, s}] {
+			gone[id] = true
+		}
+	}
+	gpus, host := t.requestOf(l.ID, l.spec, l.expires()), t.hostRequestOf(l.ID, l.spec, l.expires())
+	gpus.Only, gpus.Exclude, gpus.UseSpares, gpus.Uplinks = p.GPUs, nil, true, t.fullUplinks
+	host.Host, host.Exclude = p.Host, nil
+	t.tryWithout(gone, startTime(l.spec), func() {
+		if d, h := t.gpuPool.PlaceLease(t.hostPool, t.cfg.Reserve, gpus, host); !d.OK() || !h.OK() {
+			why = strings.TrimSuffix(strings.Join(decisionWhy(d, h), " "), ".")
+		}
+	})
+	return why
+}
+
+// promisesOverQuota returns why the quota by model does not admit that GPUs of a model are
+// promised to a lease too; "" if it does. The present GPUs of its tenant do not count.
+func (t *tx) promisesOverQuota(l *leaseRecord, model string) string {
+	limit, ok := t.quota(l.spec.Tenant).MaxGPUsByModel[model]
+	if !ok {
+		return ""
+	}
+	t.reindex()
+	n := int(l.spec.Count)
+	for id := range t.promises {
+		o := t.leases.get(id)
+		if id != l.ID && o.Promise != nil && o.spec.Tenant == l.spec.Tenant && t.modelAt(o.Promise.GPUs[0]) == model {
+			n += len(o.Promise.GPUs)
+		}
+	}
+	if n <= int(limit) {
+		return ""
+	}
+	return fmt.Sprintf("With it %s of model %s would be promised to tenant %s, whose quota is %d.", counted(n, "GPU", "GPUs"), model, l.spec.Tenant, limit)
+}
+
+// endingBefore returns bindings of leases that end before a time, at most maxPromiseWaits: also
+// those that are being released, and those that have a slot for a GPU that broke.
+func (t *tx) endingBefore(at time.Time) map[string]bool {
+	out := map[string]bool{}
+	for _, id := range slices.Sorted(maps.Keys(t.leases.rows)) {
+		l := t.leases.get(id)
+		e, ends := l.expires(), l.State == leaseReleasing && at.After(t.now)
+		if !ends && (!l.holds() || e.IsZero() || e.After(at)) {
+			continue
+		}
+		for _, bid := range t.bindingsOf(id) {
+			if len(out) == maxPromiseWaits {
+				return out
+			}
+			if b := t.bindings.get(bid); ends && b.State != released || b.serving() || b.needsReplacement() {
+				out[bid] = true
+			}
+		}
+	}
+	return out
+}
