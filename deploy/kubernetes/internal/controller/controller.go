@@ -66,7 +66,9 @@ type Controller struct {
 	said      map[string]map[string]string     // claim -> device and share -> the last message of an event
 	told      map[types.UID]map[types.UID]bool // claim -> objects with an event that no manager serves it
 
-	reached time.Time // when the manager last came, or came back
+	reached  time.Time // when the manager last came, or came back
+	refusing bool      // the manager has failed to create or delete a lease, which mu guards
+	resumed  time.Time // when it last did again after that, which mu guards
 }
 
 // claimUID is the index of claims by UID.
@@ -214,15 +216,15 @@ func (c *Controller) run(ctx context.Context) error {
 	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: c.cfg.Kube.CoreV1().Events("")})
 	c.recorder = events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "dxpu-dra"})
 
-	log := klog.FromContext(ctx)
+	lines := &outageLog{log: klog.FromContext(ctx)}
 	tasks.Go(func() { c.claims.RunWithContext(ctx) })
 	tasks.Go(func() { c.nodes.RunWithContext(ctx) })
 	tasks.Go(func() {
 		c.watch.Run(ctx, func(err error) {
 			c.cfg.Metrics.poolErrors.Inc()
-			log.Error(err, "The pool is out of reach; claims wait")
+			lines.failed(err)
 			c.poolAway(err)
-		}, c.poolReached)
+		}, c.poolReached, lines.ended)
 	})
 	if !cache.WaitForCacheSync(ctx.Done(), c.claims.HasSynced, c.nodes.HasSynced) {
 		return context.Cause(ctx)

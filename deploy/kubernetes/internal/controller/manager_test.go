@@ -18,6 +18,8 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
 	"github.com/dxpu-project/dxpu/client"
+
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/claims"
 )
 
 // managerURL is where the manager of a test is.
@@ -32,6 +34,7 @@ type awayManager struct {
 	mu      sync.Mutex // guards the fields below
 	away    bool
 	refuses bool              // to create leases, as one without a quorum
+	rejects string            // the claim whose leases it fails to create, by UID
 	silent  bool              // the host has not reported since the manager leads
 	lost    bool              // the host does not report any more
 	noBox   bool              // the box has not reported since the manager leads
@@ -195,7 +198,7 @@ func (m *awayManager) CreateLease(_ context.Context, req *connect.Request[dxpuv1
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.creates++
-	if m.refuses {
+	if m.refuses || m.rejects != "" && req.Msg.Spec.Labels[claims.LabelClaim] == m.rejects {
 		return nil, connect.NewError(connect.CodeUnavailable, errors.New("the manager has no quorum"))
 	}
 	id := req.Msg.RequestId

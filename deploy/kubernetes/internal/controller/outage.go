@@ -3,12 +3,14 @@ package controller
 import (
 	"errors"
 	"strings"
+	"sync"
 	"time"
 
 	"connectrpc.com/connect"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/inventory"
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/pool"
@@ -34,18 +36,45 @@ func (c *Controller) poolAway(err error) {
 func (c *Controller) poolReached() {
 	calm := time.Since(c.reached) >= retryMost
 	c.reached = time.Now()
-	_, again := c.watch.Ours()
-	for _, obj := range c.claims.GetStore().List() {
-		if claim := obj.(*resourceapi.ResourceClaim); waits(claim) {
-			again = append(again, string(claim.UID))
-		}
-	}
-	for _, uid := range again {
+	for _, uid := range c.concerned() {
 		if calm {
 			c.queue.Forget(uid)
 		}
 		c.queue.Add(uid)
 	}
+}
+
+// decides records whether the manager has created or deleted a lease, or failed to, as one without a
+// quorum does whose streams stay open. When it does again, the claims that are tried again begin a new
+// back-off, at most once in retryMost: a manager may fail now and then.
+func (c *Controller) decides(does bool) {
+	c.mu.Lock()
+	resume := does && c.refusing && time.Since(c.resumed) >= retryMost
+	c.refusing = (c.refusing || !does) && !resume
+	if resume {
+		c.resumed = time.Now()
+	}
+	c.mu.Unlock()
+	if !resume {
+		return
+	}
+	for _, uid := range c.concerned() {
+		if c.queue.NumRequeues(uid) > 0 {
+			c.queue.Forget(uid)
+			c.queue.Add(uid)
+		}
+	}
+}
+
+// concerned returns the claims that wait, and those that have leases.
+func (c *Controller) concerned() []string {
+	_, out := c.watch.Ours()
+	for _, obj := range c.claims.GetStore().List() {
+		if claim := obj.(*resourceapi.ResourceClaim); waits(claim) {
+			out = append(out, string(claim.UID))
+		}
+	}
+	return out
 }
 
 // waits reports whether a claim has been allocated a device of the pool that is not attached, and
@@ -106,4 +135,44 @@ func (c *Controller) served(claim string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.told, types.UID(claim))
+}
+
+// outageLog logs that the pool cannot be followed: when that begins, once in logPause while it lasts,
+// and when it ends. An outage that begins sooner after the last line is logged then.
+type outageLog struct {
+	log klog.Logger
+
+	mu     sync.Mutex
+	began  time.Time // of this outage; zero: the pool is followed
+	line   time.Time // the last
+	logged bool      // this outage has a line
+}
+
+const logPause = time.Minute
+
+func (l *outageLog) failed(err error) {
+	if errors.Is(err, pool.ErrEnded) {
+		l.log.V(2).Info("The pool is followed again", "err", err) // as after a change of the leader
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	if l.began.IsZero() {
+		l.began = now
+	}
+	if now.Sub(l.line) < logPause {
+		return
+	}
+	l.line, l.logged = now, true
+	l.log.Error(err, "The pool is out of reach; claims wait", "for", now.Sub(l.began).Round(time.Second))
+}
+
+func (l *outageLog) ended() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.logged {
+		l.log.Info("The pool is within reach again", "after", time.Since(l.began).Round(time.Second))
+	}
+	l.began, l.logged = time.Time{}, false
 }

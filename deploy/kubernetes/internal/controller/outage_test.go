@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
 
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/claims"
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/inventory"
@@ -32,6 +33,9 @@ type outage struct {
 	*testing.T
 	kube    *fake.Clientset
 	manager *awayManager
+
+	mu    sync.Mutex
+	lines []string // of the log
 }
 
 // inOutage runs a test with a controller. prepare changes the manager before the controller starts.
@@ -45,7 +49,8 @@ func inOutage(t *testing.T, prepare func(*awayManager), test func(o *outage)) {
 		kube.PrependReactor("update", "resourceslices", completeSlice)
 		m, api := newAwayManager(t)
 		m.set(prepare)
-		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), klog.Logger{})) // a second has two lines
+		o := &outage{T: t, kube: kube, manager: m}
+		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(o)))))
 		var running sync.WaitGroup
 		defer running.Wait()
 		defer cancel()
@@ -58,10 +63,26 @@ func inOutage(t *testing.T, prepare func(*awayManager), test func(o *outage)) {
 				t.Error(err)
 			}
 		})
-		o := &outage{T: t, kube: kube, manager: m}
 		o.after(2 * time.Second)
 		test(o)
 	})
+}
+
+// Write takes a line of the log.
+func (o *outage) Write(line []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.lines = append(o.lines, string(line))
+	return len(line), nil
+}
+
+// logged returns the lines of the log since it was called before.
+func (o *outage) logged() []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	lines := o.lines
+	o.lines = nil
+	return lines
 }
 
 // sliceBefore is a resource slice of an earlier controller. One that is created has its publisher look
@@ -304,4 +325,70 @@ func TestHostsReturnLater(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestRefusalEnds: a manager whose streams stay open while it cannot decide serves the claims that
+// wait as soon as it has decided for one of them.
+func TestRefusalEnds(t *testing.T) {
+	inOutage(t, refuses, func(o *outage) {
+		o.allocate("train")
+		o.after(5 * time.Minute)
+		o.manager.set(func(m *awayManager) { m.refuses = false })
+		o.allocate("next")
+		o.after(2 * time.Second)
+		o.wantLeases(2, "two seconds after the first call that succeeds")
+	})
+}
+
+// TestRefusesOne: a manager that fails for one claim, and serves others, is not asked for it each
+// time that it serves another.
+func TestRefusesOne(t *testing.T) {
+	inOutage(t, func(m *awayManager) { m.rejects = "u-train" }, func(o *outage) {
+		o.allocate("train")
+		o.after(5 * time.Minute)
+		_, before := o.manager.counts()
+		const others = 60
+		for i := range others {
+			o.allocate(fmt.Sprintf("other-%d", i))
+			o.after(time.Second)
+		}
+		o.wantLeases(others, "for the others")
+		if _, after := o.manager.counts(); after-before-others > 3*9 {
+			o.Errorf("%d tries in %d s", after-before-others, others)
+		}
+	})
+}
+
+// TestOutageLog: an outage has a line in the log when it begins, one each minute, and one when it
+// ends. A change of the leader has none, and a manager that comes and goes not more than an outage.
+func TestOutageLog(t *testing.T) {
+	inOutage(t, always, func(o *outage) {
+		o.logged()
+		want := func(when string, least, most int) {
+			o.Helper()
+			got := o.logged()
+			if len(got) < least || len(got) > most {
+				o.Errorf("%s: %d lines, want %d to %d: %q", when, len(got), least, most, got)
+			}
+		}
+		o.manager.set(away)
+		o.manager.set(back)
+		o.after(time.Minute)
+		want("a change of the leader", 0, 0)
+		o.manager.set(away)
+		o.after(2 * time.Second)
+		want("the manager is away", 1, 1)
+		o.after(5 * time.Minute)
+		want("for five minutes", 5, 5)
+		o.manager.set(back)
+		o.after(2 * time.Second)
+		want("it is back", 1, 1)
+		for range 60 {
+			o.manager.set(away)
+			o.after(3 * time.Second)
+			o.manager.set(back)
+			o.after(3 * time.Second)
+		}
+		want("it comes and goes for six minutes", 8, 2*7)
+	})
 }

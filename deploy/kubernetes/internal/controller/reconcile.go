@@ -350,6 +350,7 @@ func (c *Controller) deleteLease(ctx context.Context, id string) error {
 	if connect.CodeOf(err) == connect.CodeNotFound {
 		return nil // the manager has forgotten it
 	}
+	c.decides(err == nil)
 	if err != nil {
 		return fmt.Errorf("delete lease %s: %w", id, err)
 	}
@@ -364,6 +365,7 @@ func (c *Controller) createLease(ctx context.Context, r claims.Request, plan *cl
 	if err == nil {
 		c.cfg.Metrics.created.Inc()
 		c.watch.Put(res.Msg.Lease)
+		c.decides(true)
 		return nil
 	}
 	switch connect.CodeOf(err) {
@@ -378,5 +380,6 @@ func (c *Controller) createLease(ctx context.Context, r claims.Request, plan *cl
 		}
 		return nil
 	}
+	c.decides(false)
 	return fmt.Errorf("create lease %s: %w", r.ID, err)
 }

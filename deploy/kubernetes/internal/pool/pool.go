@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"connectrpc.com/connect"
@@ -113,16 +114,30 @@ const (
 var ErrEnded = errors.New("the stream ended")
 
 // Run follows the pool until ctx ends. It calls failed after each failure, before it tries again,
-// and reached each time that the manager has listed the leases: it is there, or there again. Both
-// must not block.
-func (w *Watcher) Run(ctx context.Context, failed func(error), reached func()) {
+// reached each time that the manager has listed the leases: it is there, or there again, and follows
+// when leases and GPUs can be read again after failures. None of them may block.
+func (w *Watcher) Run(ctx context.Context, failed func(error), reached, follows func()) {
 	var loops sync.WaitGroup
 	defer loops.Wait()
-	leases := func(ctx context.Context) error { return w.followLeases(ctx, reached) }
-	for _, follow := range []func(context.Context) error{leases, w.followGPUs} {
+	var down atomic.Int32 // loops that have failed
+	leases := func(ctx context.Context, read func()) error {
+		return w.followLeases(ctx, func() { read(); reached() })
+	}
+	for _, follow := range []func(context.Context, func()) error{leases, w.followGPUs} {
 		loops.Go(func() {
+			failing := false
+			read := func() {
+				if failing && down.Add(-1) == 0 {
+					follows()
+				}
+				failing = false
+			}
 			for ctx.Err() == nil {
-				if err := follow(ctx); err != nil && ctx.Err() == nil {
+				if err := follow(ctx, read); err != nil && ctx.Err() == nil {
+					if !failing {
+						failing = true
+						down.Add(1)
+					}
 					failed(err)
 				}
 				select {
@@ -329,8 +344,9 @@ func (w *Watcher) replace(all []*dxpuv1.Lease) {
 	}
 }
 
-// followGPUs lists GPUs and nodes, again after each event, until the stream of events ends.
-func (w *Watcher) followGPUs(ctx context.Context) error {
+// followGPUs lists GPUs and nodes, again after each event, until the stream of events ends. It calls
+// read after each list.
+func (w *Watcher) followGPUs(ctx context.Context, read func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	events := make(chan struct{}, 1)
 	var receiver sync.WaitGroup
@@ -365,6 +381,7 @@ func (w *Watcher) followGPUs(ctx context.Context) error {
 		}
 		w.ready()
 		w.poolChanged()
+		read()
 		if err := waitFor(ctx, max(refreshPause, refreshShare*time.Since(began)), w.refreshIn(), events, ended); err != nil {
 			return err
 		}
