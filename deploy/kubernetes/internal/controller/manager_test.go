@@ -41,8 +41,10 @@ type awayManager struct {
 	conns   map[net.Conn]bool // of clients
 	leases  map[string]bool   // those that have not ended, by request ID
 	specs   map[string]*dxpuv1.LeaseSpec
-	creates int // calls of CreateLease, also those that are refused
-	lists   int // calls of ListHosts
+	creates int    // calls of CreateLease, also those that are refused
+	lists   int    // calls of ListHosts
+	active  bool   // leases have their GPU
+	created func() // is called before a lease that is new is answered, if it is set
 }
 
 // newAwayManager starts a manager, and returns a client of it.
@@ -130,6 +132,10 @@ func (m *awayManager) leaseLocked(id string) *dxpuv1.Lease {
 	l := &dxpuv1.Lease{Id: id, Spec: m.specs[id], State: dxpuv1.LeaseState_LEASE_STATE_RELEASING}
 	if m.leases[id] {
 		l.State, l.StateReason = dxpuv1.LeaseState_LEASE_STATE_PENDING, "in the queue"
+		if m.active {
+			l.State = dxpuv1.LeaseState_LEASE_STATE_ACTIVE
+			l.Bindings = []*dxpuv1.Binding{{GpuId: "b1/0", HostId: "h1", State: dxpuv1.BindingState_BINDING_STATE_ATTACHED}}
+		}
 	}
 	return l
 }
@@ -203,6 +209,9 @@ func (m *awayManager) CreateLease(_ context.Context, req *connect.Request[dxpuv1
 	}
 	id := req.Msg.RequestId
 	m.leases[id], m.specs[id] = true, req.Msg.Spec
+	if m.created != nil {
+		m.created()
+	}
 	return connect.NewResponse(&dxpuv1.CreateLeaseResponse{Lease: m.leaseLocked(id)}), nil
 }
 

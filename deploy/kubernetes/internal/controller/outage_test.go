@@ -34,6 +34,9 @@ type outage struct {
 	kube    *fake.Clientset
 	manager *awayManager
 
+	running    context.Context // of the controller
+	stop, next func()          // ends the controller; waits for its end, and runs another one
+
 	mu    sync.Mutex
 	lines []string // of the log
 }
@@ -54,7 +57,8 @@ func inOutage(t *testing.T, prepare func(*awayManager), test func(o *outage)) {
 		var running sync.WaitGroup
 		defer running.Wait()
 		defer cancel()
-		running.Go(func() {
+		run := func() {
+			ctx := o.running
 			err := Run(ctx, Config{
 				Kube: kube, Pool: api, Managers: managerURL, Workers: 2, Metrics: NewMetrics(prometheus.NewRegistry()),
 				Policy: claims.Policy{Tenant: func(string) string { return "lab" }, QueueTimeout: time.Minute},
@@ -62,7 +66,16 @@ func inOutage(t *testing.T, prepare func(*awayManager), test func(o *outage)) {
 			if err != nil && ctx.Err() == nil {
 				t.Error(err)
 			}
-		})
+		}
+		o.running, o.stop = ctx, cancel
+		o.next = func() {
+			running.Wait()
+			o.running, o.stop = context.WithCancel(context.WithoutCancel(ctx))
+			running.Go(run)
+			synctest.Wait()
+		}
+		defer func() { o.stop() }()
+		running.Go(run)
 		o.after(2 * time.Second)
 		test(o)
 	})

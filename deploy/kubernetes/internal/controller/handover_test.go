@@ -1,0 +1,65 @@
+package controller
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
+)
+
+// TestHandover: another controller goes on where one has stopped in the middle of an attach. No lease
+// is made twice or left, and the claim is bound, or its lease given back if it ends between the two.
+func TestHandover(t *testing.T) {
+	onStatus := func(o *outage, written bool) {
+		stopped := false
+		o.kube.PrependReactor("update", "resourceclaims", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			if stopped || a.GetSubresource() != "status" || len(a.(clienttesting.UpdateAction).GetObject().(*resourceapi.ResourceClaim).Status.Devices) == 0 {
+				return false, nil, nil
+			}
+			stopped = true
+			o.stop()
+			return !written, nil, context.Canceled
+		})
+	}
+	for name, stopAt := range map[string]func(o *outage){
+		"before the answer":    func(o *outage) { o.manager.set(func(m *awayManager) { m.created = o.stop }) },
+		"before the status":    func(o *outage) { onStatus(o, false) },
+		"before the condition": func(o *outage) { onStatus(o, true) },
+	} {
+		for _, ends := range []bool{false, true} {
+			t.Run(name, func(t *testing.T) {
+				inOutage(t, always, func(o *outage) {
+					stopAt(o)
+					o.allocate("train")
+					o.manager.set(away)
+					o.manager.set(back) // its leases are listed, and the claim is looked at again
+					o.after(3 * time.Second)
+					o.wantLeases(1, "when the first stops")
+					if o.running.Err() == nil {
+						o.Fatal("the first has not stopped")
+					}
+					o.manager.set(func(m *awayManager) { m.active, m.created = true, nil })
+					if ends {
+						o.deallocate("train")
+					}
+					o.next()
+					o.after(time.Minute)
+					if n := len(o.manager.specs); n != 1 {
+						o.Errorf("%d leases have been made, want 1", n)
+					}
+					if ends {
+						o.wantLeases(0, "after the claim has ended")
+						return
+					}
+					o.wantLeases(1, "with another controller")
+					if d := deviceStatus(o.claim("train"), "b1-0", ""); d == nil || attachedBy(*d).Lease == "" {
+						o.Errorf("the claim is not bound: %v", d)
+					}
+				})
+			})
+		}
+	}
+}
