@@ -57,7 +57,13 @@ type leaderTransport struct {
 
 	mu     sync.Mutex // guards the fields below
 	leader *url.URL   // nil: unknown
-	failed error      // of the last search for the leader; nil: it found one
+	failed failure    // the last search for the leader
+}
+
+// failure is a search for the leader that found none.
+type failure struct {
+	err error // nil: it found one
+	at  time.Time
 }
 
 func newLeaderTransport(managers []*url.URL, base http.RoundTripper, token string, timeout time.Duration) *leaderTransport {
@@ -211,8 +217,8 @@ func (t *leaderTransport) find(ctx context.Context) (*url.URL, error) {
 		return leader, nil
 	}
 	defer t.waits.after(longElection, "none of the managers leads yet")()
-	end := time.Now().Add(t.timeout)
-	waited := false
+	begun, waited := time.Now(), false
+	end := begun.Add(t.timeout)
 	select {
 	case t.probing <- struct{}{}: // goroutines that come later use the same answer
 	default:
@@ -227,7 +233,7 @@ func (t *leaderTransport) find(ctx context.Context) (*url.URL, error) {
 	if leader := t.known(); leader != nil {
 		return leader, nil
 	}
-	if err := t.failure(); err != nil && waited && !time.Now().Before(end) {
+	if err := t.failedSince(begun); err != nil && waited && !time.Now().Before(end) {
 		return nil, err
 	}
 	leader, err := t.probeAll(ctx, end)
@@ -236,14 +242,18 @@ func (t *leaderTransport) find(ctx context.Context) (*url.URL, error) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.leader, t.failed = leader, err
+	t.leader, t.failed = leader, failure{err, time.Now()}
 	return leader, err
 }
 
-func (t *leaderTransport) failure() error {
+// failedSince returns the error of the last search for the leader, if it ended after a time.
+func (t *leaderTransport) failedSince(begun time.Time) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.failed
+	if t.failed.at.Before(begun) {
+		return nil
+	}
+	return t.failed.err
 }
 
 func (t *leaderTransport) known() *url.URL {

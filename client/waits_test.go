@@ -1,6 +1,7 @@
 package client
 
 import (
+	"context"
 	"io"
 	"net/http"
 	"slices"
@@ -76,6 +77,47 @@ func TestCallsShareAFailedSearch(t *testing.T) {
 			t.Errorf("took %v", took)
 		}
 	})
+}
+
+// A call that waited for a search which its own caller ended does not end with the error of an
+// older one: a manager may lead by now.
+func TestOldFailureEndsNoCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		us, err := parseURLs([]string{"http://m1", "http://m2"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		at := newLeaderTransport(us, freezing{follower(start.Add(time.Minute + 1200*time.Millisecond)), start.Add(time.Minute)}, "", time.Second)
+		c := &http.Client{Transport: at}
+		_ = post(t.Context(), c, nil)
+		time.Sleep(time.Minute - time.Since(start))
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
+			defer cancel()
+			_ = post(ctx, c, nil)
+		})
+		synctest.Wait() // it looks for the leader
+		if got := post(t.Context(), c, nil); got != "leads" {
+			t.Errorf("got %q", got)
+		}
+		wg.Wait()
+	})
+}
+
+// freezing is a manager that does not answer from a moment on until it leads.
+type freezing struct {
+	follower
+	from time.Time
+}
+
+func (f freezing) RoundTrip(r *http.Request) (*http.Response, error) {
+	if now := time.Now(); !now.Before(f.from) && now.Before(time.Time(f.follower)) {
+		<-r.Context().Done()
+		return nil, r.Context().Err()
+	}
+	return f.follower.RoundTrip(r)
 }
 
 // The only manager that a client knows waits for an election, too.
