@@ -131,7 +131,7 @@ func (s *Store) Absent() []string {
 // readAbsent compares the members with the managers that run. Without a majority it keeps
 // the last list.
 func (s *Store) readAbsent(ctx context.Context) {
-	if s.server == nil || s.alone() {
+	if s.server == nil || s.alone() || s.managers.Load() == nil { // not known yet
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
