@@ -217,23 +217,18 @@ func (t *leaderTransport) find(ctx context.Context) (*url.URL, error) {
 		return leader, nil
 	}
 	defer t.waits.after(longElection, "none of the managers leads yet")()
-	begun, waited := time.Now(), false
+	begun := time.Now()
 	end := begun.Add(t.timeout)
 	select {
 	case t.probing <- struct{}{}: // goroutines that come later use the same answer
-	default:
-		waited = true
-		select {
-		case t.probing <- struct{}{}:
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
+		defer func() { <-t.probing }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
 	}
-	defer func() { <-t.probing }()
 	if leader := t.known(); leader != nil {
 		return leader, nil
 	}
-	if err := t.failedSince(begun); err != nil && waited && !time.Now().Before(end) {
+	if err := t.failedSince(begun); err != nil && !time.Now().Before(end) {
 		return nil, err
 	}
 	leader, err := t.probeAll(ctx, end)
@@ -250,7 +245,7 @@ func (t *leaderTransport) find(ctx context.Context) (*url.URL, error) {
 func (t *leaderTransport) failedSince(begun time.Time) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.failed.at.Before(begun) {
+	if !t.failed.at.After(begun) {
 		return nil
 	}
 	return t.failed.err
