@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -222,4 +223,24 @@ func TestPromiseMovesFromAGuarantee(t *testing.T) {
 	if r := w.lease(borrowed).Reservation; w.promised(borrowed) != "b2/0" || w.promised(own) != "b1/0" || r.GetObstacle() != "" {
 		t.Errorf("%v and %s are promised", r, w.promised(own))
 	}
+}
+
+// A lease of the queue gets what is promised to another tenant as soon as that tenant would
+// borrow it, because it has got other GPUs.
+func TestPromiseThatComesToBeBorrowed(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 16), boxNode("b1", 5))
+	for id, n := range map[string]uint32{"a": 2, "b": 4} {
+		q := guaranteed(n, 0)
+		q.MaxPriority = proto.Int32(2)
+		w.putTenant(id, q)
+	}
+	later := w.later(2, time.Hour, time.Hour)
+	later.Tenant, later.Preemptible = "a", true
+	w.create(later)
+	waits := w.create(&dxpuv1.LeaseSpec{Count: 4, Tenant: "b", Wait: true})
+	w.settle()
+	w.wantLease(waits, leasePending)
+	w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "a", Priority: 1})
+	w.settle()
+	w.wantLease(waits, leaseActive)
 }

@@ -67,7 +67,7 @@ func (t *tx) overGuarantee(s *dxpuv1.LeaseSpec, more milliGPU) string {
 // is not preemptible.
 func (t *tx) guarantees(s *dxpuv1.LeaseSpec, field string, count milliGPU) error {
 	if g, ok := t.guaranteeOf(s.Tenant); ok && !s.Preemptible && count > g {
-		return invalid("%s: %v GPUs exceed the %v that are guaranteed to tenant %s; a lease that borrows GPUs needs spec.preemptible", field, count, g, s.Tenant)
+		return invalid("%s: %s the %v guaranteed to tenant %s; a lease that borrows GPUs needs spec.preemptible", field, count.counted("GPU exceeds", "GPUs exceed"), g, s.Tenant)
 	}
 	return nil
 }
@@ -140,6 +140,17 @@ func (t *tx) yields(l *leaseRecord, id string, s *dxpuv1.LeaseSpec) bool {
 		return false
 	}
 	return t.covered(id, s) && t.borrowsLater(l.ID, l.spec)
+}
+
+// promisesTo reports whether GPUs are promised to a tenant that it borrows, and that leases of
+// the queue may have, once it has others beside them.
+func (t *tx) promisesTo(tenant string) bool {
+	for id := range t.promises {
+		if l := t.leases.get(id); l != nil && l.spec.Tenant == tenant && l.spec.Preemptible && len(t.pendingByShape) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // covered reports whether the guarantee of its tenant covers what a lease has or requests.
