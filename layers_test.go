@@ -22,6 +22,7 @@ var layer = map[string]int{
 	"pcie":              0,
 	"machine":           0,
 	"internal/quantile": 0,
+	"internal/plural":   0,
 
 	"tlp":                   1,
 	"device/gpu/reg":        1,

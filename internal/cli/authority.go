@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/plural"
 	"github.com/dxpu-project/dxpu/internal/pool/auth"
 )
 
@@ -138,7 +139,7 @@ func awaitRenewals(ctx context.Context, conn *connection, progress io.Writer) (*
 		}
 		if a.NodesLeft != left {
 			left = a.NodesLeft
-			fmt.Fprintf(progress, "not renewed yet: %s: %s\n", count(int(left), "node", "nodes"), namesLeft(a))
+			fmt.Fprintf(progress, "not renewed yet: %s: %s\n", plural.Count(left, "node", "nodes"), namesLeft(a))
 		}
 	}
 }
@@ -163,7 +164,7 @@ func describeAuthority(w io.Writer, a *dxpuv1.Authority) {
 		t.row("rotation", "activated "+date(a.StepTime)+"; both are trusted. Next: dxpu authority retire")
 	}
 	if a.NodesLeft > 0 {
-		t.row("not renewed", count(int(a.NodesLeft), "node", "nodes")+": "+namesLeft(a))
+		t.row("not renewed", plural.Count(a.NodesLeft, "node", "nodes")+": "+namesLeft(a))
 	}
 	t.flush()
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/plural"
 	"github.com/dxpu-project/dxpu/internal/pool/defrag"
 )
 
@@ -149,7 +150,7 @@ func (d *defragmenter) plan(ctx context.Context, made int) (defrag.Plan, error) 
 	case !ok:
 		return p, withHint(&refusedError{fmt.Errorf("no box can get room for %d GPUs of one model: %s comes nearest, with %d of %s", d.o.gpus, p.Box, p.Free, p.Model)}, agreesHint)
 	case made+len(p.Moves) > d.o.most:
-		return p, withHint(&refusedError{fmt.Errorf("%s would have room for %s after %s, more than --max-moves %d", p.Box, count(d.o.gpus, "GPU", "GPUs"), count(made+len(p.Moves), "move", "moves"), d.o.most)}, agreesHint)
+		return p, withHint(&refusedError{fmt.Errorf("%s would have room for %s after %s, more than --max-moves %d", p.Box, plural.Count(d.o.gpus, "GPU", "GPUs"), plural.Count(made+len(p.Moves), "move", "moves"), d.o.most)}, agreesHint)
 	}
 	return p, nil
 }
@@ -237,16 +238,8 @@ func printDefragment(w io.Writer, r defragmentResult) {
 	}
 	switch {
 	case r.dry:
-		fmt.Fprintf(w, "%s has %s of %s, and %d after %s\n", r.Box, count(r.Free, "free GPU", "free GPUs"), r.Model, r.Free+len(r.Moves), count(len(r.Moves), "move", "moves"))
+		fmt.Fprintf(w, "%s has %s of %s, and %d after %s\n", r.Box, plural.Count(r.Free, "free GPU", "free GPUs"), r.Model, r.Free+len(r.Moves), plural.Count(len(r.Moves), "move", "moves"))
 	default:
-		fmt.Fprintf(w, "%s has %s of %s after %s\n", r.Box, count(r.Free, "free GPU", "free GPUs"), r.Model, count(len(r.Moved), "move", "moves"))
+		fmt.Fprintf(w, "%s has %s of %s after %s\n", r.Box, plural.Count(r.Free, "free GPU", "free GPUs"), r.Model, plural.Count(len(r.Moved), "move", "moves"))
 	}
-}
-
-// count returns a number with its noun.
-func count(n int, one, many string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return fmt.Sprintf("%d %s", n, many)
 }

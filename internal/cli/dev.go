@@ -18,6 +18,7 @@ import (
 	"github.com/dxpu-project/dxpu/device/gpu"
 	"github.com/dxpu-project/dxpu/internal/atomicfile"
 	"github.com/dxpu-project/dxpu/internal/localpool"
+	"github.com/dxpu-project/dxpu/internal/plural"
 )
 
 // devOptions are the flags of "dxpu dev".
@@ -113,7 +114,7 @@ func (o *devOptions) run(cmd *cobra.Command) (err error) {
 	}
 	o.spec.Version = version()
 	o.spec.Say = func(format string, args ...any) { fmt.Fprintf(cmd.ErrOrStderr(), format+"\n", args...) }
-	o.spec.Say("starting a manager, %s and %s", count(o.spec.Boxes, "box", "boxes"), count(o.spec.Hosts, "host", "hosts"))
+	o.spec.Say("starting a manager, %s and %s", plural.Count(o.spec.Boxes, "box", "boxes"), plural.Count(o.spec.Hosts, "host", "hosts"))
 	pool, err := localpool.Start(ctx, o.spec)
 	if err == nil {
 		err = o.ready(cmd.OutOrStdout(), pool)
@@ -161,7 +162,7 @@ In another shell:
   export DXPU_MANAGER=%s
   dxpu get gpus
   dxpu lease create --host %s --wait
-`, o.spec.Boxes*o.spec.GPUs*max(o.spec.Slices, 1), kind, count(o.spec.Boxes, "box", "boxes"), count(o.spec.Hosts, "host", "hosts"), o.spec.Slots,
+`, o.spec.Boxes*o.spec.GPUs*max(o.spec.Slices, 1), kind, plural.Count(o.spec.Boxes, "box", "boxes"), plural.Count(o.spec.Hosts, "host", "hosts"), o.spec.Slots,
 		p.URL, o.spec.Dir, p.URL, host)
 	if !o.spec.Simulate {
 		fmt.Fprintf(text, `  dxpu gpu test --socket %s/slot0.sock --quick

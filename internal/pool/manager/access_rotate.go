@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/plural"
 	"github.com/dxpu-project/dxpu/internal/pool/auth"
 )
 
@@ -162,7 +163,7 @@ func (t *tx) allRenewed(force bool) error {
 		return nil
 	}
 	return errorf(connect.CodeFailedPrecondition,
-		"step: %d nodes have not renewed their certificates, %s first; wait for them, delete them, or set force: they then have to be enrolled again", left, names[0])
+		"step: %s not renewed its certificate, %s first; wait, delete the node, or set force: it then has to be enrolled again", plural.Count(left, "node has", "nodes have"), names[0])
 }
 
 // nodesLeft returns the number of nodes that have not renewed since the last step, and the

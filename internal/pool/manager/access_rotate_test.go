@@ -76,7 +76,7 @@ func TestRotation(t *testing.T) {
 	if told, err := w.told("h1", old); !told || err != nil {
 		t.Errorf("after BEGIN: told %v, %v", told, err)
 	}
-	if _, err := w.rotate(activateAuthority); err == nil || !strings.Contains(err.Error(), "1 nodes have not renewed") {
+	if _, err := w.rotate(activateAuthority); err == nil || !strings.Contains(err.Error(), "1 node has not renewed") {
 		t.Errorf("ACTIVATE before the node has renewed: %v", err)
 	}
 	second := w.renewed("h1", old)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -126,5 +127,26 @@ func TestStepsDoNotCountUse(t *testing.T) {
 func TestManagerAt(t *testing.T) {
 	if a, b := managerAt(""), managerAt("http://m1:7470"); a != "the manager" || b != "the manager at http://m1:7470" {
 		t.Errorf("%q, %q", a, b)
+	}
+}
+
+// One thing is not "1 things".
+func TestMessagesAboutOne(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 2), boxNode("b1", 2))
+	w.putTenant("a", &dxpuv1.Quota{MaxLeases: 1, MaxGpus: 1, GuaranteedGpus: proto.Uint32(1)})
+	w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "a"})
+	w.settle()
+	_, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 1, Tenant: "a"})
+	wantErr(t, err, connect.CodeResourceExhausted, "a has 1 lease, which is its quota")
+	_, err = w.api().DeleteTenant(t.Context(), connect.NewRequest(&dxpuv1.DeleteTenantRequest{TenantId: "a"}))
+	wantErr(t, err, connect.CodeFailedPrecondition, "a has 1 lease; delete")
+	_, err = w.api().DeleteNode(t.Context(), connect.NewRequest(&dxpuv1.DeleteNodeRequest{NodeId: "b1"}))
+	wantErr(t, err, connect.CodeFailedPrecondition, "box b1 has 1 binding: drain")
+	if want := "tenant a may have 1 GPU in 1 lease, 1 GPU guaranteed"; !strings.Contains(w.events(), want) {
+		t.Errorf("the events do not say %q: %s", want, w.events())
+	}
+	waits := w.create(&dxpuv1.LeaseSpec{Count: 2, Wait: true})
+	if why := w.explain(waits); !strings.Contains(why, "default has 0 GPUs") {
+		t.Error(why)
 	}
 }

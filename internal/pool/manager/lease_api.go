@@ -16,6 +16,7 @@ import (
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
+	"github.com/dxpu-project/dxpu/internal/plural"
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
@@ -90,7 +91,7 @@ func (t *tx) createLease(request string, spec *dxpuv1.LeaseSpec) (*leaseRecord, 
 		t.renew(l.ID)
 	}
 	t.setTarget(l.ID)
-	t.event(leaseEvent(l, dxpuv1.EventType_EVENT_TYPE_LEASE_CREATED), "tenant %s requested %s: lease %s", spec.Tenant, numberOfGPUs(spec.Count), l.ID)
+	t.event(leaseEvent(l, dxpuv1.EventType_EVENT_TYPE_LEASE_CREATED), "tenant %s requested %s: lease %s", spec.Tenant, plural.Count(spec.Count, "GPU", "GPUs"), l.ID)
 	if spec.StartTime != nil {
 		if why := t.makePromise(l.ID); why != "" {
 			return nil, errorf(connect.CodeResourceExhausted, "no capacity for this lease from %s to %s: %s", rfc3339(startTime(spec)), rfc3339(expireTime(spec)), why)

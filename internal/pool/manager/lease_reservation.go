@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/plural"
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
@@ -138,7 +139,7 @@ func (t *tx) mayPromise(s *dxpuv1.LeaseSpec) error {
 	case free <= 0 || gpus > maxPromisedGPUs:
 		return errorf(connect.CodeResourceExhausted, "the pool promises at most %d GPUs to %d leases; try again when some of them have begun", maxPromisedGPUs, maxPromises)
 	case own >= free:
-		return errorf(connect.CodeResourceExhausted, "tenant %s has %d reservations, and the %d that are free are kept for other tenants", s.Tenant, own, free)
+		return errorf(connect.CodeResourceExhausted, "tenant %s has %s, and those that are still free, %d, are kept for other tenants", s.Tenant, plural.Count(own, "reservation", "reservations"), free)
 	case q.MaxGPUs > 0 && ownGPUs > q.MaxGPUs:
 		return errorf(connect.CodeResourceExhausted, "spec.count: with this lease %d GPUs would be promised to tenant %s, whose quota is %d", ownGPUs, s.Tenant, q.MaxGPUs)
 	case guaranteed && !s.Preemptible && wholeGPUs(firm) > g:
@@ -183,7 +184,7 @@ func (t *tx) notePromised(id string, s *dxpuv1.LeaseSpec, d *placement.Decision,
 		return
 	}
 	why := fmt.Sprintf("%s and %s are promised to leases that begin later; a lease that ends before may have them.",
-		counted(len(gpus), "GPU", "GPUs"), counted(len(slots), "host slot", "host slots"))
+		plural.Count(len(gpus), "GPU", "GPUs"), plural.Count(len(slots), "host slot", "host slots"))
 	if d.OK() {
 		h.Why = append(h.Why, why) // decisionWhy shows only these
 		return
@@ -390,7 +391,7 @@ func (l *leaseRecord) whyPromised() string {
 		are = "is"
 	}
 	why := fmt.Sprintf("It begins at %s: %s with %s of host %s %s promised to it.",
-		rfc3339(startTime(l.spec)), counted(n, "GPU", "GPUs"), counted(n, "slot", "slots"), l.Promise.Host, are)
+		rfc3339(startTime(l.spec)), plural.Count(n, "GPU", "GPUs"), plural.Count(n, "slot", "slots"), l.Promise.Host, are)
 	if l.Promise.Obstacle != "" {
 		why += " The promise cannot be kept now: " + l.Promise.Obstacle + "."
 	}

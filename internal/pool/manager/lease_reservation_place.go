@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/dxpu-project/dxpu/internal/plural"
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
@@ -112,7 +113,7 @@ func (t *tx) promisesOverQuota(l *leaseRecord, model string) string {
 	if n <= int(limit) {
 		return ""
 	}
-	return fmt.Sprintf("With it %s of model %s would be promised to tenant %s, whose quota is %d.", counted(n, "GPU", "GPUs"), model, l.spec.Tenant, limit)
+	return fmt.Sprintf("With it %s of model %s would be promised to tenant %s, whose quota is %d.", plural.Count(n, "GPU", "GPUs"), model, l.spec.Tenant, limit)
 }
 
 // endingBefore returns bindings of leases that end before a time, at most maxPromiseWaits: also

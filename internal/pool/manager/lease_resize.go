@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/plural"
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
@@ -101,10 +102,10 @@ func (t *tx) grow(l *leaseRecord, count uint32) error {
 	d, h := t.chooseMore(l, req), t.chooseHost(host)
 	if !d.OK() || !h.OK() {
 		why := strings.Join(append(h.Why, d.Why...), " ")
-		return errorf(connect.CodeResourceExhausted, "count: lease %s cannot grow by %s now: %s", l.ID, numberOfGPUs(more), strings.TrimSuffix(why, "."))
+		return errorf(connect.CodeResourceExhausted, "count: lease %s cannot grow by %s now: %s", l.ID, plural.Count(more, "GPU", "GPUs"), strings.TrimSuffix(why, "."))
 	}
 	l = t.setCount(l.ID, count, "")
-	l.explain(fmt.Sprintf("It grew by %s.", numberOfGPUs(more)))
+	l.explain(fmt.Sprintf("It grew by %s.", plural.Count(more, "GPU", "GPUs")))
 	l.explain(d.Why...)
 	for i, pick := range d.Picks {
 		t.bind(l, h.Host, h.Slots[i], pick, nil).Grown = true
@@ -192,7 +193,7 @@ func (t *tx) setCount(id string, count uint32, why string) *leaseRecord {
 	l.setSpec(spec)
 	e := leaseEvent(l, dxpuv1.EventType_EVENT_TYPE_LEASE_RESIZED)
 	e.Reason = dxpuv1.Reason_REASON_LEASE_RESIZED
-	t.event(e, "lease %s was resized from %d to %s%s", id, was, numberOfGPUs(count), why)
+	t.event(e, "lease %s was resized from %d to %s%s", id, was, plural.Count(count, "GPU", "GPUs"), why)
 	return l
 }
 

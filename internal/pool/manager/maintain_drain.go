@@ -10,6 +10,7 @@ import (
 	"connectrpc.com/connect"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/plural"
 )
 
 func (s *poolService) Cordon(ctx context.Context, req *connect.Request[dxpuv1.CordonRequest]) (*connect.Response[dxpuv1.CordonResponse], error) {
@@ -135,17 +136,9 @@ func (s *poolService) Drain(ctx context.Context, req *connect.Request[dxpuv1.Dra
 			_, slot, _ = t.gpuByID(id)
 		}
 		res.BindingIds = t.boundAt(n, slot)
-		t.event(drainEvent(n, slot, dxpuv1.EventType_EVENT_TYPE_DRAINING), "%s is being drained of %s", targetName(n, slot), counted(len(res.BindingIds), "binding", "bindings"))
+		t.event(drainEvent(n, slot, dxpuv1.EventType_EVENT_TYPE_DRAINING), "%s is being drained of %s", targetName(n, slot), plural.Count(len(res.BindingIds), "binding", "bindings"))
 		return nil
 	})
-}
-
-// counted returns "1 binding" or "2 bindings".
-func counted(n int, one, many string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return fmt.Sprintf("%d %s", n, many)
 }
 
 // targetName returns the ID of a node or of the GPU in its slot.

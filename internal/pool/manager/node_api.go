@@ -15,6 +15,7 @@ import (
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
+	"github.com/dxpu-project/dxpu/internal/plural"
 	"github.com/dxpu-project/dxpu/internal/pool/auth"
 )
 
@@ -196,7 +197,7 @@ func (s *poolService) DeleteNode(ctx context.Context, req *connect.Request[dxpuv
 			return conflict("node", n.ID, n.ResourceVersion, r.ResourceVersion)
 		case len(t.bindingsAt(n.ID)) > 0 && !r.Force:
 			return errorf(connect.CodeFailedPrecondition,
-				"%s %s has %d bindings: drain it first, or set force to remove them", kindWord(n.Kind), n.ID, len(t.bindingsAt(n.ID)))
+				"%s %s has %s: drain it first, or set force to remove them", kindWord(n.Kind), n.ID, plural.Count(len(t.bindingsAt(n.ID)), "binding", "bindings"))
 		}
 		t.deleteNode(n.ID)
 		return nil

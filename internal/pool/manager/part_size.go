@@ -24,6 +24,14 @@ func (m milliGPU) String() string {
 	return strconv.FormatFloat(float64(m)/placement.Whole, 'f', -1, 64)
 }
 
+// counted returns the number with words, as in "1 GPU" or "0.3 GPUs".
+func (m milliGPU) counted(one, many string) string {
+	if m == placement.Whole {
+		return "1 " + one
+	}
+	return m.String() + " " + many
+}
+
 // roundedUp returns the number of GPUs, rounded up.
 func (m milliGPU) roundedUp() uint32 { return uint32((m + placement.Whole - 1) / placement.Whole) }
 

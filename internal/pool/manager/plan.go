@@ -171,14 +171,6 @@ func (t *tx) advancePlan(id string) {
 
 func rfc3339(at time.Time) string { return at.UTC().Format(time.RFC3339) }
 
-// numberOfGPUs returns "1 GPU", "2 GPUs" and so on.
-func numberOfGPUs(n uint32) string {
-	if n == 1 {
-		return "1 GPU"
-	}
-	return fmt.Sprintf("%d GPUs", n)
-}
-
 // setPhase moves a plan to a later phase, if it is not there yet.
 func (t *tx) setPhase(id string, phase dxpuv1.MaintenanceState, typ dxpuv1.EventType, words string) {
 	if t.plans.get(id).Phase >= phase {

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+
+	"github.com/dxpu-project/dxpu/internal/plural"
 )
 
 // agingTime is how long a lease waits before it goes ahead of all younger leases of
@@ -111,7 +113,7 @@ func (t *tx) placeInQueue(tenant string) error {
 	}
 	if free := maxQueued - (all - 1); own-1 >= free {
 		return errorf(connect.CodeResourceExhausted,
-			"tenant %s has %d leases in the queue, and its %d free places are kept for other tenants; try again when some have got their GPUs", tenant, own-1, free)
+			"tenant %s has %s in the queue, and its %s kept for other tenants; try again when some have got their GPUs", tenant, plural.Count(own-1, "lease", "leases"), plural.Count(free, "free place is", "free places are"))
 	}
 	return nil
 }

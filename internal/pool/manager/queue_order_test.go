@@ -49,7 +49,7 @@ func TestQuotaAtCreation(t *testing.T) {
 		{"within", &dxpuv1.LeaseSpec{Count: 3, Model: "DX100"}, 0, ""},
 		{"more than the quota ever allows", &dxpuv1.LeaseSpec{Count: 5}, connect.CodeInvalidArgument, "spec.count: 5 GPUs exceed the quota of 4 of tenant a"},
 		{"more of the model than the quota ever allows", &dxpuv1.LeaseSpec{Count: 4, Model: "DX100"}, connect.CodeInvalidArgument, "4 GPUs of model DX100"},
-		{"a model that is forbidden", &dxpuv1.LeaseSpec{Count: 1, Model: "T4"}, connect.CodeInvalidArgument, "exceed the quota of 0"},
+		{"a model that is forbidden", &dxpuv1.LeaseSpec{Count: 1, Model: "T4"}, connect.CodeInvalidArgument, "exceeds the quota of 0"},
 		{"priority", &dxpuv1.LeaseSpec{Count: 1, Priority: 11}, connect.CodeInvalidArgument, "spec.priority: 11 is above 10"},
 		{"highest priority", &dxpuv1.LeaseSpec{Count: 1, Priority: 10}, 0, ""},
 		{"unknown tenant", &dxpuv1.LeaseSpec{Count: 1, Tenant: "b"}, connect.CodeNotFound, `tenant "b" does not exist`},
@@ -385,7 +385,7 @@ func TestTenantAPI(t *testing.T) {
 	wantErr(t, remove("nobody", 0), connect.CodeNotFound, "nobody")
 	wantErr(t, remove("default", 0), connect.CodeFailedPrecondition, "always exists")
 	id := w.create(&dxpuv1.LeaseSpec{Count: 2, Tenant: "a"})
-	wantErr(t, remove("a", 0), connect.CodeFailedPrecondition, "has 1 leases")
+	wantErr(t, remove("a", 0), connect.CodeFailedPrecondition, "has 1 lease; delete")
 	res, err := w.api().ListTenants(ctx, connect.NewRequest(&dxpuv1.ListTenantsRequest{}))
 	if err != nil {
 		t.Fatal(err)

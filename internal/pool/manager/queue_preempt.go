@@ -10,6 +10,7 @@ import (
 	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/plural"
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
@@ -276,11 +277,11 @@ func (t *tx) preemptLease(id string, leases []*leaseRecord) {
 		e := leaseEvent(o, dxpuv1.EventType_EVENT_TYPE_LEASE_PREEMPTED)
 		e.Reason = dxpuv1.Reason_REASON_PREEMPTED
 		if reclaimed {
-			t.event(e, "lease %s is preempted: it gives %s, which it borrowed, to lease %s, to whose tenant they are guaranteed", o.ID, counted(int(o.spec.Count), "GPU", "GPUs"), l.ID)
+			t.event(e, "lease %s is preempted: it gives %s, which it borrowed, to lease %s, to whose tenant they are guaranteed", o.ID, plural.Count(o.spec.Count, "GPU", "GPUs"), l.ID)
 			continue
 		}
 		t.event(e, "lease %s (priority %d) is preempted: it gives %s to lease %s (priority %d)",
-			o.ID, o.spec.Priority, counted(int(o.spec.Count), "GPU", "GPUs"), l.ID, l.spec.Priority)
+			o.ID, o.spec.Priority, plural.Count(o.spec.Count, "GPU", "GPUs"), l.ID, l.spec.Priority)
 	}
 	why := fmt.Sprintf("preempted by lease %s, whose priority is %d", l.ID, l.spec.Priority)
 	if reclaimed {
@@ -363,10 +364,10 @@ func (t *tx) whyNoCandidate(leases []*leaseRecord, may *preemptible, which strin
 	}
 	var has []string
 	if useless > 0 {
-		has = append(has, counted(useless, "has", "have")+" nothing that it can use now")
+		has = append(has, plural.Count(useless, "has", "have")+" nothing that it can use now")
 	}
 	if guarded > 0 {
-		has = append(has, counted(guarded, "has", "have")+" GPUs within the guarantee of another tenant")
+		has = append(has, plural.Count(guarded, "has", "have")+" GPUs within the guarantee of another tenant")
 	}
 	if len(has) > 0 {
 		return fmt.Sprintf("Of the preemptible leases %s, %s.", which, strings.Join(has, ", and "))

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/plural"
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
@@ -174,5 +175,5 @@ func (r *reservation) why(t *tx) string {
 		what = "gang"
 	}
 	return fmt.Sprintf("%s and %s are held for a %s of priority %d that is first in the queue and needs %d.",
-		counted(len(r.gpus), "free GPU", "free GPUs"), counted(len(r.slots), "host slot", "host slots"), what, l.spec.Priority, t.gpusOfGang(l))
+		plural.Count(len(r.gpus), "free GPU", "free GPUs"), plural.Count(len(r.slots), "host slot", "host slots"), what, l.spec.Priority, t.gpusOfGang(l))
 }

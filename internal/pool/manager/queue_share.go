@@ -68,7 +68,7 @@ func (t *tx) turnOf(tenant string) float64 {
 // shareText describes a tenant's share in a sentence about the queue.
 func (t *tx) shareText(tenant string) string {
 	u, w := t.usageByTenant[tenant], t.weight(tenant)
-	text := fmt.Sprintf("tenant %s has %v GPUs", tenant, t.gpusOf(tenant))
+	text := fmt.Sprintf("tenant %s has %s", tenant, t.gpusOf(tenant).counted("GPU", "GPUs"))
 	if g, ok := t.guaranteeOf(tenant); ok {
 		text += fmt.Sprintf(", with a guarantee of %v", g)
 	}

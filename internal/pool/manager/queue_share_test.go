@@ -19,7 +19,7 @@ func TestDominantShares(t *testing.T) {
 		want   string // the tenant that gets the next GPU
 		why    string
 	}{
-		{0, "common", "tenant rare has 1 GPUs, among them 50 % of model H100."},
+		{0, "common", "tenant rare has 1 GPU, among them 50 % of model H100."},
 		{3, "rare", "and weight 3."},
 	} {
 		t.Run(fmt.Sprint(tt.weight), func(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/plural"
 )
 
 // checkStarts checks the reservations that have begun.
@@ -142,7 +143,7 @@ func (w *timedWorld) checkWhy(tx *tx, p *plainTimes, l *leaseRecord, why string)
 			gpus, slots = gpus+len(q.gpus), slots+len(q.slots)
 		}
 	}
-	said := fmt.Sprintf("%s and %s are promised to leases", counted(gpus, "GPU", "GPUs"), counted(slots, "host slot", "host slots"))
+	said := fmt.Sprintf("%s and %s are promised to leases", plural.Count(gpus, "GPU", "GPUs"), plural.Count(slots, "host slot", "host slots"))
 	if strings.Contains(why, "promised to leases") && !strings.Contains(why, said) {
 		w.Errorf("lease %s is told %q, and %s", l.ID, why, said)
 	}
@@ -158,7 +159,7 @@ func (w *timedWorld) checkWhy(tx *tx, p *plainTimes, l *leaseRecord, why string)
 		}
 		return n
 	}
-	said = fmt.Sprintf("%s and %s are held", counted(free(p.gpus), "free GPU", "free GPUs"), counted(free(p.slots), "host slot", "host slots"))
+	said = fmt.Sprintf("%s and %s are held", plural.Count(free(p.gpus), "free GPU", "free GPUs"), plural.Count(free(p.slots), "host slot", "host slots"))
 	if !strings.Contains(why, said) {
 		w.Errorf("lease %s is told %q, and %s", l.ID, why, said)
 	}

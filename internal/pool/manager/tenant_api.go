@@ -10,6 +10,7 @@ import (
 	"connectrpc.com/connect"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/plural"
 )
 
 func (s *poolService) ListTenants(ctx context.Context, req *connect.Request[dxpuv1.ListTenantsRequest]) (*connect.Response[dxpuv1.ListTenantsResponse], error) {
@@ -154,7 +155,7 @@ func (s *poolService) DeleteTenant(ctx context.Context, req *connect.Request[dxp
 		case req.Msg.ResourceVersion != 0 && req.Msg.ResourceVersion != r.ResourceVersion:
 			return conflict("tenant", id, r.ResourceVersion, req.Msg.ResourceVersion)
 		case u.leases() > 0:
-			return errorf(connect.CodeFailedPrecondition, "tenant_id: %s has %d leases; delete them first", id, u.leases())
+			return errorf(connect.CodeFailedPrecondition, "tenant_id: %s has %s; delete them first", id, plural.Count(u.leases(), "lease", "leases"))
 		}
 		t.tenants.remove(id)
 		t.deleteTokensOf(id)
@@ -183,17 +184,17 @@ func (t *tx) tenantMessage(id string) *dxpuv1.Tenant {
 func (q *quotaRecord) String() string {
 	gpus, leases := "any number of GPUs", "any number of leases"
 	if q.MaxGPUs > 0 {
-		gpus = fmt.Sprintf("%d GPUs", q.MaxGPUs)
+		gpus = plural.Count(q.MaxGPUs, "GPU", "GPUs")
 	}
 	if q.MaxLeases > 0 {
-		leases = fmt.Sprintf("%d leases", q.MaxLeases)
+		leases = plural.Count(q.MaxLeases, "lease", "leases")
 	}
 	out := gpus + " in " + leases
 	if len(q.MaxGPUsByModel) > 0 {
 		out += ", bounded by model"
 	}
 	if q.GuaranteedGPUs != nil {
-		out += fmt.Sprintf(", %d GPUs guaranteed", *q.GuaranteedGPUs)
+		out += ", " + plural.Count(*q.GuaranteedGPUs, "GPU", "GPUs") + " guaranteed"
 	}
 	if q.Weight > 1 {
 		out += fmt.Sprintf(", with weight %d", q.Weight)

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/plural"
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
@@ -45,7 +46,7 @@ func (t *tx) admit(s *dxpuv1.LeaseSpec, operator bool) error {
 		return err
 	}
 	if u := t.usageOf(s.Tenant); q.MaxLeases > 0 && u.leases() >= q.MaxLeases {
-		return errorf(connect.CodeResourceExhausted, "spec.tenant: %s has %d leases, which is its quota; delete one first", s.Tenant, u.leases())
+		return errorf(connect.CodeResourceExhausted, "spec.tenant: %s has %s, which is its quota; delete one first", s.Tenant, plural.Count(u.leases(), "lease", "leases"))
 	}
 	return nil
 }
@@ -53,11 +54,11 @@ func (t *tx) admit(s *dxpuv1.LeaseSpec, operator bool) error {
 // allows returns an error if a quota never allows count GPUs in one lease.
 func (q *quotaRecord) allows(tenant, field string, count milliGPU, model string) error {
 	if q.MaxGPUs > 0 && count > wholeGPUs(q.MaxGPUs) {
-		return invalid("%s: %v GPUs exceed the quota of %d of tenant %s; request fewer, or a larger quota", field, count, q.MaxGPUs, tenant)
+		return invalid("%s: %s the quota of %d of tenant %s; request fewer, or a larger quota", field, count.counted("GPU exceeds", "GPUs exceed"), q.MaxGPUs, tenant)
 	}
 	if limit, ok := q.MaxGPUsByModel[model]; ok && count > wholeGPUs(limit) {
-		return invalid("%s: %v GPUs of model %s exceed the quota of %d of tenant %s; request fewer, or another model",
-			field, count, model, limit, tenant)
+		return invalid("%s: %s the quota of %d of tenant %s; request fewer, or another model",
+			field, count.counted("GPU of model "+model+" exceeds", "GPUs of model "+model+" exceed"), limit, tenant)
 	}
 	return nil
 }
@@ -172,7 +173,7 @@ func (t *tx) overQuotaAt(s *dxpuv1.LeaseSpec, d *placement.Decision, most milliG
 	case s.Part != nil:
 		size := t.sizeAt(s, d.Picks)
 		if size > most {
-			return fmt.Sprintf("The part counts as %v GPUs there, and the guarantee of tenant %s covers %v more.", size, s.Tenant, most)
+			return fmt.Sprintf("The part counts as %s there, and the guarantee of tenant %s covers %v more.", size.counted("GPU", "GPUs"), s.Tenant, most)
 		}
 		return cmp.Or(t.overQuota(s.Tenant, size, t.modelAt(d.Picks[0])), t.overGuarantee(s, size))
 	case s.Model == anyModel && len(t.quota(s.Tenant).MaxGPUsByModel) > 0:

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
+
+	"github.com/dxpu-project/dxpu/internal/plural"
 )
 
 // group is a set of free GPUs of one model in one box; where NVLink is required,
@@ -81,7 +83,7 @@ func (d *Decision) sayFit(fit *group, n int) {
 	}
 	d.say("Box %s (%s) fits best: %d free, %d left.", fit.box, fit.kind, len(fit.slots), len(fit.slots)-n)
 	if s := fit.switchesOf(fit.take(n)); s > 0 && n > 1 {
-		d.say("Its GPUs are below %s.", plural(s, "PCIe switch", "PCIe switches"))
+		d.say("Its GPUs are below %s.", plural.Count(s, "PCIe switch", "PCIe switches"))
 	}
 }
 

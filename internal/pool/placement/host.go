@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+
+	"github.com/dxpu-project/dxpu/internal/plural"
 )
 
 // Host is a host and the slots of its virtual switches.
@@ -176,9 +178,4 @@ func labelWords(req *HostRequest, words string) string {
 	return words
 }
 
-func freeSlotCount(n int) string {
-	if n == 1 {
-		return "1 free slot"
-	}
-	return fmt.Sprintf("%d free slots", n)
-}
+func freeSlotCount(n int) string { return plural.Count(n, "free slot", "free slots") }

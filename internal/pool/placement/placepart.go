@@ -7,6 +7,8 @@ import (
 	"slices"
 
 	"k8s.io/utils/third_party/forked/golang/btree"
+
+	"github.com/dxpu-project/dxpu/internal/plural"
 )
 
 // partSearch looks for a place for one part among the GPUs that parts share.
@@ -236,7 +238,7 @@ func (s *partSearch) take() (d Decision) {
 
 // cannotJoin explains why no GPU with the part's affinity takes it.
 func (s *partSearch) cannotJoin(joined *btree.BTree[*sharedGPU]) (d Decision) {
-	d.say("Parts with affinity %q are on %s, and the part must join them:", s.part.Affinity, plural(joined.Len(), "GPU", "GPUs"))
+	d.say("Parts with affinity %q are on %s, and the part must join them:", s.part.Affinity, plural.Count(joined.Len(), "GPU", "GPUs"))
 	s.sayObstacles(&d, joined)
 	return d
 }
@@ -261,7 +263,7 @@ func (s *partSearch) sayObstacles(d *Decision, all *btree.BTree[*sharedGPU]) {
 	if text == "" {
 		return
 	}
-	of := plural(all.Len(), "GPU that parts share", "GPUs that parts share")
+	of := plural.Count(all.Len(), "GPU that parts share", "GPUs that parts share")
 	if n < all.Len() {
 		of = fmt.Sprintf("the first %d of %s", n, of)
 	}

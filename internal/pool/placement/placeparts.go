@@ -3,6 +3,8 @@ package placement
 import (
 	"cmp"
 	"slices"
+
+	"github.com/dxpu-project/dxpu/internal/plural"
 )
 
 // A request for several parts gets them on different GPUs of one model, shared in one mode:
@@ -372,7 +374,7 @@ func (s *partsSearch) takeBox(c *partsChoice) (d Decision) {
 	}
 	n := len(c.places)
 	d.say("Box %s (%s) fits best: %s a part each, and %d of %s parts of others.",
-		c.box.ID, c.box.Kind, plural(n, "GPU gets", "GPUs get"), shared, byNumber(n, "it has", "them have"))
+		c.box.ID, c.box.Kind, plural.Count(n, "GPU gets", "GPUs get"), shared, byNumber(n, "it has", "them have"))
 	return d
 }
 

@@ -3,6 +3,8 @@ package placement
 import (
 	"maps"
 	"slices"
+
+	"github.com/dxpu-project/dxpu/internal/plural"
 )
 
 // refuseParts explains why the parts have no place.
@@ -14,7 +16,7 @@ func (s *partsSearch) refuseParts() (d Decision) {
 	if n := len(s.req.Together); n > 0 {
 		where += byNumber(n, ", other than that of the lease", ", other than those of the lease")
 	}
-	d.say("The request needs %s on each of %s%s.", s.part, plural(s.req.Count, "GPU", "GPUs"), where)
+	d.say("The request needs %s on each of %s%s.", s.part, plural.Count(s.req.Count, "GPU", "GPUs"), where)
 	one := *s.req
 	one.Count, one.Together = 1, nil
 	for _, r := range s.req.Only {
@@ -61,7 +63,7 @@ func (s *partsSearch) sayRoom(d *Decision, boxes []boxRoom) {
 		}
 		all, inBox = all+len(gpus), max(inBox, len(gpus))
 	}
-	d.say("%s room for one, at most %d of them in one box.", plural(all, "GPU has", "GPUs have"), inBox)
+	d.say("%s room for one, at most %d of them in one box.", plural.Count(all, "GPU has", "GPUs have"), inBox)
 	most := 0
 	for _, n := range alike {
 		most = max(most, n)

@@ -3,6 +3,8 @@ package placement
 import (
 	"maps"
 	"slices"
+
+	"github.com/dxpu-project/dxpu/internal/plural"
 )
 
 // split places the parts one by one. It stays in the boxes that it has begun with, as long
@@ -81,7 +83,7 @@ func (s *partsSearch) oneByOne(model string, mode ShareMode, memories []uint64) 
 	}
 	boxes := boxesOf(d.Picks)
 	if s.req.SameBox == Avoided {
-		d.say("Spread over %s, as asked: each of %d GPUs gets a part.", plural(len(boxes), "box", "boxes"), s.req.Count)
+		d.say("Spread over %s, as asked: each of %d GPUs gets a part.", plural.Count(len(boxes), "box", "boxes"), s.req.Count)
 		return d
 	}
 	d.say("No single box has room for a part on each of %d GPUs: the request is split over %d boxes.", s.req.Count, len(boxes))

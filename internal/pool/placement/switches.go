@@ -2,7 +2,6 @@ package placement
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"slices"
 )
@@ -82,11 +81,4 @@ func (g *group) setSwitches(b *Box) {
 	if several {
 		g.switches = of
 	}
-}
-
-func plural(n int, one, many string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return fmt.Sprintf("%d %s", n, many)
 }
