@@ -26,7 +26,7 @@ type core[S any] struct {
 	memory     int64      // granted to all clients
 	overCommit int64      // memory beyond the device's that the policy grants
 	refused    []ClientID // joined while the table was full, at most MaxClients
-	next       int        // where the search of a round begins
+	turns      uint64     // joins and turns so far
 }
 
 // flight is a launch that waits or runs.
@@ -50,8 +50,9 @@ type client[S any] struct {
 	memory  int64
 	request int64 // memory that the client asked for and that is not yet decided; 0: none
 	evict   Reason
-	told    bool // the eviction was given out
-	leaving bool // asked to leave: evicted when nothing runs
+	told    bool   // the eviction was given out
+	leaving bool   // asked to leave: evicted when nothing runs
+	turn    uint64 // number of its last turn, or of its join
 	state   S
 }
 
@@ -106,6 +107,7 @@ func (k *core[S]) join(e *Event) *client[S] {
 		return nil
 	}
 	c := &client[S]{id: e.Client, spec: e.Spec.clamp(k.device)}
+	k.take(c)
 	k.clients = append(k.clients, c)
 	return c
 }
@@ -264,5 +266,17 @@ func (k *core[S]) wake() time.Duration {
 	return at
 }
 
-// round returns the client at position i of the current round.
-func (k *core[S]) round(i int) *client[S] { return k.clients[(k.next+i)%len(k.clients)] }
+// take notes that a client has its turn: all others come before it.
+func (k *core[S]) take(c *client[S]) {
+	k.turns++
+	c.turn = k.turns
+}
+
+// first returns the one of two clients that had its turn longer ago, or joined then: clients
+// that join keep none waiting that was there before. A may be nil.
+func first[S any](a, b *client[S]) *client[S] {
+	if a == nil || b.turn < a.turn {
+		return b
+	}
+	return a
+}

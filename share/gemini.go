@@ -49,6 +49,7 @@ type geminiClient struct {
 	fresh   bool          // the burst's first launch waits
 	most    peak          // kernels, of a longer time
 	quota   time.Duration // the last one
+	joined  time.Duration
 }
 
 func newGemini(d Device, _ Settings) Policy {
@@ -66,7 +67,7 @@ func (p *gemini) Receive(now time.Duration, e Event) {
 	case Join:
 		*s = geminiClient{
 			used: newUsage(geminiWindow, 100), bursts: newPeak(geminiPredict, 30), longest: newPeak(geminiPredict, 30),
-			most: newPeak(geminiMost, 30), end: -geminiMerge, quota: geminiBase,
+			most: newPeak(geminiMost, 30), end: -geminiMerge, quota: geminiBase, joined: p.now,
 		}
 	case Leave:
 		if c == p.holder {
@@ -211,14 +212,17 @@ func (p *gemini) freshEnd() time.Duration {
 // then the one that used the least.
 func (p *gemini) give() {
 	var best *client[geminiClient]
-	var missing, used time.Duration
+	var missing PPM
+	var used time.Duration
 	for _, c := range p.clients {
 		if !c.ready() || !p.fits(c) {
 			continue
 		}
 		u := c.state.used.sum(p.now)
-		m := max(0, c.spec.Request.Of(geminiWindow)-u)
-		if best == nil || moreMissing(m, u, missing, used) {
+		// A client misses nothing of the time before it joined: otherwise clients that come and
+		// go would always come first.
+		m := Ratio(c.spec.Request.Of(min(geminiWindow, p.now-c.state.joined))-u, c.spec.Request.Of(geminiWindow))
+		if best == nil || m > missing || m == missing && u < used {
 			best, missing, used = c, m, u
 		}
 	}
@@ -234,19 +238,6 @@ func (p *gemini) give() {
 		s.burst, s.part = p.now-s.part, 0
 	}
 	p.holder, p.from, p.count, p.quota, p.over = best, p.now, p.now, s.quota, false
-}
-
-// moreMissing reports whether a client that misses m of its request and used u comes
-// before one with m2 and u2.
-func moreMissing(m, u, m2, u2 time.Duration) bool {
-	if m > 0 && m2 > 0 {
-		a, b := Ratio(m, m+u), Ratio(m2, m2+u2)
-		return a > b
-	}
-	if m != m2 {
-		return m > 0
-	}
-	return u < u2
 }
 
 // Wake implements Policy.

@@ -142,20 +142,22 @@ func (p *orion) Transmit(now time.Duration, out []Decision) []Decision {
 			out = p.permit(c, out, true, 0)
 		}
 	}
-	n := len(p.clients)
-	for i := range n {
-		c := p.round(i)
-		if c.spec.Class != Offline || !c.ready() || !p.release(c) {
-			continue
+	var next *client[orionClient]
+	for _, c := range p.clients {
+		if c.spec.Class == Offline && c.ready() && p.release(c) {
+			next = first(next, c)
 		}
-		p.sum += c.head.kernel.Expected
-		p.long = max(p.long, c.head.kernel.Expected)
-		p.size += c.head.kernel.SMs
-		p.drain = p.sum > orionDuration
-		p.next = (p.next + i + 1) % n
-		return p.permit(c, out, false, 0)
 	}
-	return out
+	if next == nil {
+		return out
+	}
+	p.take(next)
+	k := &next.head.kernel
+	p.sum += k.Expected
+	p.long = max(p.long, k.Expected)
+	p.size += k.SMs
+	p.drain = p.sum > orionDuration
+	return p.permit(next, out, false, 0)
 }
 
 // release is the rule for an offline launch.

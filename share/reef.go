@@ -68,20 +68,21 @@ func (p *reef) Transmit(now time.Duration, out []Decision) []Decision {
 			out = p.permit(c, out, true, 0)
 		}
 	}
-	n := len(p.clients)
-	for i := range n {
-		c := p.round(i)
+	var next *client[reefClient]
+	for _, c := range p.clients {
 		if c.spec.Class != Offline || !c.ready() || len(c.flights) >= reefWindow {
 			continue
 		}
-		sms, ok := p.pad(c)
-		if !ok {
-			continue
+		if _, ok := p.pad(c); ok {
+			next = first(next, c)
 		}
-		p.next = (p.next + i + 1) % n
-		return p.permit(c, out, false, sms)
 	}
-	return out
+	if next == nil {
+		return out
+	}
+	p.take(next)
+	sms, _ := p.pad(next)
+	return p.permit(next, out, false, sms)
 }
 
 // pad returns on how many multiprocessors a best-effort launch may run now; 0 means all.

@@ -47,15 +47,8 @@ func (p *timeslice) Receive(now time.Duration, e Event) {
 	}
 }
 
-// pass ends the turn: the search for the next holder begins behind the last one.
-func (p *timeslice) pass() {
-	for i, c := range p.clients {
-		if c == p.holder {
-			p.next = i + 1
-		}
-	}
-	p.holder, p.over, p.idle = nil, false, machine.Never
-}
+// pass ends the turn.
+func (p *timeslice) pass() { p.holder, p.over, p.idle = nil, false, machine.Never }
 
 // Transmit implements Policy.
 func (p *timeslice) Transmit(now time.Duration, out []Decision) []Decision {
@@ -86,11 +79,14 @@ func (p *timeslice) turn() {
 	if p.holder != nil {
 		return
 	}
-	for i := range p.clients {
-		if c := p.round(i); c.ready() {
-			p.holder, p.from = c, p.now
-			return
+	for _, c := range p.clients {
+		if c.ready() {
+			p.holder = first(p.holder, c)
 		}
+	}
+	if p.holder != nil {
+		p.take(p.holder)
+		p.from = p.now
 	}
 }
 
