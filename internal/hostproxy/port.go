@@ -271,14 +271,27 @@ func (s *slot) slack(e engine.Entry, timeout time.Duration) time.Duration {
 	return max(min(s.binding.MaxDelay(e), maxCompletionTime)-timeout, 0)
 }
 
+// slack returns the time by which a request may exceed its deadline at present. If this process
+// has stood still, or did not get a processor to read its sockets, the answer may lie in one of
+// them. The silence of a box is judged by its link, unless a VMM holds its lock meanwhile.
+func (r *requestPort) slack(e engine.Entry, o transaction.Overdue) time.Duration {
+	b := r.slot.binding
+	if b == nil {
+		return 0
+	}
+	most := max(maxCompletionTime-answerTime-o.Timeout, 0)
+	stood := e.StoodStill(o.Deadline - o.Timeout)
+	slack := max(r.slot.slack(e, o.Timeout), min(stood, most))
+	unread := b.Unread(e, o.Deadline)
+	if !r.holds(&r.ops[o.Cookie]) {
+		unread = b.Unheard(e, o.Deadline) + stood
+	}
+	return max(r.extension(o, slack, b.Heard(e)), min(unread, most))
+}
+
 // expire ends the requests whose Completion Timeout has passed.
 func (r *requestPort) expire(e engine.Entry) {
-	slack := func(o transaction.Overdue) time.Duration {
-		if r.slot.binding == nil {
-			return 0
-		}
-		return r.extension(o, r.slot.slack(e, o.Timeout), r.slot.binding.Heard(e))
-	}
+	slack := func(o transaction.Overdue) time.Duration { return r.slack(e, o) }
 	r.requester.Expire(e.Now(), slack, func(res transaction.Result) { r.timedOut(e, res) })
 }
 

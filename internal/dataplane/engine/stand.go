@@ -63,9 +63,23 @@ func (b *Binding) Slack(e Entry, deadline, timeout time.Duration) time.Duration 
 
 // Unheard returns how long after a deadline the peer is still to be heard: it may have
 // stood still, or its answer waits in a socket. If it has died, the end of the link ends the
-// request. Unheard returns 0 once the peer was heard.
+// request. Unheard returns 0 once the peer was heard and the sockets were read.
 func (b *Binding) Unheard(e Entry, deadline time.Duration) time.Duration {
-	if b.closed || b.link.State() != link.Up || b.link.Heard() >= deadline {
+	if b.closed || b.link.State() != link.Up {
+		return 0
+	}
+	if b.link.Heard() >= deadline {
+		return b.Unread(e, deadline)
+	}
+	return e.Now() - deadline + lookAgain
+}
+
+// Unread returns how long after a deadline the sockets are still to be read: an answer that
+// arrived in time may lie in one, behind the datagram by which the peer was heard, or on
+// another path. Unread returns 0 once all was received that had arrived by the deadline.
+func (b *Binding) Unread(e Entry, deadline time.Duration) time.Duration {
+	listened := b.group.cfg.Listened
+	if b.closed || b.link.State() != link.Up || listened == nil || listened() >= deadline {
 		return 0
 	}
 	return e.Now() - deadline + lookAgain

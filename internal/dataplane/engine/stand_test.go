@@ -77,3 +77,37 @@ func TestSlack(t *testing.T) {
 		t.Errorf("%v after the end of the link", got)
 	}
 }
+
+// A request is not given up while its answer may lie in a socket that was not read since the
+// deadline, although another datagram of the peer was received later.
+func TestSlackUntilTheSocketsAreRead(t *testing.T) {
+	n := newNetwork(t, 1)
+	listened := machine.Never
+	var a, b end
+	host := n.side[0].newGroup()
+	host.group.cfg.Listened = func() time.Duration { return min(listened, n.now) }
+	n.join([2]*driver{host, n.side[1].newGroup()}, n.configs(1, link.CipherNone), &a, &b)
+	n.up(&a, &b)
+	n.run(n.now+2*time.Second, nil)
+	const timeout = 600 * time.Millisecond
+	deadline := n.now - time.Second
+	for _, c := range []struct {
+		name     string
+		listened time.Duration
+		want     time.Duration
+	}{
+		{"not read since", deadline - 1, time.Second + lookAgain},
+		{"read", deadline, 0},
+		{"found empty now", machine.Never, 0},
+	} {
+		listened = c.listened
+		a.with(func(e Entry) {
+			if heard := a.binding.link.Heard(); heard < deadline {
+				t.Fatalf("the peer was heard at %v, the deadline is %v", heard, deadline)
+			}
+			if got := a.binding.Slack(e, deadline, timeout); got != c.want {
+				t.Errorf("%s: %v more, want %v", c.name, got, c.want)
+			}
+		})
+	}
+}
