@@ -37,6 +37,7 @@ type checked struct {
 	memory  int64
 	evicted bool
 	held    bool
+	stays   int64 // of the memory, on the GPU
 }
 
 func newChecker(t testing.TB, name string, d share.Device) *checker {
@@ -74,6 +75,17 @@ func (c *checker) leave(id share.ClientID) {
 		delete(c.clients, id)
 	}
 	c.receive(share.Event{Kind: share.Leave, Client: id})
+}
+
+func (c *checker) resize(id share.ClientID, s share.ClientSpec) {
+	if x := c.clients[id]; x != nil {
+		if s.Memory <= 0 || s.Memory > c.device.Memory {
+			s.Memory = c.device.Memory
+		}
+		s.Class = x.spec.Class
+		x.spec = s
+	}
+	c.receive(share.Event{Kind: share.Resized, Client: id, Spec: s})
 }
 
 // launch announces the next launch, if none waits.
@@ -151,6 +163,25 @@ func (c *checker) decide() {
 		c.t.Fatalf("at %v, nothing to decide, but Wake is %v", c.now, at)
 	}
 	c.credit()
+}
+
+// resident checks that the memory that stays on the GPU fits there: that of online clients does.
+func (c *checker) resident() {
+	c.t.Helper()
+	if c.over == 0 {
+		return
+	}
+	n := int64(0)
+	for _, x := range c.clients {
+		if x.spec.Class == share.Online {
+			n += x.memory
+		} else {
+			n += min(x.stays, x.memory)
+		}
+	}
+	if n > c.device.Memory {
+		c.t.Fatalf("%d bytes stay on a GPU of %d", n, c.device.Memory)
+	}
 }
 
 // credit checks that the last launch with a credit got its permit, and takes the new ones.
@@ -232,6 +263,7 @@ func (c *checker) check(d share.Decision) {
 		if d.Bytes < 0 || d.Bytes > x.memory {
 			c.t.Fatalf("%d bytes stay on the GPU of %d that client %d has", d.Bytes, x.memory, d.Client)
 		}
+		x.stays = d.Bytes
 	case share.Hold, share.Resume:
 		if x.held == (d.Kind == share.Hold) {
 			c.t.Fatalf("%v of client %d twice", d.Kind, d.Client)
@@ -312,6 +344,10 @@ func (c *checker) event(kind uint8, id share.ClientID, a, b byte, n, m int64) {
 			}
 		}
 	case 13:
+		if a&1 != 0 {
+			c.resize(id, share.ClientSpec{Class: share.Class(b % 3), Request: share.PPM(m), Limit: share.PPM(n), Memory: int64(a) * 8})
+			return
+		}
 		c.policy.Receive(c.now-time.Second, share.Event{Kind: share.Sampled})
 	default:
 		c.pass(c.now + time.Duration(uint32(n))%(200*time.Millisecond))

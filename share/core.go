@@ -124,6 +124,9 @@ func (k *core[S]) apply(c *client[S], e *Event) bool {
 		}
 		e.Kernel = e.Kernel.clamp(k.device)
 		c.waiting, c.head = true, flight{id: e.Launch, since: k.now, before: min(max(e.Ran, 0), maxBefore), kernel: e.Kernel}
+	case Resized:
+		e.Spec.Class = c.spec.Class
+		c.spec = e.Spec.clamp(k.device)
 	case Completed, Killed:
 		return k.end(c, e)
 	case Waited:

@@ -21,6 +21,7 @@ const (
 	Sampled                    // Sample: a reading of the sensors; Client 0 is the whole GPU
 	Failed                     // Fault
 	Waited                     // Launch, Ran: a permitted launch waited this long, since the last such event, because others ran
+	Resized                    // Spec: the new limits of the client; it keeps its class, its usage, its launches and its memory
 	eventKinds
 )
 
@@ -29,7 +30,7 @@ func (k EventKind) String() string {
 	if k >= eventKinds {
 		return fmt.Sprintf("EventKind(%d)", uint8(k))
 	}
-	return [...]string{"join", "leave", "launch", "completed", "killed", "idle", "allocate", "free", "sampled", "failed", "waited"}[k]
+	return [...]string{"join", "leave", "launch", "completed", "killed", "idle", "allocate", "free", "sampled", "failed", "waited", "resized"}[k]
 }
 
 // Bound says which resource limits a kernel, by its profile.

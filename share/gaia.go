@@ -68,6 +68,12 @@ func (p *gaia) Receive(now time.Duration, e Event) {
 			}
 		}
 		p.rounds, p.idle = 0, 0
+	case Resized:
+		limit := int64(c.spec.Limit * 100 / Whole)
+		c.state.soft = limit
+		if c.spec.Request > 0 && len(p.clients) > 1 {
+			c.state.soft = int64(c.spec.Request * 100 / Whole)
+		}
 	case Sampled:
 		c.state.util = int64(e.Sample.Utilisation * 100 / Whole)
 		p.delta(c)

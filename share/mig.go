@@ -161,8 +161,17 @@ func newMIG(d Device, _ Settings) Policy { return &mig{core[migClient]{device: d
 // Receive implements Policy.
 func (p *mig) Receive(now time.Duration, e Event) {
 	c := p.receive(now, &e)
-	if c != nil && e.Kind == Join {
+	if c == nil {
+		return
+	}
+	switch e.Kind {
+	case Join:
 		p.assign(c)
+	case Resized: // the instance stays: a client gets another one by leaving
+		if c.state.placed {
+			c.spec.Memory = min(c.spec.Memory, p.memoryOf(&MIGProfiles[c.state.at.Profile]))
+		}
+	default:
 	}
 }
 

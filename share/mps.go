@@ -4,7 +4,7 @@ import "time"
 
 // mps is NVIDIA's Multi-Process Service with static shares: a client gets at most its
 // Limit of the multiprocessors (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE) from its start to
-// its end, and kernels of all clients run side by side without priorities.
+// its end, or to a resize, and kernels of all clients run side by side without priorities.
 type mps struct {
 	core[mpsClient]
 }
@@ -14,7 +14,11 @@ type mpsClient struct{ told bool }
 func newMPS(d Device, _ Settings) Policy { return &mps{core[mpsClient]{device: d}} }
 
 // Receive implements Policy.
-func (p *mps) Receive(now time.Duration, e Event) { p.receive(now, &e) }
+func (p *mps) Receive(now time.Duration, e Event) {
+	if c := p.receive(now, &e); c != nil && e.Kind == Resized {
+		c.state.told = false
+	}
+}
 
 // Transmit implements Policy.
 func (p *mps) Transmit(now time.Duration, out []Decision) []Decision {

@@ -33,6 +33,7 @@ type muxClient struct {
 	active PPM           // moving average of the activity of multiprocessors while kernels run
 	ran    time.Duration // when a reading saw kernels
 	held   bool          // told
+	resize bool          // the next job tells the share again
 }
 
 func newMuxFlow(d Device, _ Settings) Policy { return &muxflow{core: core[muxClient]{device: d}} }
@@ -54,6 +55,8 @@ func (p *muxflow) Receive(now time.Duration, e Event) {
 		return
 	}
 	switch e.Kind {
+	case Resized:
+		c.state.resize = true
 	case Sampled:
 		c.state.observe(p.now, e.Sample)
 	case Failed:
@@ -125,8 +128,9 @@ func (p *muxflow) Transmit(now time.Duration, out []Decision) []Decision {
 		if state != Healthy || !c.ready() || len(c.flights) >= muxWindow {
 			continue
 		}
-		if change := max(offline-c.state.told, c.state.told-offline); c.state.told == 0 || change >= muxHysteresis && c.head.kernel.First && len(c.flights) == 0 {
-			c.state.told = offline
+		change := max(offline-c.state.told, c.state.told-offline)
+		if c.state.told == 0 || (change >= muxHysteresis || c.state.resize) && c.head.kernel.First && len(c.flights) == 0 {
+			c.state.told, c.state.resize = offline, false
 			out = append(out, Decision{Kind: SetShare, Client: c.id, Share: min(offline, c.spec.Limit)})
 		}
 		out = p.permit(c, out, false, 0)

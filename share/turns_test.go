@@ -60,3 +60,57 @@ func TestClientsThatComeAndGoTakeTurns(t *testing.T) {
 		})
 	}
 }
+
+// A resize forgets nothing of what a client has used: its limit holds over the window.
+func TestResizeKeepsTheUsage(t *testing.T) {
+	c := newChecker(t, "gemini", share.A100)
+	limit := share.ClientSpec{Limit: share.Percent(30)}
+	c.join(1, limit)
+	const run = 10 * time.Millisecond
+	busy := time.Duration(0)
+	for i := 0; c.now < 10*time.Second; i++ {
+		if i%100 == 99 {
+			limit.Limit ^= 1
+			c.resize(1, limit)
+		}
+		c.launch(1, share.Kernel{Blocks: 1, Expected: run})
+		c.pass(c.now + run)
+		if len(c.clients[1].flights) > 0 {
+			c.complete(1, run)
+			busy += run
+		}
+	}
+	if busy > 3*time.Second {
+		t.Errorf("%v in ten seconds with a limit of 30 %%", busy)
+	}
+}
+
+// A new limit is told to the hardware that keeps it.
+func TestResizeTellsTheShare(t *testing.T) {
+	for name, want := range map[string]share.PPM{"mps": share.Percent(20), "muxflow": share.Percent(20)} {
+		t.Run(name, func(t *testing.T) {
+			c := newChecker(t, name, share.A100)
+			c.join(1, share.ClientSpec{Class: share.Offline, Limit: share.Percent(60)})
+			c.warm()
+			got := func() (s share.PPM) {
+				c.launch(1, share.Kernel{Blocks: 1, First: true})
+				c.decide()
+				c.complete(1, time.Millisecond)
+				c.decide()
+				for _, d := range c.trail {
+					if d.Kind == share.SetShare {
+						s = d.Share
+					}
+				}
+				return s
+			}
+			if s := got(); s != share.Percent(60) {
+				t.Errorf("a share of %d ppm", s)
+			}
+			c.resize(1, share.ClientSpec{Limit: share.Percent(20)})
+			if s := got(); s != want {
+				t.Errorf("a share of %d ppm after the resize, want %d", s, want)
+			}
+		})
+	}
+}

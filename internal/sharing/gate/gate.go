@@ -206,12 +206,19 @@ func (g *Gate) Leave(now time.Duration, id share.ClientID) {
 }
 
 // Resize changes what a client may use. It returns false, and changes nothing, if the
-// policy has no room. Launches in flight end as they began, and count no more.
+// policy has no room. The client keeps its usage of the past. Only where the hardware keeps the
+// shares, the client is a new one, and its launches in flight count no more.
 func (g *Gate) Resize(now time.Duration, id share.ClientID, spec share.ClientSpec) bool {
 	g.now = max(g.now, now)
 	c := g.find(id)
 	if c == nil {
 		return false
+	}
+	if g.permits {
+		c.spec = spec
+		g.policy.Receive(g.now, share.Event{Kind: share.Resized, Client: id, Spec: spec})
+		g.decide()
+		return true
 	}
 	old := c.spec
 	ok := g.rejoin(c, spec)

@@ -293,6 +293,25 @@ func testEveryPolicy(t *testing.T, policy string, credit bool) {
 	}
 }
 
+// A share that is resized again and again keeps to its limit over ten seconds: the gate forgets
+// neither what it has used nor what runs.
+func TestLimitHoldsAcrossResizes(t *testing.T) {
+	w := newWorld(t, "gemini")
+	w.join(1, percent(30))
+	w.join(2, percent(10))
+	w.add(&program{id: 1, client: 1, kernel: 7 * time.Millisecond})
+	for i := range 100 {
+		w.run(time.Duration(i) * 100 * time.Millisecond)
+		n := w.g.InFlight(1)
+		if !w.g.Resize(w.now, 1, percent(30-i%2)) || w.g.InFlight(1) < n {
+			t.Fatalf("%d launches in flight before the resize, %d after it", n, w.g.InFlight(1))
+		}
+	}
+	if got := w.g.Usage(1).Busy; got > 3*time.Second || got < 2700*time.Millisecond {
+		t.Errorf("%v in ten seconds with a limit of 30 %%", got)
+	}
+}
+
 // A held client gets no permit, and the others get its time. It goes on when it is resumed.
 func TestHold(t *testing.T) {
 	w := newWorld(t, "timeslice")
