@@ -162,6 +162,7 @@ func (c *checker) decide() {
 	if at := c.policy.Wake(); at <= c.now {
 		c.t.Fatalf("at %v, nothing to decide, but Wake is %v", c.now, at)
 	}
+	c.resident()
 	c.credit()
 }
 

@@ -232,13 +232,34 @@ func (k *core[S]) begin(now time.Duration, out []Decision) []Decision {
 // decideMemory grants what fits the client's limit and the device, to the byte.
 func (k *core[S]) decideMemory(c *client[S]) Decision {
 	d := Decision{Kind: Refuse, Client: c.id, Bytes: c.request}
-	if c.evict == NoReason && c.request <= c.spec.Memory-c.memory && c.request <= k.device.Memory+k.overCommit-k.memory {
+	if c.evict == NoReason && c.request <= c.spec.Memory-c.memory && c.request <= k.left(c) {
 		c.memory += c.request
 		k.memory += c.request
 		d.Kind = Grant
 	}
 	c.request = 0
 	return d
+}
+
+// left returns the memory that a client may be granted beyond what all have. Online clients
+// get none that was over-committed: theirs stays on the GPU.
+func (k *core[S]) left(c *client[S]) int64 {
+	left := k.device.Memory + k.overCommit - k.memory
+	if k.overCommit > 0 && c.spec.Class == Online {
+		left = min(left, k.beside())
+	}
+	return left
+}
+
+// beside returns the memory of the device that online clients leave.
+func (k *core[S]) beside() int64 {
+	free := k.device.Memory
+	for _, c := range k.clients {
+		if c.spec.Class == Online {
+			free -= c.memory
+		}
+	}
+	return free
 }
 
 // ready reports whether the client has a launch that may be permitted.

@@ -227,17 +227,12 @@ func (p *tgs) Transmit(now time.Duration, out []Decision) []Decision {
 // place tells how much of the opportunistic memory stays on the GPU: what production
 // leaves, in the order in which the clients joined.
 func (p *tgs) place(out []Decision) []Decision {
-	free := p.device.Memory
-	for _, c := range p.clients {
-		if c.spec.Class == Online {
-			free -= c.memory
-		}
-	}
+	free := p.beside()
 	for _, c := range p.clients {
 		if c.spec.Class == Online {
 			continue
 		}
-		n := min(c.memory, max(free, 0))
+		n := min(c.memory, free)
 		free -= n
 		if n != c.state.resident {
 			c.state.resident = n

@@ -61,6 +61,28 @@ func TestClientsThatComeAndGoTakeTurns(t *testing.T) {
 	}
 }
 
+// Memory of online clients is never over-committed: it stays on the GPU.
+func TestOnlineMemoryIsNotOverCommitted(t *testing.T) {
+	for _, name := range []string{"tgs", "antman"} {
+		t.Run(name, func(t *testing.T) {
+			c := newChecker(t, name, share.Device{SMs: 8, ThreadsPerSM: 1024, Memory: 1000})
+			for id, bytes := range []int64{500, 700, 700} {
+				c.join(share.ClientID(id+1), share.ClientSpec{Class: []share.Class{share.Offline, share.Online, share.Online}[id]})
+				c.allocate(share.ClientID(id+1), bytes)
+				c.decide()
+			}
+			for id, want := range []int64{500, 700, 0} {
+				if got := c.clients[share.ClientID(id+1)].memory; got != want {
+					t.Errorf("client %d has %d bytes, want %d", id+1, got, want)
+				}
+			}
+			if got := c.clients[1].stays; got != 300 {
+				t.Errorf("%d bytes of the offline client stay on the GPU, want 300", got)
+			}
+		})
+	}
+}
+
 // A resize forgets nothing of what a client has used: its limit holds over the window.
 func TestResizeKeepsTheUsage(t *testing.T) {
 	c := newChecker(t, "gemini", share.A100)
