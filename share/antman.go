@@ -17,16 +17,18 @@ const (
 	antmanSlower = 20_000           // ppm: accepted slow-down of production
 	antmanFirst  = 20               // performance at the start, percent
 	antmanMost   = 100
+	antmanBatch  = time.Second // of a mini-batch without an end
 )
 
 // antman gives offline clients idle slots: after each mini-batch of duration run, the
-// client sleeps for run·100/performance − run − 50 µs. A controller sets the
+// client sleeps for run·100/performance − run − 50 µs. A program that launches on without
+// waiting for its kernels ends no mini-batch: after a second it counts as one. A controller sets the
 // performance from the slow-down of the production clients' mini-batches: it falls to
 // three quarters above the accepted slow-down, and rises by two points below it.
 // Memory may be over-committed, as AntMan moves tensors to the host.
 type antman struct {
 	core[antmanClient]
-	perf int64 // percent; 0 suspends
+	perf int64 // percent, at least 1
 }
 
 type antmanClient struct {
@@ -58,18 +60,28 @@ func (p *antman) Receive(now time.Duration, e Event) {
 			p.perf = antmanFirst
 		}
 	case Idle:
-		if !s.inJob {
-			return
+		if s.inJob && c.spec.Class == Online {
+			s.inJob = false
+			p.observe(s, p.now-s.began)
 		}
-		s.inJob = false
-		run := p.now - s.began
-		if c.spec.Class == Online {
-			p.observe(s, run)
-		} else if p.perf > 0 {
-			s.until = p.now + max(0, run*antmanMost/time.Duration(p.perf)-run-antmanSlack)
-		}
+		p.end(s)
 	default:
 	}
+}
+
+// end ends the mini-batch of an offline client, and begins its idle slot.
+func (p *antman) end(s *antmanClient) {
+	if !s.inJob {
+		return
+	}
+	s.inJob = false
+	run := p.now - s.began
+	s.until = p.now + max(0, run*antmanMost/time.Duration(p.perf)-run-antmanSlack)
+}
+
+// long reports whether the mini-batch of an offline client does not end by itself.
+func (p *antman) long(c *client[antmanClient]) bool {
+	return c.spec.Class == Offline && c.state.inJob && p.now-c.state.began >= antmanBatch
 }
 
 // observe is the controller.
@@ -112,23 +124,21 @@ func (p *antman) limited() bool {
 // Transmit implements Policy.
 func (p *antman) Transmit(now time.Duration, out []Decision) []Decision {
 	out = p.begin(now, out)
-	free := p.device.Memory
-	for _, c := range p.clients {
-		if c.spec.Class == Online {
-			free -= c.memory
-		}
-	}
+	free := p.beside()
 	measuring, limited := p.measuring(), p.limited()
 	for _, c := range p.clients {
 		online := c.spec.Class == Online
-		if n := min(c.memory, max(free, 0)); !online {
+		if n := min(c.memory, free); !online {
 			free -= n
 			if n != c.state.told {
 				c.state.told = n
 				out = append(out, Decision{Kind: SetMemory, Client: c.id, Bytes: n})
 			}
 		}
-		if !c.ready() || !online && limited && p.now < max(measuring, c.state.until) {
+		if p.long(c) && len(c.flights) == 0 {
+			p.end(&c.state)
+		}
+		if !c.ready() || !online && limited && (p.now < max(measuring, c.state.until) || p.long(c)) {
 			continue
 		}
 		if !c.state.inJob {
@@ -143,7 +153,7 @@ func (p *antman) Transmit(now time.Duration, out []Decision) []Decision {
 func (p *antman) Credits(out []Credit) []Credit {
 	measuring, limited := p.measuring(), p.limited()
 	for _, c := range p.clients {
-		if c.spec.Class == Online || !limited || p.now >= max(measuring, c.state.until) {
+		if c.spec.Class == Online || !limited || p.now >= max(measuring, c.state.until) && !p.long(c) {
 			out = c.credit(out, MaxInFlight)
 		}
 	}
@@ -157,6 +167,9 @@ func (p *antman) Wake() time.Duration {
 	for _, c := range p.clients {
 		if until := max(measuring, c.state.until); c.waiting && c.spec.Class == Offline && until > p.now {
 			at = min(at, until)
+		}
+		if c.state.inJob && c.spec.Class == Offline && !p.long(c) {
+			at = min(at, machine.After(c.state.began, antmanBatch)) // of its credit
 		}
 	}
 	return at

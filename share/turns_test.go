@@ -61,6 +61,38 @@ func TestClientsThatComeAndGoTakeTurns(t *testing.T) {
 	}
 }
 
+// An offline program that launches on without waiting for its kernels ends no mini-batch, and
+// has idle slots all the same.
+func TestAntManEndsAMiniBatchWithoutAnEnd(t *testing.T) {
+	c := newChecker(t, "antman", share.A100)
+	c.join(1, share.ClientSpec{})
+	c.join(2, share.ClientSpec{Class: share.Offline})
+	for range 10 { // production is measured
+		c.request(time.Millisecond)
+	}
+	const run = time.Millisecond
+	busy := time.Duration(0)
+	for start := c.now; c.now < start+30*time.Second; {
+		x := c.clients[2]
+		for x.waiting == 0 && len(x.flights) < 2 { // it is never idle
+			c.launch(2, share.Kernel{Blocks: 1})
+			c.decide()
+		}
+		c.pass(c.now + run)
+		if len(x.flights) == 0 {
+			continue
+		}
+		busy += run
+		if len(x.flights) > 1 || x.waiting != 0 {
+			c.complete(2, run)
+			c.decide()
+		}
+	}
+	if got := busy.Seconds() / 30; got < 0.15 || got > 0.25 {
+		t.Errorf("the offline client has the GPU for %.0f %% of the time, want 20 %%", 100*got)
+	}
+}
+
 // Memory of online clients is never over-committed: it stays on the GPU.
 func TestOnlineMemoryIsNotOverCommitted(t *testing.T) {
 	for _, name := range []string{"tgs", "antman"} {
