@@ -19,7 +19,7 @@ const (
 // of the offline clients, in turn, while the online ones have nothing in their request,
 // or if it needs few multiprocessors and is bound by another resource. The sum of
 // the offline durations in flight is bounded. Beside online training it searches for
-// the threshold of multiprocessors, by halves.
+// the threshold of multiprocessors, by halves; beside several it keeps to the lowest one.
 //
 // Ours: the iteration time alone is measured during the first ten iterations, while
 // offline kernels are held; Orion takes it from a profile.
@@ -30,8 +30,7 @@ type orion struct {
 	size  int32         // multiprocessors of the offline launches in flight
 	hp    Bound         // the bound of the online kernel that was released last
 	seen  int           // online launches in requests that are under way
-	tune  orionTuner
-	drain bool // the sum is over the bound
+	drain bool          // the sum is over the bound
 }
 
 type orionClient struct {
@@ -40,6 +39,7 @@ type orionClient struct {
 	first    time.Duration // launch of training
 	training bool
 	updating bool
+	tune     orionTuner
 }
 
 // orionTuner searches for the threshold of multiprocessors beside online training.
@@ -51,7 +51,7 @@ type orionTuner struct {
 }
 
 func newOrion(d Device, _ Settings) Policy {
-	return &orion{core: core[orionClient]{device: d}, tune: orionTuner{high: d.SMs, now: d.SMs / 2}}
+	return &orion{core: core[orionClient]{device: d}}
 }
 
 // Receive implements Policy.
@@ -62,6 +62,8 @@ func (p *orion) Receive(now time.Duration, e Event) {
 	}
 	online := c.spec.Class == Online
 	switch e.Kind {
+	case Join:
+		c.state.tune = orionTuner{high: p.device.SMs, now: p.device.SMs / 2}
 	case Leave:
 		if online {
 			p.seen -= c.state.seen
@@ -87,7 +89,7 @@ func (p *orion) Receive(now time.Duration, e Event) {
 			p.seen -= c.state.seen
 			c.state.seen, c.state.updating = 0, false
 			if c.state.training {
-				p.tune.iteration(p.now - c.state.began)
+				c.state.tune.iteration(p.now - c.state.began)
 			}
 		}
 	default:
@@ -165,15 +167,12 @@ func (p *orion) release(c *client[orionClient]) bool {
 	if p.drain {
 		return false
 	}
-	training, updating := false, false
+	updating, threshold := false, p.device.SMs
 	for _, o := range p.clients {
-		if o.spec.Class == Online && o.state.training {
-			training, updating = true, updating || o.state.updating
+		if o.state.training {
+			updating = updating || o.state.updating
+			threshold = min(threshold, o.state.tune.now)
 		}
-	}
-	threshold := p.device.SMs
-	if training {
-		threshold = p.tune.now
 	}
 	k := &c.head.kernel
 	switch {
@@ -192,11 +191,8 @@ func (p *orion) release(c *client[orionClient]) bool {
 // measuring returns until when offline launches wait at most, because training has not
 // been measured alone.
 func (p *orion) measuring() (until time.Duration) {
-	if p.tune.alone > 0 {
-		return 0
-	}
 	for _, c := range p.clients {
-		if c.spec.Class == Online && c.state.training {
+		if c.state.training && c.state.tune.alone == 0 {
 			until = max(until, machine.After(c.state.first, orionWait))
 		}
 	}

@@ -93,6 +93,35 @@ func TestAntManEndsAMiniBatchWithoutAnEnd(t *testing.T) {
 	}
 }
 
+// Each online training of orion is compared with its own time alone, also after another one has left.
+func TestOrionComparesATrainingWithItself(t *testing.T) {
+	c := newChecker(t, "orion", share.A100)
+	iterate := func(id share.ClientID, long time.Duration) {
+		t.Helper()
+		c.launch(id, share.Kernel{Blocks: 1, SMs: 10, First: true, Update: true, Bound: share.BoundCompute})
+		c.pass(c.now + long)
+		c.complete(id, long)
+		c.decide()
+	}
+	c.join(1, share.ClientSpec{})
+	for range 10 {
+		iterate(1, time.Millisecond)
+	}
+	c.leave(1)
+	c.join(2, share.ClientSpec{}) // its iterations are longer, and as long beside others as alone
+	for range 100 {
+		iterate(2, 3*time.Millisecond)
+	}
+	c.join(3, share.ClientSpec{Class: share.Offline})
+	c.launch(2, share.Kernel{Blocks: 1, SMs: 10, First: true, Bound: share.BoundCompute})
+	c.decide()
+	c.launch(3, share.Kernel{Blocks: 1, SMs: 90, Bound: share.BoundMemory, Expected: time.Microsecond})
+	c.decide()
+	if len(c.clients[3].flights) != 1 {
+		t.Error("the offline client waits beside a training that it never slowed down")
+	}
+}
+
 // Memory of online clients is never over-committed: it stays on the GPU.
 func TestOnlineMemoryIsNotOverCommitted(t *testing.T) {
 	for _, name := range []string{"tgs", "antman"} {
