@@ -27,7 +27,9 @@ const geminiMost = 30 * time.Second
 // kept, not only charged afterwards: a launch is permitted only if the time that it
 // is predicted to take fits the rest of the limit, where Gemini charges what was
 // over. The prediction is the profile's, or else the longest kernel of the last
-// three seconds, one at a time while there is none. The usage of a client is the time
+// three seconds, one at a time while there is none. A launch that alone takes longer than the
+// limit of a window goes when the client has used nothing, and the limit holds over a window
+// that is as much longer. The usage of a client is the time
 // for which it holds the token, or what the sensors saw, if that is more.
 type gemini struct {
 	core[geminiClient]
@@ -50,6 +52,7 @@ type geminiClient struct {
 	most    peak          // kernels, of a longer time
 	quota   time.Duration // the last one
 	joined  time.Duration
+	paid    time.Duration // when a turn that was longer than the limit has been paid for
 }
 
 func newGemini(d Device, _ Settings) Policy {
@@ -121,8 +124,12 @@ func (p *gemini) charge() {
 // with the token: the wait for it does not count.
 func (p *gemini) release() {
 	p.charge()
-	if s := &p.holder.state; s.inBurst {
+	s, limit := &p.holder.state, p.holder.spec.Limit
+	if s.inBurst {
 		s.part = p.now - s.burst
+	}
+	if used := min(p.now-p.from, maxExpected); used > limit.Of(geminiWindow) {
+		s.paid = machine.After(p.from, (used/time.Duration(limit)+1)*time.Duration(Whole))
 	}
 	p.holder, p.over = nil, false
 }
@@ -179,7 +186,10 @@ func (p *gemini) fits(c *client[geminiClient]) bool {
 	if longest == 0 && c.head.kernel.Expected == 0 && len(c.flights) > 0 {
 		return false
 	}
-	return need <= p.rest(c)
+	if len(c.flights) == 0 && need > c.spec.Limit.Of(geminiWindow) {
+		return p.now >= c.state.paid && c.state.used.sum(p.now) == 0
+	}
+	return need <= p.rest(c) && p.now >= c.state.paid
 }
 
 // Credits implements Creditor: the launches of a turn, as long as those that the client

@@ -61,6 +61,32 @@ func TestClientsThatComeAndGoTakeTurns(t *testing.T) {
 	}
 }
 
+// A launch that alone takes longer than the limit of a window runs, too, and the limit holds over
+// a window that is as much longer.
+func TestGeminiServesALaunchLongerThanItsLimit(t *testing.T) {
+	for _, expected := range []time.Duration{0, 600 * time.Millisecond} {
+		c := newChecker(t, "gemini", share.A100)
+		c.join(1, share.ClientSpec{Limit: share.Percent(5)}) // 500 ms of ten seconds
+		const run = 600 * time.Millisecond
+		served := 0
+		for c.now < 10*time.Minute {
+			c.launch(1, share.Kernel{Blocks: 1, Expected: expected})
+			c.decide()
+			if len(c.clients[1].flights) > 0 {
+				c.pass(c.now + run)
+				c.complete(1, run)
+				c.decide()
+				served++
+				continue
+			}
+			c.pass(c.now + 50*time.Millisecond)
+		}
+		if served < 48 || served > 51 {
+			t.Errorf("%d launches of 600 ms in ten minutes with a limit of 5 %%, want 50", served)
+		}
+	}
+}
+
 // An offline program that launches on without waiting for its kernels ends no mini-batch, and
 // has idle slots all the same.
 func TestAntManEndsAMiniBatchWithoutAnEnd(t *testing.T) {
