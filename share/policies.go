@@ -51,19 +51,19 @@ type Info struct {
 }
 
 var policies = []Info{
-	{"timeslice", "NVIDIA driver", Contexts, "quantum and linger are ours", false, newTimeslice},
-	{"streams", "CUDA stream priorities", OneContext, "", false, newStreams},
-	{"mps", "NVIDIA MPS", OneContext, "", true, newMPS},
-	{"mig", "NVIDIA MIG", Partitions, "a request is rounded to the nearest profile", true, newMIG},
-	{"gemini", "Gemini, TCC 2021", Contexts, "limit kept before the launch, not charged afterwards", true, newGemini},
-	{"gaia", "GaiaGPU, ISPA 2018", Contexts, "threshold of the elastic mode", true, newGaia},
-	{"gaiapi", "this project, beside GaiaGPU", Contexts, "all constants", true, newGaiaPI},
-	{"tgs", "TGS, NSDI 2023", Contexts, "reading of each second; only drops count", false, newTGS},
-	{"antman", "AntMan, OSDI 2020", Contexts, "controller of the idle slots", false, newAntMan},
-	{"reef", "REEF, OSDI 2022", OneContext, "one padding kernel at a time", false, newREEF},
-	{"orion", "Orion, EuroSys 2024", OneContext, "slow-down of training; measured alone at the start", false, newOrion},
-	{"paella", "Paella, SOSP 2023", OneContext, "threshold of the deficit; a launch counts", false, newPaella},
-	{"muxflow", "MuxFlow, arXiv 2303.13803", OneContext, "law of the share, and all thresholds", false, newMuxFlow},
+	{Name: "timeslice", Source: "NVIDIA driver", Execution: Contexts, Form: "quantum and linger are ours", make: newTimeslice},
+	{Name: "streams", Source: "CUDA stream priorities", Execution: OneContext, make: newStreams},
+	{Name: "mps", Source: "NVIDIA MPS", Execution: OneContext, Limits: true, make: newMPS},
+	{Name: "mig", Source: "NVIDIA MIG", Execution: Partitions, Form: "a request is rounded to the nearest profile", Limits: true, make: newMIG},
+	{Name: "gemini", Source: "Gemini, TCC 2021", Execution: Contexts, Form: "limit kept before the launch, not charged afterwards", Limits: true, make: newGemini},
+	{Name: "gaia", Source: "GaiaGPU, ISPA 2018", Execution: Contexts, Form: "threshold of the elastic mode", Limits: true, make: newGaia},
+	{Name: "gaiapi", Source: "this project, beside GaiaGPU", Execution: Contexts, Form: "all constants", Limits: true, make: newGaiaPI},
+	{Name: "tgs", Source: "TGS, NSDI 2023", Execution: Contexts, Form: "reading of each second; only drops count", make: newTGS},
+	{Name: "antman", Source: "AntMan, OSDI 2020", Execution: Contexts, Form: "controller of the idle slots", make: newAntMan},
+	{Name: "reef", Source: "REEF, OSDI 2022", Execution: OneContext, Form: "one padding kernel at a time", make: newREEF},
+	{Name: "orion", Source: "Orion, EuroSys 2024", Execution: OneContext, Form: "slow-down of training; measured alone at the start", make: newOrion},
+	{Name: "paella", Source: "Paella, SOSP 2023", Execution: OneContext, Form: "threshold of the deficit; a launch counts", make: newPaella},
+	{Name: "muxflow", Source: "MuxFlow, arXiv 2303.13803", Execution: OneContext, Form: "law of the share, and all thresholds", make: newMuxFlow},
 }
 
 // Policies returns the policies, baselines first.

@@ -38,7 +38,7 @@ const (
 	monitorT3          = 10 * time.Second // fine until healthy again
 	monitorTemperature = 90               // degrees Celsius
 	monitorClock       = Whole * 6 / 10   // below: the GPU throttles
-	monitorMemory      = Whole * 98 / 100 // of the device
+	monitorMemory      = 50               // a part of the device that is to be free: 2 %
 )
 
 // SysMonitor is the protection of a whole GPU in MuxFlow (Zhao et al., arXiv 2303.13803):
@@ -56,7 +56,7 @@ func (m *SysMonitor) State() Health { return m.state }
 
 // Observe takes a reading of the GPU's sensors.
 func (m *SysMonitor) Observe(now time.Duration, s Sample, d Device) {
-	fine := s.Temperature <= monitorTemperature && s.Clock >= monitorClock && s.Memory <= d.Memory/int64(Whole)*int64(monitorMemory)
+	fine := s.Temperature <= monitorTemperature && s.Clock >= monitorClock && s.Memory <= d.Memory-d.Memory/monitorMemory
 	if !m.begun || fine != m.fine {
 		m.begun, m.fine, m.since = true, fine, now
 	}

@@ -223,3 +223,17 @@ func TestResizeTellsTheShare(t *testing.T) {
 		})
 	}
 }
+
+// The limit of the memory in use holds on a GPU of any size.
+func TestSysMonitorOnASmallGPU(t *testing.T) {
+	d := share.Device{SMs: 2, ThreadsPerSM: 64, Memory: 1000}
+	for used, want := range map[int64]share.Health{980: share.Healthy, 981: share.HealthInit} {
+		var m share.SysMonitor
+		for i := range 20 {
+			m.Observe(time.Duration(i)*100*time.Millisecond, share.Sample{Clock: share.Whole, Memory: used}, d)
+		}
+		if got := m.State(); got != want {
+			t.Errorf("%v with %d of 1000 bytes in use", got, used)
+		}
+	}
+}
