@@ -10,8 +10,8 @@ import (
 )
 
 // Make plans the steps to exactly the instances of the wanted profiles, in any order.
-// Present instances of a wanted profile stay, those in use first; as few others as
-// possible move. Instances in use are never touched: a plan that needs that is a
+// Present instances of a wanted profile stay, those in use first, and of the others those
+// with which the fewest move. Instances in use are never touched: a plan that needs that is a
 // *BusyError.
 func Make(g *GPU, want []string) (Plan, error) {
 	if p, done, err := mode(g, true); done {
@@ -33,27 +33,26 @@ func Make(g *GPU, want []string) (Plan, error) {
 		return Plan{}, fmt.Errorf("%s has no room for %s together: it has %d compute and %d memory slices; \"nvidia-smi mig -lgipp\" lists the placements",
 			g.UUID, strings.Join(want, ", "), layout.Compute, layout.Memory)
 	}
-	kept, gone, missing := g.match(missing)
-	if busy := g.busy(gone); busy != nil {
+	ways := g.match(missing)
+	if busy := g.busy(ways[0].gone); busy != nil { // the same in all of them
 		return Plan{}, busy
 	}
-	current := make([]share.MIGInstance, 0, len(kept))
-	for _, i := range kept {
-		current = append(current, share.MIGInstance{Profile: g.profile(i.Profile), Start: i.Start, Pinned: len(i.Busy)+len(g.Busy) > 0})
-	}
-	after, placed, ok := layout.Plan(current, missing)
-	if !ok {
-		inTheWay := slices.DeleteFunc(kept, func(i Instance) bool { return len(i.Busy) == 0 })
-		return Plan{}, &BusyError{GPU: g.UUID, Instances: inTheWay, Processes: g.Busy}
-	}
 	var p Plan
-	for _, i := range gone {
-		p.Steps = append(p.Steps, g.destroy(i, false))
-	}
-	for n, i := range kept {
-		if after[n].Start != i.Start {
-			p.Steps = append(p.Steps, g.destroy(i, true))
-			placed = append(placed, after[n])
+	var placed []share.MIGInstance
+	least := -1
+	for i := range ways {
+		w := &ways[i]
+		after, created, ok := layout.Plan(g.current(w.kept), w.missing)
+		if !ok { // so are those in the way
+			inTheWay := slices.DeleteFunc(w.kept, func(i Instance) bool { return len(i.Busy) == 0 })
+			return Plan{}, &BusyError{GPU: g.UUID, Instances: inTheWay, Processes: g.Busy}
+		}
+		steps, moved := g.clear(w, after)
+		if least < 0 || len(moved) < least {
+			least, p.Steps, placed = len(moved), steps, append(created, moved...)
+		}
+		if least == 0 {
+			break
 		}
 	}
 	slices.SortFunc(placed, func(a, b share.MIGInstance) int { return cmp.Compare(a.Start, b.Start) })
@@ -133,22 +132,77 @@ func (e ResetError) Error() string {
 	return fmt.Sprintf("the MIG mode of %s changes with the next reset of the GPU: stop the programs that use it (also nvidia-persistenced and DCGM), and run \"nvidia-smi --gpu-reset -i %s\", or restart the machine", e.GPU, e.GPU)
 }
 
-// match divides the present instances into those that stay and those that go, and
-// returns the wanted profiles that no present instance has.
-func (g *GPU) match(want []int) (kept, gone []Instance, missing []int) {
-	missing = slices.Clone(want)
+// current returns instances as the solver takes them.
+func (g *GPU) current(kept []Instance) []share.MIGInstance {
+	out := make([]share.MIGInstance, 0, len(kept))
+	for _, i := range kept {
+		out = append(out, share.MIGInstance{Profile: g.profile(i.Profile), Start: i.Start, Pinned: len(i.Busy)+len(g.Busy) > 0})
+	}
+	return out
+}
+
+// clear returns the steps that destroy the instances that go, and those that move, and where
+// the latter lie afterwards.
+func (g *GPU) clear(w *way, after []share.MIGInstance) (steps []Step, moved []share.MIGInstance) {
+	for _, i := range w.gone {
+		steps = append(steps, g.destroy(i, false))
+	}
+	for n, i := range w.kept {
+		if after[n].Start != i.Start {
+			steps = append(steps, g.destroy(i, true))
+			moved = append(moved, after[n])
+		}
+	}
+	return steps, moved
+}
+
+// way is a division of the present instances into those that stay and those that go, with
+// the wanted profiles that none of those that stay has.
+type way struct {
+	kept, gone []Instance
+	missing    []int
+}
+
+// maxWays bounds the ways that are tried. A GPU with seven instances has 35 at most.
+const maxWays = 64
+
+// match returns the ways to keep as many of the present instances as are wanted, those in
+// use in each of them. There is at least one.
+func (g *GPU) match(want []int) (ways []way) {
 	present := slices.Clone(g.Instances)
 	slices.SortStableFunc(present, func(a, b Instance) int { return cmp.Compare(min(len(b.Busy), 1), min(len(a.Busy), 1)) })
-	for _, i := range present {
-		n := slices.Index(missing, g.profile(i.Profile))
-		if n < 0 || len(i.Compute) == 0 && len(i.Busy) == 0 { // without a compute instance it is of no use
-			gone = append(gone, i)
-			continue
+	// without a compute instance it is of no use
+	usable := func(i Instance) bool { return len(i.Compute)+len(i.Busy) > 0 }
+	var divide func(rest []Instance, w way)
+	divide = func(rest []Instance, w way) {
+		switch {
+		case len(ways) == maxWays:
+			return
+		case len(rest) == 0:
+			ways = append(ways, w)
+			return
 		}
-		missing = slices.Delete(missing, n, n+1)
-		kept = append(kept, i)
+		i, wanted, others := rest[0], 0, 0
+		for _, p := range w.missing {
+			if p == g.profile(i.Profile) {
+				wanted++
+			}
+		}
+		for _, o := range rest[1:] {
+			if o.Profile == i.Profile && usable(o) {
+				others++
+			}
+		}
+		if usable(i) && wanted > 0 {
+			n := slices.Index(w.missing, g.profile(i.Profile))
+			divide(rest[1:], way{append(slices.Clip(w.kept), i), w.gone, slices.Delete(slices.Clone(w.missing), n, n+1)})
+		}
+		if !usable(i) || wanted == 0 || len(i.Busy) == 0 && others >= wanted {
+			divide(rest[1:], way{w.kept, append(slices.Clip(w.gone), i), w.missing})
+		}
 	}
-	return kept, gone, missing
+	divide(present, way{missing: want})
+	return ways
 }
 
 // busy returns an error if instances that must go are in use, or may be.
