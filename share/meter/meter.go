@@ -73,6 +73,9 @@ func (m *Meter) Sample(now time.Duration, memory int64) share.Sample {
 	*old = reading{now, m.busy, m.service}
 	m.n++
 	d := now - was.at
+	if m.n <= readSpan { // it did nothing before it was there
+		d = readSpan * ReadPeriod
+	}
 	return share.Sample{
 		Utilisation: share.Ratio(m.busy-was.busy, d), SMActivity: share.Ratio(m.service-was.service, d), Memory: memory,
 		Clock: share.Whole,
