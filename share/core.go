@@ -50,9 +50,10 @@ type client[S any] struct {
 	memory  int64
 	request int64 // memory that the client asked for and that is not yet decided; 0: none
 	evict   Reason
-	told    bool   // the eviction was given out
-	leaving bool   // asked to leave: evicted when nothing runs
-	turn    uint64 // number of its last turn, or of its join
+	told    bool          // the eviction was given out
+	leaving bool          // asked to leave: evicted when nothing runs
+	turn    uint64        // number of its last turn, or of its join
+	ended   time.Duration // its last launch
 	state   S
 }
 
@@ -167,6 +168,7 @@ func (k *core[S]) end(c *client[S], e *Event) bool {
 	f := c.flights[i]
 	e.Kernel, e.Ran = f.kernel, min(max(e.Ran, 0), k.now-f.since+f.before)
 	c.flights = append(c.flights[:i], c.flights[i+1:]...)
+	c.ended = k.now
 	if e.Kind == Killed {
 		c.waiting = false
 	}
@@ -269,6 +271,19 @@ func (c *client[S]) ready() bool {
 
 // busy reports whether the client has work that waits or runs.
 func (c *client[S]) busy() bool { return c.ready() || len(c.flights) > 0 }
+
+// requestGap is how long a request may have no launch until it is taken as over: a program
+// that asks again and again whether its launches have ended never waits for them. Ours.
+const requestGap = 20 * time.Millisecond
+
+// gapEnds returns when a request of the client is over without a word of it: machine.Never
+// while a launch of it waits or runs.
+func (c *client[S]) gapEnds() time.Duration {
+	if c.waiting || len(c.flights) > 0 {
+		return machine.Never
+	}
+	return machine.After(c.ended, requestGap)
+}
 
 // permit lets the waiting launch start. The client must be ready.
 func (k *core[S]) permit(c *client[S], out []Decision, high bool, sms int32) []Decision {

@@ -86,14 +86,19 @@ func (p *orion) Receive(now time.Duration, e Event) {
 		}
 	case Idle:
 		if online {
-			p.seen -= c.state.seen
-			c.state.seen, c.state.updating = 0, false
+			p.over(c)
 			if c.state.training {
 				c.state.tune.iteration(p.now - c.state.began)
 			}
 		}
 	default:
 	}
+}
+
+// over ends the request of an online client.
+func (p *orion) over(c *client[orionClient]) {
+	p.seen -= c.state.seen
+	c.state.seen, c.state.updating = 0, false
 }
 
 // iteration learns from an iteration of online training.
@@ -137,6 +142,9 @@ func (p *orion) recount() {
 func (p *orion) Transmit(now time.Duration, out []Decision) []Decision {
 	out = p.begin(now, out)
 	for _, c := range p.clients {
+		if c.state.seen > 0 && p.now >= c.gapEnds() {
+			p.over(c)
+		}
 		if c.spec.Class == Online && c.ready() {
 			p.hp = c.head.kernel.Bound
 			p.seen++
@@ -239,6 +247,11 @@ func (p *orion) Wake() time.Duration {
 	at := p.wake()
 	if until := p.measuring(); until > p.now {
 		at = min(at, until)
+	}
+	for _, c := range p.clients {
+		if c.state.seen > 0 {
+			at = min(at, c.gapEnds())
+		}
 	}
 	return at
 }

@@ -44,11 +44,16 @@ func (p *reef) Receive(now time.Duration, e Event) {
 			}
 		}
 	case Idle, Leave:
-		if c.state.busy {
-			c.state.busy = false
-			p.requests--
-		}
+		p.over(c)
 	default:
+	}
+}
+
+// over ends the request of a client.
+func (p *reef) over(c *client[reefClient]) {
+	if c.state.busy {
+		c.state.busy = false
+		p.requests--
 	}
 }
 
@@ -56,6 +61,9 @@ func (p *reef) Receive(now time.Duration, e Event) {
 func (p *reef) Transmit(now time.Duration, out []Decision) []Decision {
 	out = p.begin(now, out)
 	for _, c := range p.clients {
+		if p.now >= c.gapEnds() {
+			p.over(c)
+		}
 		if c.state.preempt {
 			c.state.preempt = false
 			if len(c.flights) > 0 {
@@ -124,4 +132,12 @@ func (p *reef) Credits(out []Credit) []Credit {
 }
 
 // Wake implements Policy.
-func (p *reef) Wake() time.Duration { return p.wake() }
+func (p *reef) Wake() time.Duration {
+	at := p.wake()
+	for _, c := range p.clients {
+		if c.state.busy {
+			at = min(at, c.gapEnds())
+		}
+	}
+	return at
+}

@@ -1,6 +1,7 @@
 package share_test
 
 import (
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -235,5 +236,70 @@ func TestSysMonitorOnASmallGPU(t *testing.T) {
 		if got := m.State(); got != want {
 			t.Errorf("%v with %d of 1000 bytes in use", got, used)
 		}
+	}
+}
+
+// A request whose program never waits for its launches ends all the same: the offline clients do
+// not wait on an idle GPU.
+func TestRequestWithoutAnEnd(t *testing.T) {
+	for _, name := range []string{"reef", "orion"} {
+		t.Run(name, func(t *testing.T) {
+			c := newChecker(t, name, share.A100)
+			c.join(1, share.ClientSpec{})
+			c.join(2, share.ClientSpec{Class: share.Offline})
+			c.receive(share.Event{Kind: share.Launch, Client: 1, Launch: 1, Kernel: share.Kernel{Blocks: 1, SMs: 108, Bound: share.BoundCompute}})
+			c.clients[1].waiting, c.clients[1].next = 1, 1
+			c.decide()
+			c.pass(c.now + time.Millisecond)
+			delete(c.clients[1].flights, 1)
+			c.receive(share.Event{Kind: share.Completed, Client: 1, Launch: 1}) // and no Idle
+			c.launch(2, share.Kernel{Blocks: 1, SMs: 108, Bound: share.BoundCompute})
+			c.decide()
+			if len(c.clients[2].flights) != 0 {
+				t.Fatal("an offline launch within a request")
+			}
+			for end := c.now + 50*time.Millisecond; c.policy.Wake() <= end; { // no event comes
+				c.now = c.policy.Wake()
+				c.decide()
+			}
+			if len(c.clients[2].flights) != 1 {
+				t.Error("the offline launch waits on an idle GPU")
+			}
+		})
+	}
+}
+
+// Whatever clients did, nothing of it is left when they have gone: the next one has the GPU and
+// its memory.
+func TestNothingIsLeftOfClients(t *testing.T) {
+	for _, p := range share.Policies() {
+		t.Run(p.Name, func(t *testing.T) {
+			for seed := range uint64(30) {
+				rng := rand.New(rand.NewPCG(seed, 7))
+				c := newChecker(t, p.Name, share.Device{SMs: 8, ThreadsPerSM: 1024, Memory: 1000})
+				for range 300 {
+					c.event(uint8(rng.IntN(16)), share.ClientID(rng.IntN(8)), byte(rng.Uint32()), byte(rng.Uint32()), int64(int32(rng.Uint32())), int64(int32(rng.Uint32())))
+					c.decide()
+				}
+				for id := range share.ClientID(10) {
+					c.leave(id)
+				}
+				c.decide()
+				c.receive(share.Event{Kind: share.Failed, Fault: share.FaultCleared})
+				for _, class := range []share.Class{share.Offline, share.Online} {
+					const id = 100
+					c.join(id, share.ClientSpec{Class: class})
+					c.warm()
+					c.allocate(id, 1000)
+					c.launch(id, share.Kernel{Blocks: 1, SMs: 8, Bound: share.BoundCompute})
+					c.pass(c.now + time.Second)
+					if x := c.clients[id]; len(x.flights) != 1 || x.memory != 1000 {
+						t.Fatalf("seed %d: a client that is alone has %d launches in flight and %d of 1000 bytes", seed, len(x.flights), x.memory)
+					}
+					c.leave(id)
+					c.decide()
+				}
+			}
+		})
 	}
 }
