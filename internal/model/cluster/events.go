@@ -21,6 +21,7 @@ const (
 type stay struct {
 	pod      *Pod
 	at, life float64
+	number   int // in the order of arrival
 }
 
 // running is a job that has its resources.
@@ -41,6 +42,7 @@ type timeline struct {
 	from, to float64
 
 	now     float64
+	arrived int
 	leaving departures
 	waiting waitingJobs
 	held    struct{ gpu, cpu, work float64 } // now: thousandths of GPU and of cores; GPU times speed
@@ -90,6 +92,8 @@ func (t *timeline) run(next func() (stay, bool)) timelineResult {
 }
 
 func (t *timeline) arrive(s stay) {
+	t.arrived++
+	s.number = t.arrived
 	if s.at >= t.from {
 		t.r.Jobs++
 		t.r.Asked += float64(s.pod.total()) / Milli
@@ -127,7 +131,9 @@ func (t *timeline) start(s stay) bool {
 	j.until = t.now + s.life/j.speed
 	heap.Push(&t.leaving, j)
 	t.hold(&j, 1)
-	t.r.PeakGPU = max(t.r.PeakGPU, t.held.gpu)
+	if t.now >= t.from {
+		t.r.PeakGPU = max(t.r.PeakGPU, t.held.gpu)
+	}
 	t.count(s, true)
 	if s.at >= t.from {
 		t.r.Started++
@@ -151,6 +157,7 @@ func (t *timeline) hold(j *running, sign float64) {
 func (t *timeline) pass(until float64) {
 	until = min(until, t.to)
 	if d := until - max(t.now, t.from); d > 0 {
+		t.r.PeakGPU = max(t.r.PeakGPU, t.held.gpu) // perhaps since before from
 		t.r.GPU += d * t.held.gpu
 		t.r.CPU += d * t.held.cpu
 		t.r.Work += d * t.held.work

@@ -52,8 +52,8 @@ type FillResult struct {
 	// Points are the shares of GPU that were allocated, in per cent, when the demand
 	// that had arrived reached 80, 90, ... per cent of the cluster.
 	Points []FillPoint
-	// Refused1 is the demand, in per cent of the cluster, at which 1 % of the demand so
-	// far had been refused; 0 if that did not happen.
+	// Refused1 is the demand, in per cent of the cluster and from 50 on, at which 1 % of the
+	// demand so far had been refused; 0 if that did not happen.
 	Refused1 float64
 	// BySize is the share of pods that were accepted, by number of GPUs; 0.5 is a fraction.
 	BySize []SizeShare

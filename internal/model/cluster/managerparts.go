@@ -113,12 +113,12 @@ func (c *pool) strandedServed(pods []*Pod) (out int64) {
 	for id, b := range c.served {
 		for i := range b.GPUs {
 			g := &b.GPUs[i]
-			_, left, _ := placement.Room(b, g.Slot)
+			_, left, slots := placement.Room(b, g.Slot)
 			if g.Free || g.Whole {
 				continue
 			}
 			fits := func(p *Pod) bool {
-				return p.shared() && p.MilliGPU <= int64(left) && p.accepts(c.boxOf(id).model) && c.hosts.best(p, c.opt.MaxPerHost) >= 0
+				return p.shared() && slots > 0 && p.MilliGPU <= int64(left) && p.accepts(c.boxOf(id).model) && c.hosts.best(p, c.opt.MaxPerHost) >= 0
 			}
 			if !slices.ContainsFunc(pods, fits) {
 				out += int64(left)

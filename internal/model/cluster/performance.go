@@ -110,7 +110,8 @@ func bounded(most float64, fields ...field) error {
 }
 
 // speed returns the speed in the pool, relative to the native one: the step takes longer by
-// the cost of each operation, and by what copies to the device lose in bandwidth.
+// the cost of each operation, for copies to the device by what they lose in bandwidth if that
+// is more.
 func (p *Profile) speed(path perf.Path, costs perf.Costs) (float64, error) {
 	err := bounded(maxCount, field{"step-ms", p.StepMS}, field{"kernels", p.Kernels}, field{"memsets", p.Memsets},
 		field{"copies-to-device", p.CopiesToDevice}, field{"copies-to-host", p.CopiesToHost}, field{"mb-to-device", p.MBToDevice})
@@ -122,10 +123,11 @@ func (p *Profile) speed(path perf.Path, costs perf.Costs) (float64, error) {
 	}
 	delta := path.Delta()
 	added := p.Kernels*costs.Kernel.At(delta).Seconds() + p.Memsets*costs.Memset.At(delta).Seconds() +
-		p.CopiesToDevice*costs.HtoD.At(delta).Seconds() + p.CopiesToHost*costs.DtoH.At(delta).Seconds()
+		p.CopiesToHost*costs.DtoH.At(delta).Seconds()
 	bytes := p.MBToDevice * 1e6
 	remote, native := float64(path.Throughput(perf.HtoDByRead)), float64(path.NativeThroughput(perf.HtoDByRead))
-	added += max(0, bytes/remote-bytes/native)
+	// A copy's first read comes later, or all of them take longer, as in package predict.
+	added += max(p.CopiesToDevice*costs.HtoD.At(delta).Seconds(), bytes/remote-bytes/native)
 	step := p.StepMS * float64(time.Millisecond) / float64(time.Second)
 	return step / (step + added), nil
 }

@@ -191,12 +191,16 @@ func keptHosts(nodes []Node, share float64) []Node {
 	}
 	var out []Node
 	for i := range nodes {
-		if int(float64(i+1)*share) > int(float64(i)*share) {
+		if keptOf(i+1, share) > keptOf(i, share) {
 			out = append(out, nodes[i])
 		}
 	}
 	return out
 }
+
+// keptOf returns how many of the first n nodes stay. 29 % of 100 are 29, though the product
+// is a little less.
+func keptOf(n int, share float64) int { return int(float64(n)*share + 1e-9) }
 
 // unnamed is the model of GPUs whose model the trace does not tell.
 const unnamed = "GPU"
@@ -302,7 +306,7 @@ func (c *pool) choose(p *Pod) []placement.Ref {
 func (c *pool) chooseOf(p *Pod, model string) []placement.Ref {
 	req := placement.Request{Count: p.GPUs, Model: model, SameBox: c.opt.OneBox, Silent: true}
 	if c.opt.WorstFit {
-		if p.GPUs > 1 && c.opt.OneBox != placement.Avoided {
+		if c.inOneBox(p) {
 			return c.emptiest(p.GPUs, model)
 		}
 		req.SameBox = placement.Avoided // which takes the emptiest box first

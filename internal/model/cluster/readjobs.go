@@ -168,6 +168,8 @@ func (t *table) life(p *Pod) error {
 			return t.wrong("ended at %d s, before its start at %d s", end, start)
 		}
 		end = submit + max(end-start, 1)
+	case end > 0 && end == submit:
+		end++ // a job takes at least a second
 	}
 	// A job with a duration of 0 was short; one without a duration stays.
 	if p.Created, p.Deleted = submit, end; duration > 0 || end == 0 && t.text(colDuration) != "" {

@@ -3,6 +3,8 @@ package cluster
 import (
 	"cmp"
 	"slices"
+
+	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
 // Stranded are the free resources of servers on which no pod of the list that asks for
@@ -55,27 +57,41 @@ func (c *scheduler) stranded(pods []*Pod) (out Stranded) {
 
 func (c *pool) stranded(pods []*Pod) (out Stranded) {
 	free := slices.DeleteFunc(slices.Clone(pods), func(p *Pod) bool { return !c.hasGPUs(p) })
-	open, parts := false, c.partsOf()
+	parts := c.partsOf()
 	for i := range c.hosts.hosts {
 		h := &c.hosts.hosts[i]
 		fits := func(p *Pod) bool { return h.fits(p, c.opt.MaxPerHost) }
 		onPart := func(p *Pod) bool {
 			return p.shared() && h.fits(p, 0) && slices.ContainsFunc(parts[i], func(g *poolGPU) bool { return g.left >= p.MilliGPU && p.accepts(g.model) })
 		}
-		if slices.ContainsFunc(free, fits) || len(parts[i]) > 0 && slices.ContainsFunc(pods, onPart) {
-			open = true
-			continue
+		if !slices.ContainsFunc(free, fits) && !(len(parts[i]) > 0 && slices.ContainsFunc(pods, onPart)) {
+			out.CPU += h.cpu
+			out.Memory += h.memory
 		}
-		out.CPU += h.cpu
-		out.Memory += h.memory
 	}
-	if !open {
-		for _, n := range c.free {
-			out.GPU += int64(n) * Milli
+	onHost := slices.DeleteFunc(slices.Clone(pods), func(p *Pod) bool { return c.hosts.best(p, c.opt.MaxPerHost) < 0 })
+	for i := range c.state {
+		s := &c.state[i]
+		if s.nfree > 0 && !slices.ContainsFunc(onHost, func(p *Pod) bool { return c.gives(s, p) }) {
+			out.GPU += int64(s.nfree) * Milli
 		}
 	}
 	out.GPU += c.strandedParts(pods) + c.strandedServed(pods)
 	return out
+}
+
+// gives reports whether a free GPU of a box can be one of those of a pod, on whatever host.
+func (c *pool) gives(s *boxState, p *Pod) bool {
+	free := c.free[s.model]
+	if c.inOneBox(p) {
+		free = s.nfree
+	}
+	return s.nfree > 0 && free >= p.GPUs && p.accepts(s.model)
+}
+
+// inOneBox reports whether the GPUs of a pod are of one box in any case.
+func (c *pool) inOneBox(p *Pod) bool {
+	return p.GPUs > 1 && (c.opt.OneBox == placement.Required || c.opt.WorstFit && c.opt.OneBox != placement.Avoided)
 }
 
 // strandedParts returns what is left of shared GPUs and suffices for no pod.
@@ -98,15 +114,11 @@ func (c *pool) strandedParts(pods []*Pod) (out int64) {
 
 // hasGPUs reports whether the pool has GPUs for a pod, on whatever host.
 func (c *pool) hasGPUs(p *Pod) bool {
-	models := accepted(p)
-	if models == nil {
-		models = c.models
-	}
 	if p.shared() && c.opt.ManagerParts {
 		_, ok := c.findPart(p)
 		return ok
 	}
-	return slices.ContainsFunc(models, func(m string) bool { return c.free[m] >= p.GPUs }) ||
+	return slices.ContainsFunc(c.state, func(s boxState) bool { return c.gives(&s, p) }) ||
 		p.shared() && c.opt.PartsAnywhere && !c.opt.WholeGPUs && c.parts.best(p, c.hosts.hosts) != nil
 }
 

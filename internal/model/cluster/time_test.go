@@ -27,7 +27,7 @@ func whole(name string, gpus int) *Pod { return &Pod{Name: name, GPUs: gpus, Mil
 
 // A job of 6 GPUs runs for 10 hours; behind it wait one of 4 and one of 1.
 func TestQueues(t *testing.T) {
-	six, four, one := stay{whole("six", 6), 0, 10}, stay{whole("four", 4), 1, 5}, stay{whole("one", 1), 2, 1}
+	six, four, one := stay{pod: whole("six", 6), life: 10}, stay{pod: whole("four", 4), at: 1, life: 5}, stay{pod: whole("one", 1), at: 2, life: 1}
 	for _, tc := range []struct {
 		queue Queueing
 		want  string
@@ -46,7 +46,7 @@ func TestQueues(t *testing.T) {
 // A job on several hosts gets all of them or none.
 func TestCopies(t *testing.T) {
 	two := &Pod{Name: "two", GPUs: 8, MilliGPU: Milli, Copies: 2}
-	if r := line(Refuse, stay{two, 0, 1}, stay{whole("eight", 8), 0.5, 1}); r.Started != 1 || r.GPU != 8*Milli {
+	if r := line(Refuse, stay{pod: two, life: 1}, stay{pod: whole("eight", 8), at: 0.5, life: 1}); r.Started != 1 || r.GPU != 8*Milli {
 		t.Errorf("%+v: want the job of one host only", r)
 	}
 }
@@ -57,7 +57,7 @@ func TestSpeed(t *testing.T) {
 	tl := timeline{pl: newPool(nodes, PoolOptions{}), to: 100, speed: func(*Pod) float64 { return 0.8 }}
 	done := false
 	r := tl.run(func() (stay, bool) {
-		s, ok := stay{whole("p", 2), 0, 8}, !done
+		s, ok := stay{pod: whole("p", 2), life: 8}, !done
 		done = true
 		return s, ok
 	})
@@ -85,7 +85,7 @@ func TestTimeline(t *testing.T) {
 			}
 			jobs++
 			at += rapid.Float64Range(0, 2).Draw(t, "gap")
-			return stay{&pods[rapid.IntRange(0, len(pods)-1).Draw(t, "pod")], at, rapid.Float64Range(0, 10).Draw(t, "life")}, true
+			return stay{pod: &pods[rapid.IntRange(0, len(pods)-1).Draw(t, "pod")], at: at, life: rapid.Float64Range(0, 10).Draw(t, "life")}, true
 		})
 		counted := 0
 		for _, s := range r.BySize {
@@ -230,6 +230,10 @@ func TestJobOfNoTime(t *testing.T) {
 	if err != nil || pods[0].Deleted != 6 || pods[1].Deleted != 6 || pods[2].Deleted != 0 {
 		t.Errorf("%+v, %v", pods, err)
 	}
+	pods, err = ReadJobs(strings.NewReader("job,gpus,submit,end\na,1,5,5\n"), JobDefaults{})
+	if err != nil || pods[0].Deleted != 6 {
+		t.Errorf("%+v, %v", pods, err)
+	}
 }
 
 func FuzzReadJobs(f *testing.F) {
@@ -250,7 +254,7 @@ func TestWaitingOrder(t *testing.T) {
 	var w waitingJobs
 	small, large := Pod{GPUs: 1, MilliGPU: Milli}, Pod{GPUs: 2, MilliGPU: Milli}
 	for i, p := range []*Pod{&small, &large, &small, &small, &large} {
-		w.add(stay{pod: p, at: float64(i)})
+		w.add(stay{pod: p, at: float64(i), number: i})
 	}
 	for i, want := range []float64{0, 1, 2, 3, 4} {
 		if at := w.order[0].jobs[0].at; at != want || w.n != 5-i {
@@ -261,9 +265,9 @@ func TestWaitingOrder(t *testing.T) {
 	if len(w.order) > 0 || len(w.lines) > 0 {
 		t.Errorf("%d lines are left", len(w.order))
 	}
-	w.add(stay{pod: &small, at: 1})
-	w.add(stay{pod: &large, at: 2})
-	w.add(stay{pod: &small, at: 3})
+	w.add(stay{pod: &small, at: 1, number: 1})
+	w.add(stay{pod: &large, at: 2, number: 2})
+	w.add(stay{pod: &small, at: 3, number: 3})
 	if w.drop(1); w.n != 2 || len(w.order) != 1 || w.order[0].jobs[0].at != 1 {
 		t.Errorf("%d waiting in %d lines", w.n, len(w.order))
 	}
@@ -293,10 +297,27 @@ func TestBackfillIsBounded(t *testing.T) {
 		line := timeline{pl: c}
 		for i := range 3 * maxBackfill {
 			p := tc.pod(i)
-			line.waiting.add(stay{pod: &p, at: float64(i)})
+			line.waiting.add(stay{pod: &p, at: float64(i), number: i})
 		}
 		if line.startWaiting(); c.tries != tc.want {
 			t.Errorf("%s: %d tries, want %d", tc.name, c.tries, tc.want)
+		}
+	}
+}
+
+// A copy to the device costs what it loses in bandwidth, or its later begin, as in package
+// predict, and not both.
+func TestCopiesToDeviceCostOnce(t *testing.T) {
+	for _, tc := range []struct {
+		copies, mb float64
+		want       float64 // ms that a step of 100 ms takes longer
+	}{{1000, 0, 5.6}, {1000, 1, 5.6}, {0, 26.35, 7.8}, {1000, 26.35, 7.8}} {
+		p := Performance{RTT: "6.8us", Profiles: []Profile{{Name: "a", StepMS: 100, CopiesToDevice: tc.copies, MBToDevice: tc.mb}}}
+		if err := p.prepare(); err != nil {
+			t.Fatal(err)
+		}
+		if v := 100/p.speeds["a"] - 100; math.Abs(v-tc.want) > 0.1 {
+			t.Errorf("%v copies of %v MB take %.2f ms, want %v", tc.copies, tc.mb, v, tc.want)
 		}
 	}
 }

@@ -64,7 +64,7 @@ func (e *Experiment) arrivals(held float64) func(seed uint64) func() (stay, bool
 		rng, at := rngOf(seed, 4), 0.0
 		return func() (stay, bool) {
 			at += rng.ExpFloat64() / rate
-			return stay{&e.Pods[rng.IntN(len(e.Pods))], at, rng.ExpFloat64() * e.Life}, true
+			return stay{pod: &e.Pods[rng.IntN(len(e.Pods))], at: at, life: rng.ExpFloat64() * e.Life}, true
 		}
 	}
 }

@@ -54,12 +54,7 @@ func (w *waitingJobs) drop(i int) {
 // insert puts a line behind those whose first jobs came no later.
 func (w *waitingJobs) insert(l *waitingLine) {
 	i, _ := slices.BinarySearchFunc(w.order, l, func(a, b *waitingLine) int {
-		return cmp.Or(compareStays(a.jobs[0], b.jobs[0]), -1)
+		return cmp.Compare(a.jobs[0].number, b.jobs[0].number)
 	})
 	w.order = slices.Insert(w.order, i, l)
-}
-
-// compareStays orders jobs that arrive at the same time by what they ask for.
-func compareStays(a, b stay) int {
-	return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.pod.Name, b.pod.Name), cmp.Compare(a.pod.MilliCPU, b.pod.MilliCPU), cmp.Compare(a.life, b.life))
 }
