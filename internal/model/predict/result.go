@@ -52,6 +52,10 @@ type Additive struct {
 // Run replays the workload. If s.HostScale is less than 1, or the profiler's own time
 // is taken out, the recorded times of the result are those of a replay with that scale,
 // or without that time, and no added latency.
+//
+// The performance of the recorded program is 1 at most: an order of threads in which a longer
+// round trip makes it faster is luck, and time that moved into a step without GPU work, which
+// does not count, is not gained.
 func (p *Plan) Run(s Setting) (Result, error) {
 	if err := s.Validate(); err != nil {
 		return Result{}, err
@@ -63,6 +67,9 @@ func (p *Plan) Run(s Setting) (Result, error) {
 		r.replaceRecorded(p.measure(native))
 	}
 	r.conclude()
+	if s.Change == (Change{}) {
+		r.Relative = min(r.Relative, 1)
+	}
 	return r, nil
 }
 
