@@ -76,12 +76,16 @@ TEST = mkdir -p $(BIN) && rm -f $(BIN)/rerun && CGO_ENABLED=1 $(GO) tool gotests
 MACHINES = ./link ./share/scenario ./internal/model/network ./internal/pool/placement
 
 # The packages with the longest tests, which begin first: one of them that begins last runs alone.
-LONG = ./internal/cli ./test/vm ./internal/pool/web ./internal/hostproxy ./internal/pool/manager ./hook
+LONG = ./internal/cli ./test/vm ./internal/pool/web ./internal/hostproxy ./internal/pool/manager ./hook ./test/torture
+
+# The longest tests wait for half of their time, for guests, browsers and time limits. The
+# tests of one more package than there are processors run at a time, so that none is idle.
+AT_ONCE = $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 
 # "make lint" vets all packages with all of go vet; each way to test would vet them again.
 test: vm browser tools ## Run every test in random order, with the race detector where there are goroutines
 	@command -v gcc >/dev/null || { echo "make test: no C compiler, which the race detector needs; remedy: apt-get install gcc libc6-dev" >&2; exit 1; }
-	$(TEST) --packages="$$($(GO) list $(LONG) | grep -xF "$$($(GO) list $(PKGS))"; $(GO) list $(PKGS) | grep -vxF "$$($(GO) list $(MACHINES) $(LONG))")" -- -race -vet=off -shuffle=on -timeout 45m; \
+	$(TEST) --packages="$$($(GO) list $(LONG) | grep -xF "$$($(GO) list $(PKGS))"; $(GO) list $(PKGS) | grep -vxF "$$($(GO) list $(MACHINES) $(LONG))")" -- -p $(AT_ONCE) -race -vet=off -shuffle=on -timeout 45m; \
 		rc=$$?; [ ! -s $(BIN)/rerun ] || { echo "these tests ran twice:"; cat $(BIN)/rerun; }; exit $$rc
 	$(GO) test -vet=off -shuffle=on -timeout 45m $(MACHINES)
 	scripts/norace.sh
