@@ -37,8 +37,13 @@ import (
 func TestWrongInputs(t *testing.T) {
 	w := newWrongWorld(t)
 	lines := 0
-	datadriven.Walk(t, filepath.Join("testdata", "wrong"), func(t *testing.T, path string) {
+	files, err := filepath.Abs(filepath.Join("testdata", "wrong")) // the tests change the directory
+	if err != nil {
+		t.Fatal(err)
+	}
+	datadriven.Walk(t, files, func(t *testing.T, path string) {
 		w.dir = t.TempDir()
+		w.enter(t)
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			switch d.Cmd {
 			case "write":
@@ -67,6 +72,12 @@ func TestWrongInputs(t *testing.T) {
 	}
 }
 
+// wrongEnv are the variables of all wrong command lines.
+var wrongEnv = []string{"DXPU_CONFIG=contexts.yaml", "DXPU_MANAGER=", "DXPU_TOKEN=", "DXPU_ADMIN=", "DXPU_JOIN_TOKEN=", "TZ=UTC"}
+
+// wrongPatience is the time after which a command line that has not ended is a daemon.
+const wrongPatience = 20 * time.Second
+
 // wrongWorld is what wrong command lines meet.
 type wrongWorld struct {
 	dir  string
@@ -87,7 +98,7 @@ type wrongWorld struct {
 //	$TAKEN      the address of $SILENT, to listen at
 func newWrongWorld(t *testing.T) *wrongWorld {
 	w := &wrongWorld{dir: t.TempDir(), vars: map[string]string{}}
-	w.env = append(os.Environ(), "DXPU_CONFIG=contexts.yaml", "DXPU_MANAGER=", "DXPU_TOKEN=", "DXPU_ADMIN=", "DXPU_JOIN_TOKEN=", "TZ=UTC")
+	w.env = append(os.Environ(), wrongEnv...)
 	m, err := manager.New(t.Context(), manager.Config{JoinToken: "token-for-tests", Open: manager.OpenLoopback, Version: "v1", Now: func() time.Time { return time.Unix(1_700_000_000, 0) }})
 	if err != nil {
 		t.Fatal(err)
@@ -195,12 +206,63 @@ func (w *wrongWorld) expand(s string) string {
 // words of Go, of its libraries and of the API, which no message may have.
 var foreignWords = regexp.MustCompile(`strconv\.|shorthand|arg\(s\)|flag\(s\)|spec\.|_id\b|request_id|page_token|PutTenant|set force|etcdstore|ofdTry|get a authority|dial tcp|dial unix|listen tcp|context (deadline|canceled)|goroutine|panic|nil pointer|rpc|x509:|tls:|\bhttp: |Get "|Post "|(?:^|[^.\w])(?:json|yaml): |proto|invalid_argument|unmarshal|(?:^|[^-.\w])(?:perf|tlp|hook|vfiouser|backup|set|live): |0x[0-9a-f]{6,}|<nil>|%!`)
 
-// run runs a command line as a process and returns its exit code and what it printed.
+// enter gives this process the directory and the variables of the command lines until the
+// test ends.
+func (w *wrongWorld) enter(t *testing.T) {
+	t.Helper()
+	t.Chdir(w.dir)
+	for _, v := range wrongEnv {
+		name, value, _ := strings.Cut(v, "=")
+		t.Setenv(name, value)
+	}
+}
+
+// run runs a command line and returns its exit code and what it printed.
 func (w *wrongWorld) run(t *testing.T, d *datadriven.TestData) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	line := splitLine(w.expand(d.Input))
+	execute := w.runHere
+	// The time zone of a process is that of its start. These commands become another program,
+	// which would end the tests.
+	if len(d.CmdArgs) > 0 || len(line) > 0 && slices.Contains([]string{"model", "run", "share"}, line[0]) {
+		execute = w.runProcess
+	}
+	code, printed, ended := execute(t, d, line)
+	if !ended {
+		w.bad = append(w.bad, fmt.Sprintf("%s: dxpu %s is accepted: %s", d.Pos, d.Input, printed))
+		return ""
+	}
+	text := w.collapse(printed)
+	if m := foreignWords.FindString(text); m != "" || code == exitOK {
+		w.bad = append(w.bad, fmt.Sprintf("%s: dxpu %s: exit code %d, with the word %q: %s", d.Pos, d.Input, code, m, text))
+	}
+	return fmt.Sprintf("exit code %d\n%s", code, text)
+}
+
+// runHere runs a command line in this process as the program does. A process for each takes
+// ten times as long.
+func (w *wrongWorld) runHere(t *testing.T, d *datadriven.TestData, line []string) (code int, printed string, ended bool) {
+	t.Helper()
+	var out bytes.Buffer
+	exit := make(chan int, 1)
+	go func() { exit <- Main(line, strings.NewReader(""), &out, &out) }()
+	limit := time.NewTimer(wrongPatience)
+	defer limit.Stop()
+	select {
+	case code = <-exit:
+		return code, out.String(), true
+	case <-limit.C:
+		d.Fatalf(t, "dxpu %s is accepted", d.Input) // it goes on, and could disturb other lines
+		return 0, "", false
+	}
+}
+
+// runProcess runs a command line as a process.
+func (w *wrongWorld) runProcess(t *testing.T, d *datadriven.TestData, line []string) (code int, printed string, ended bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), wrongPatience)
 	defer cancel()
-	cmd := w.command(ctx, splitLine(w.expand(d.Input))...)
+	cmd := w.command(ctx, line...)
 	for _, a := range d.CmdArgs {
 		cmd.Env = append(cmd.Env, a.Key+"="+strings.Join(a.Vals, ","))
 	}
@@ -211,16 +273,7 @@ func (w *wrongWorld) run(t *testing.T, d *datadriven.TestData) string {
 	if err != nil && !errors.As(err, &exit) {
 		d.Fatalf(t, "dxpu %s: %v", d.Input, err)
 	}
-	if ctx.Err() != nil { // a daemon runs
-		w.bad = append(w.bad, fmt.Sprintf("%s: dxpu %s is accepted: %s", d.Pos, d.Input, out.String()))
-		return ""
-	}
-	code := cmd.ProcessState.ExitCode()
-	text := w.collapse(out.String())
-	if m := foreignWords.FindString(text); m != "" || code == exitOK {
-		w.bad = append(w.bad, fmt.Sprintf("%s: dxpu %s: exit code %d, with the word %q: %s", d.Pos, d.Input, code, m, text))
-	}
-	return fmt.Sprintf("exit code %d\n%s", code, text)
+	return cmd.ProcessState.ExitCode(), out.String(), ctx.Err() == nil
 }
 
 // collapse writes the names of the servers in the place of their addresses.
