@@ -1,12 +1,12 @@
 // Package plural puts numbers into sentences.
 package plural
 
-import "strconv"
+import "fmt"
 
 // Count returns a number with its noun, as in "1 box" and "2 boxes".
-func Count[N ~int | ~uint32](n N, one, many string) string {
+func Count[N ~int | ~uint32 | ~uint64](n N, one, many string) string {
 	if n == 1 {
 		many = one
 	}
-	return strconv.FormatInt(int64(n), 10) + " " + many
+	return fmt.Sprint(n) + " " + many
 }

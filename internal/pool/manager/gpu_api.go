@@ -217,7 +217,11 @@ func (t *tx) clearErrors(id string, slot uint32) {
 	if was.Reset != was.Done {
 		t.touch(id) // the reset is no longer wanted
 	}
-	if !was.usable() {
+	switch s := t.nodes.edit(id).slot(slot); {
+	case was.usable():
+	case s.Health == dxpuv1.Health_HEALTH_OK:
 		t.announceReturn(id, slot, "an operator cleared its errors")
+	default: // its health keeps it out of service, and the change of it will be an event
+		t.nodes.edit(id).ResourceVersion = t.revision()
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/plural"
 	"github.com/dxpu-project/dxpu/internal/pool/gpuerr"
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
@@ -145,7 +146,7 @@ func (t *tx) handleError(n *nodeRecord, s *slotRecord, h gpuerr.Occurrence) {
 	}
 	e.ErrorCode, e.ErrorCount, e.ErrorAction = h.Code, h.Count, dxpuv1.ErrorAction(action)
 	if h.Code != gpuerr.DeviceFailed || escalated {
-		t.event(e, "GPU %s has had %s %d times%s%s: %s", e.GpuId, class, h.Count, whose, often, action)
+		t.event(e, "GPU %s has had %s %s%s%s: %s", e.GpuId, class, plural.Count(h.Count, "time", "times"), whose, often, action)
 	}
 	switch action {
 	case gpuerr.Reset:

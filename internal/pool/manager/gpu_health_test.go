@@ -305,3 +305,20 @@ func TestPathHealth(t *testing.T) {
 func operatorContext() context.Context {
 	return auth.With(context.Background(), auth.Identity{Actor: "operator", Role: dxpuv1.Role_ROLE_OPERATOR})
 }
+
+// A GPU that its box reports as failed stays out of service when its errors are cleared:
+// nothing says that it is in service again.
+func TestClearedErrorsOfAFailedGPU(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 1), boxNode("b1", 1))
+	w.nodes["b1"].addError(0, 79)
+	w.nodes["b1"].dead[0] = true
+	w.settle()
+	w.clearErrors("b1/0")
+	w.settle()
+	if g := w.gpu("b1/0"); g.Health != dxpuv1.Health_HEALTH_FAILED || g.State != dxpuv1.GPUState_GPU_STATE_UNAVAILABLE {
+		t.Errorf("after clearing: %v, %v", g.Health, g.State)
+	}
+	if events := w.events(); strings.Contains(events, "in service again") || !strings.Contains(events, " 1 time:") {
+		t.Errorf("events:\n%s", events)
+	}
+}

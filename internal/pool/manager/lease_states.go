@@ -135,6 +135,15 @@ func (t *tx) failLease(id, why string) {
 	t.endLease(id, dxpuv1.Reason_REASON_LEASE_FAILED, why, true)
 }
 
+// attachedText says how many of the GPUs of a lease work.
+func attachedText(up, want, coming int) string {
+	verb := "are"
+	if coming == 1 {
+		verb = "is"
+	}
+	return fmt.Sprintf("%d of %d GPUs are attached, %d %s being attached", up, want, coming, verb)
+}
+
 // updateLeaseState sets the state that follows from the number of GPUs of a
 // lease. GPUs that are being added by a resize do not count.
 func (t *tx) updateLeaseState(id string, good, up, coming int) bool {
@@ -145,7 +154,7 @@ func (t *tx) updateLeaseState(id string, good, up, coming int) bool {
 	case leaseBinding:
 		reason = t.withObstacle(l, "GPUs are being attached")
 	case leaseActive, leaseDegraded:
-		reason = t.withObstacle(l, fmt.Sprintf("%d of %d GPUs are attached, %d are being attached", up, want, good-up-coming))
+		reason = t.withObstacle(l, attachedText(up, want, good-up-coming))
 	}
 	reason = truncate(reason, maxReason)
 	switch {
