@@ -65,7 +65,7 @@ func TestWishesOfALease(t *testing.T) {
 		{
 			"more memory than there is",
 			&dxpuv1.LeaseSpec{Count: 1, MinMemoryBytes: 96 << 30},
-			"The pool has no usable GPU with at least 98304 MiB of memory.",
+			"The pool has no usable GPU with at least 96 GiB of memory.",
 			"",
 		},
 		{"a kind of box", &dxpuv1.LeaseSpec{Count: 1, BoxKind: dxpuv1.BoxKind_BOX_KIND_NVLINK}, "n1/0 to h1", "Box n1 (NVLink)"},

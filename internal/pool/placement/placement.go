@@ -278,7 +278,7 @@ func noMatch(req *Request, tainted refused) string {
 		want = append(want, fmt.Sprintf("model %q", req.Model))
 	}
 	if req.MinMemory > 0 {
-		want = append(want, fmt.Sprintf("at least %d MiB of memory", req.MinMemory>>20))
+		want = append(want, "at least "+bytesText(req.MinMemory)+" of memory")
 	}
 	if req.Kind != AnyKind {
 		want = append(want, fmt.Sprintf("a box of kind %s", req.Kind))
