@@ -322,8 +322,16 @@ func describeLease(w io.Writer, l *dxpuv1.Lease) {
 			fmt.Fprintf(w, "copy    %s\n", migrationWord(m))
 		}
 		t := newTable(w, "STEP", "AT", "TOOK", "REPORTED BY")
+		served := false // the next step of the manager ends the use of the GPU, and took no such time
 		for _, s := range b.Timeline {
-			t.row(s.Name, s.Time.AsTime().Local().Format("15:04:05.000"), duration(s.Duration.AsDuration()), cmp.Or(s.NodeId, "manager"))
+			took := duration(s.Duration.AsDuration())
+			if s.NodeId == "" {
+				if served && s.Name != "attached" {
+					took = ""
+				}
+				served = s.Name == "attached"
+			}
+			t.row(s.Name, s.Time.AsTime().Local().Format("15:04:05.000"), took, cmp.Or(s.NodeId, "manager"))
 		}
 		t.flush()
 	}
@@ -418,34 +426,6 @@ func describeHistory(w io.Writer, history []*dxpuv1.Incident) {
 		t.row(first, last, fmt.Sprint(i.Count), i.Message)
 	}
 	t.flush()
-}
-
-// gpuHealth describes the health of a GPU in a few words.
-func gpuHealth(g *dxpuv1.GPU) string {
-	switch {
-	case g.Health == dxpuv1.Health_HEALTH_DEGRADED && g.QuarantinedUntil != nil:
-		return "out of service until " + g.QuarantinedUntil.AsTime().Local().Format("15:04")
-	case g.Health == dxpuv1.Health_HEALTH_DEGRADED && strings.HasPrefix(g.HealthDetail, "to be reset"):
-		return "to be reset"
-	}
-	return enumWord(g.Health)
-}
-
-// gpuState returns the state of a GPU, and whether it is cordoned or drained.
-func gpuState(g *dxpuv1.GPU) string {
-	state := enumWord(g.State)
-	switch {
-	case g.Draining:
-		state += ",draining"
-	case g.Drained:
-		state += ",drained"
-	case g.Cordoned:
-		state += ",cordoned"
-	}
-	if len(g.Taints) > 0 {
-		state += ",tainted"
-	}
-	return state
 }
 
 // useWord returns whether a guest uses a device.

@@ -84,7 +84,7 @@ var functions = template.FuncMap{
 	"taint": taintText, "closed": closed,
 	"time": formatTime, "ago": ago, "query": query, "use": useWord,
 	"percent": func(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) + "%" },
-	"dict":    dict, "gpuHref": gpuHref, "leaseClass": leaseClass, "between": between,
+	"dict":    dict, "gpuHref": gpuHref, "leaseClass": leaseClass, "between": between, "over": over,
 	"inc": func(n int, by ...int) int {
 		n++
 		for _, b := range by {
@@ -131,6 +131,9 @@ func leaseClass(s dxpuv1.LeaseState) string {
 	}
 	return "off"
 }
+
+// over reports whether a time is in the past.
+func over(t *timestamppb.Timestamp, now time.Time) bool { return t.AsTime().Before(now) }
 
 func between(a, b *timestamppb.Timestamp) string { return formatDuration(b.AsTime().Sub(a.AsTime())) }
 

@@ -1,0 +1,40 @@
+package cli
+
+import (
+	"strings"
+	"time"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// gpuHealth describes the health of a GPU in a few words.
+func gpuHealth(g *dxpuv1.GPU) string {
+	switch {
+	case g.Health == dxpuv1.Health_HEALTH_DEGRADED && g.QuarantinedUntil != nil:
+		until := g.QuarantinedUntil.AsTime()
+		if until.Before(time.Now()) { // its box has not reset it, or its lease has no other GPU yet
+			return "out of service until reset"
+		}
+		return "out of service until " + until.Local().Format("15:04")
+	case g.Health == dxpuv1.Health_HEALTH_DEGRADED && strings.HasPrefix(g.HealthDetail, "to be reset"):
+		return "to be reset"
+	}
+	return enumWord(g.Health)
+}
+
+// gpuState returns the state of a GPU, and whether it is cordoned or drained.
+func gpuState(g *dxpuv1.GPU) string {
+	state := enumWord(g.State)
+	switch {
+	case g.Draining:
+		state += ",draining"
+	case g.Drained:
+		state += ",drained"
+	case g.Cordoned:
+		state += ",cordoned"
+	}
+	if len(g.Taints) > 0 {
+		state += ",tainted"
+	}
+	return state
+}
