@@ -19,7 +19,7 @@ import (
 )
 
 func newApplyCommand(conn *connection) *cobra.Command {
-	var file string
+	var files []string
 	a := &apply{}
 	cmd := &cobra.Command{
 		Use: "apply", Short: "Make the tenants and leases that a file describes", Args: cobra.NoArgs,
@@ -58,6 +58,10 @@ which GPUs each lease would get now, and changes nothing.`,
   generate-leases | dxpu apply -f -`,
 	}
 	valueCommand(cmd, func(cmd *cobra.Command, _ []string) (_ applied, err error) {
+		if len(files) > 1 {
+			return nil, usage(withHint(fmt.Errorf("--file: %d files: want one", len(files)), "run the command once for each file"))
+		}
+		file := files[0]
 		raw, err := readSpecs(cmd.InOrStdin(), file)
 		if err != nil {
 			return nil, err
@@ -79,7 +83,7 @@ which GPUs each lease would get now, and changes nothing.`,
 		return a.done, err
 	}, func(w io.Writer, done applied) { done.print(w) })
 	f := cmd.Flags()
-	f.StringVarP(&file, "file", "f", "", "file with the tenants and leases, - for standard input (required)")
+	f.StringArrayVarP(&files, "file", "f", nil, "`file` with the tenants and leases, - for standard input (required)")
 	f.BoolVar(&a.dryRun, "dry-run", false, "print what the command would do, and change nothing")
 	_ = cmd.MarkFlagRequired("file")
 	return conn.register(cmd)

@@ -39,7 +39,8 @@ func newGPUListCommand() *cobra.Command {
 }
 
 func findGPUs() ([]vfio.Function, error) {
-	return vfio.Find(os.DirFS(sysfsRoot), reg.VendorID, reg.DeviceID)
+	found, err := vfio.Find(os.DirFS(sysfsRoot), reg.VendorID, reg.DeviceID)
+	return append([]vfio.Function{}, found...), err // an empty list is [] in JSON
 }
 
 // maxRounds bounds the ordering check of "dxpu gpu test": some hours.

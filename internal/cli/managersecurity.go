@@ -3,10 +3,13 @@
 package cli
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	stdlog "log"
 	"log/slog"
 	"net"
@@ -83,11 +86,27 @@ func (o *securityOptions) tlsConfig(m *manager.Manager, addr net.Addr) (*tls.Con
 	if o.tlsCert != "" {
 		c, err := tls.LoadX509KeyPair(o.tlsCert, o.tlsKey)
 		if err != nil {
-			return nil, fmt.Errorf("--tls-cert, --tls-key: %w", err)
+			return nil, keyPairError(o.tlsCert, o.tlsKey, err)
 		}
 		own = &c
 	}
 	return m.TLSConfig(o.names(addr), own), nil
+}
+
+// keyPairError says which of two files is not what it should be.
+func keyPairError(cert, key string, err error) error {
+	var path *fs.PathError
+	if errors.As(err, &path) {
+		return fmt.Errorf("--tls-cert, --tls-key: %w", err)
+	}
+	for _, f := range []struct{ flag, file, label, what string }{
+		{"--tls-cert", cert, "CERTIFICATE", "certificate"}, {"--tls-key", key, "PRIVATE KEY", "private key"},
+	} {
+		if raw, err := os.ReadFile(f.file); err == nil && !bytes.Contains(raw, []byte(f.label+"-----")) {
+			return withHint(fmt.Errorf("%s: %s has no %s", f.flag, f.file, f.what), "it is a PEM file, with a line -----BEGIN %s-----", f.label)
+		}
+	}
+	return fmt.Errorf("--tls-cert %s, --tls-key %s: %s", cert, key, strings.TrimPrefix(err.Error(), "tls: "))
 }
 
 // names returns the names and addresses of the manager, for its certificate.

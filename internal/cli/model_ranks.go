@@ -96,7 +96,7 @@ func (o *predictOptions) predictMany(out, errOut io.Writer, files []string, rtts
 	for _, file := range files {
 		a, err := o.analyse(errOut, file, rtts)
 		if err != nil {
-			return fmt.Errorf("%s: %w", file, err)
+			return ofFile(file, err)
 		}
 		all = append(all, a.json(o.top))
 	}
@@ -181,7 +181,7 @@ func (o *predictOptions) openRanks(errOut io.Writer, files []string) ([]rankTrac
 	for _, file := range files {
 		plan, err := o.open(errOut, file)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", file, err)
+			return nil, ofFile(file, err)
 		}
 		if plan.Workload().Scheduled {
 			return nil, usagef("%s has no times of the run, by which the ranks' collectives are matched: give the traces of the profiler", file)
@@ -376,4 +376,12 @@ func (j *jobJSON) print(out io.Writer) {
 		fmt.Fprintf(t, "%v\t%.2f %%\t%.2f %%\t\n", time.Duration(p.RTT), 100*p.Relative, 100*p.Low)
 	}
 	t.Flush()
+}
+
+// ofFile names the file of an error that does not name it.
+func ofFile(file string, err error) error {
+	if strings.Contains(err.Error(), file) {
+		return err
+	}
+	return fmt.Errorf("%s: %w", file, err)
 }

@@ -99,10 +99,17 @@ func (o *sharePart) whole() (agent.Part, error) {
 	return o.part()
 }
 
-// agentError adds what to do when no agent answers.
+// agentError adds what to do when no agent answers, or when it does not know a name.
 func agentError(err error) error {
 	if errors.Is(err, agent.ErrNoAgent) {
 		return withHint(err, `start it with "dxpu share serve"; --dir names its folder; only root and its --group may ask`)
+	}
+	switch {
+	case err == nil:
+	case strings.HasPrefix(err.Error(), "no share "):
+		return withHint(err, `"dxpu share list" lists all`)
+	case strings.HasPrefix(err.Error(), "no GPU "):
+		return withHint(err, `"dxpu share gpus" lists all`)
 	}
 	return err
 }

@@ -62,6 +62,9 @@ func (s *simFiles) run(ctx context.Context, file string, report func(format stri
 	if data == "" {
 		data = dir
 	}
+	if _, err := os.Stat(file); err != nil {
+		return nil, err // with the whole path
+	}
 	e, err := cluster.Load(os.DirFS(dir), name, os.DirFS(data))
 	if err != nil {
 		return nil, err

@@ -153,6 +153,15 @@ const (
 	ellipsis    = "…"
 )
 
+// fitLine cuts a line of text that does not fit the terminal of a page.
+func fitLine(w io.Writer, line string) string {
+	p, ok := w.(*page)
+	if !ok || p.width == 0 || utf8.RuneCountInString(line) <= p.width {
+		return line
+	}
+	return string([]rune(line)[:p.width-1]) + ellipsis
+}
+
 // columnWidths returns the widths of the columns of lines, at least those of before. The
 // last column of a line needs no padding, so it does not count for the lines where it is
 // not the last one.

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -70,7 +71,8 @@ it. With --json it prints an object per table.`,
 		Example: `  dxpu top
   dxpu top --admin http://127.0.0.1:9100
   dxpu top --once --interval 5s
-  dxpu top --json | jq -c '.slots[] | [.slot, .network_ns, .rates.mb_out]'`,
+  dxpu top --json | jq -c '.leases[] | [.id, .state, .rtt_ns]'
+  dxpu top --admin http://127.0.0.1:9100 --json | jq -c '.slots[] | [.slot, .network_ns, .rates.mb_out]'`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	adminFlag(cmd, &o.admin)
@@ -202,7 +204,10 @@ func (o *topOptions) show(w *screen, t view) error {
 		return json.NewEncoder(w.out).Encode(t)
 	}
 	var buf bytes.Buffer
-	t.write(&buf)
+	p := newPage(w.out, o.form.form == formWide)
+	p.Writer, p.colour = bufio.NewWriter(&buf), false
+	t.write(p)
+	_ = p.Flush() // into memory
 	return w.show(buf.Bytes())
 }
 
@@ -263,7 +268,7 @@ type topRates struct {
 // newTop compares two reports of a proxy, with or without the free slots. The times are
 // those of the proxy's clock.
 func newTop(prev, cur *agent.Report, free bool) *top {
-	t := &top{Role: cur.Role, Time: cur.Time, Elapsed: cur.Time.Sub(prev.Time)}
+	t := &top{Role: cur.Role, Time: cur.Time, Elapsed: cur.Time.Sub(prev.Time), Slots: []topSlot{}}
 	before := map[int]*agent.SlotReport{}
 	for i := range prev.Slots {
 		before[prev.Slots[i].Slot] = &prev.Slots[i]

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/plural"
 )
 
 // poolTop is one table of "dxpu top" for a pool.
@@ -147,12 +148,12 @@ func (l *topLease) add(s *dxpuv1.HostSlot) {
 
 func (t *poolTop) write(w io.Writer) {
 	p := &t.Pool
-	head := fmt.Sprintf("%s  hosts %d/%d  boxes %d/%d  gpus %d: %d bound, %d free (%d spares), %d unavailable",
-		t.Time.Format(time.TimeOnly), p.HostsConnected, p.Hosts, p.BoxesConnected, p.Boxes, p.GPUs, p.Bound, p.Free, p.Spares, p.Unavailable)
+	head := fmt.Sprintf("%s  hosts %d/%d  boxes %d/%d  gpus %d: %d bound, %d free (%s), %d unavailable",
+		t.Time.Format(time.TimeOnly), p.HostsConnected, p.Hosts, p.BoxesConnected, p.Boxes, p.GPUs, p.Bound, p.Free, plural.Count(p.Spares, "spare", "spares"), p.Unavailable)
 	if p.Leader != "" {
 		head += "  leader " + p.Leader
 	}
-	fmt.Fprintf(w, "%s\n\n", head)
+	fmt.Fprintf(w, "%s\n\n", fitLine(w, head))
 	leases := newTable(w, "LEASE", "TENANT", "STATE", "HOST", "GPUS", "AGE", "NETWORK", "OUT MB/S", "IN MB/S", "RESENT")
 	for _, l := range t.Leases {
 		rtt := ""

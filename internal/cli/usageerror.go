@@ -122,7 +122,11 @@ func checkFlags(cmd *cobra.Command) error {
 // objectFlags are flags that name an object. An empty one is that of a script whose
 // variable is not set: the command would go to any host, or to the tenant default.
 // Neither may it go to another pool, or with another token.
-var objectFlags = []string{"host", "tenant", "gpu", "box", "lease", "to", "name", "manager", "context", "ca-file", "token-file", "model"}
+var objectFlags = []string{
+	"host", "tenant", "gpu", "box", "lease", "to", "name", "manager", "context", "ca-file", "token-file", "model",
+	// Without a directory a daemon keeps its state in memory, and loses it when it ends.
+	"data-dir", "state-dir",
+}
 
 var (
 	exclusiveFlags = regexp.MustCompile(`\[([^]]*)\] were all set$`)

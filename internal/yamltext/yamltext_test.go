@@ -18,13 +18,13 @@ func TestError(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                                  "the file is empty",
 		"kind: x":                           `line 1: unknown key "kind"`,
-		"count: 1e30":                       "line 1: wrong value: `1e30`",
+		"count: 1e30":                       "line 1: wrong value: `1e30`, want a whole number",
 		"count: [1]":                        "line 1: wrong value: a list",
 		"x: [1, 2":                          "line 1, column 4: did not find",
 		"a: 1\nb: 2":                        `line 1: unknown key "a"; line 2: unknown key "b"`,
 		"list: {a: b}":                      "line 1: wrong value: a mapping",
 		strings.Repeat("a: 1\n", 2):         "line 2",
-		"\x00":                              "control characters are not allowed",
+		"\x00":                              "so it is not text",
 		"count: 1\n---\ncount: 2\n":         "several documents: want one",
 		"count: " + strings.Repeat("x", 99): "...",
 	} {

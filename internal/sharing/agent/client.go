@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -137,6 +138,10 @@ func (c *Client) call(ctx context.Context, method, path string, in, out any) err
 	if err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
+		}
+		var cause *os.SyscallError
+		if errors.As(err, &cause) { // the rest is the URL, and the path again
+			err = cause.Err
 		}
 		return fmt.Errorf("%w at %s: %w", ErrNoAgent, c.path, err)
 	}
