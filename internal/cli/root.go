@@ -16,8 +16,9 @@ func newRootCommand(conn *connection) *cobra.Command {
 		Long: `dxpu separates GPUs from servers. Proxies carry PCI Express packets over the
 network, so that a virtual machine sees a GPU in another machine as a local,
 hot-plugged device. A manager owns the pool of GPUs.`,
-		Example: `  dxpu manager &
-  dxpu lease create --count 2 --host h1 --wait
+		Example: `  dxpu dev &
+  dxpu node wait host-1 box-1
+  dxpu lease create --host host-1 --wait
   dxpu get gpus`,
 		Version:       version(),
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
