@@ -173,11 +173,8 @@ func (s *Space) SetLink(active bool, gen pcie.Generation, width int) {
 // for none.
 func (s *Space) LogUncorrectable(bit uint32, advisory bool, header []byte) (message uint8) {
 	fatal := bit&aerFatal != 0
-	masked := false
 	if s.aer != 0 {
 		fatal = s.Read(s.aer+OffAERSeverity, 4)&bit != 0
-		masked = s.Read(s.aer+OffAERMask, 4)&bit != 0
-		s.logAER(bit, masked, header)
 	}
 	advisory = advisory && !fatal
 	var status uint16
@@ -186,41 +183,51 @@ func (s *Space) LogUncorrectable(bit uint32, advisory bool, header []byte) (mess
 		status, message = DevStaFatal, 0x33
 	case advisory:
 		status, message = DevStaCorrectable, 0x30
-		if s.aer != 0 {
-			at := s.aer + OffAERCorrectable
-			s.Poke(at, 4, s.Read(at, 4)|AERAdvisory)
-			masked = masked || s.Read(s.aer+OffAERCorMask, 4)&AERAdvisory != 0
-		}
 	default:
 		status, message = DevStaNonFatal, 0x31
 	}
 	if bit == AERUnsupported {
 		status |= DevStaUnsupported
 	}
+	unmasked := s.logAER(bit, advisory, header)
 	if s.express == 0 {
 		return 0
 	}
 	s.PokeBits(s.express+OffDevSta, status, 0)
-	if masked || !s.reports(message, bit) {
+	if !unmasked || !s.reports(message, bit) {
 		return 0
 	}
 	return message
 }
 
-func (s *Space) logAER(bit uint32, masked bool, header []byte) {
-	status := s.Read(s.aer+OffAERUncorrectable, 4)
-	if status == 0 && !masked {
-		// The first error: the log keeps its header, and First Error Pointer names it.
+// logAER records an error in AER and reports whether a message may tell it (figure 6-2). An
+// advisory error has a status and a mask of its own: masked, as it is after a reset, it leaves
+// no other trace (section 6.2.4.3).
+func (s *Space) logAER(bit uint32, advisory bool, header []byte) (unmasked bool) {
+	if s.aer == 0 {
+		return !advisory // section 6.2.3.2.4: without AER it is not signalled
+	}
+	if advisory {
+		at := s.aer + OffAERCorrectable
+		s.Poke(at, 4, s.Read(at, 4)|AERAdvisory)
+		if s.Read(s.aer+OffAERCorMask, 4)&AERAdvisory != 0 {
+			return false
+		}
+	}
+	status, masked := s.Read(s.aer+OffAERUncorrectable, 4), s.Read(s.aer+OffAERMask, 4)&bit != 0
+	// First Error Pointer is valid while the status bit that it names is set. Until then the
+	// log keeps the header of the first error, and masked errors leave none.
+	if ctl := s.Read(s.aer+OffAERControl, 4); !masked && status>>(ctl&firstError)&1 == 0 {
 		var log [16]byte
 		copy(log[:], header)
 		// The log holds double words with byte 0 of the header in their upper bits.
 		for i := 0; i < 16; i += 4 {
 			s.Poke(s.aer+OffAERHeader+i, 4, binary.BigEndian.Uint32(log[i:]))
 		}
-		ctl := s.Read(s.aer+OffAERControl, 4) &^ 0x1f
-		s.Poke(s.aer+OffAERControl, 4, ctl|uint32(max(0, bits.Len32(bit)-1)))
+		s.Poke(s.aer+OffAERControl, 4, ctl&^firstError|uint32(max(0, bits.Len32(bit)-1)))
 	}
 	s.Poke(s.aer+OffAERUncorrectable, 4, status|bit)
+	return advisory || !masked
 }
 
 // reports reports whether Device Control or SERR# permits the message (figure 6-2).

@@ -10,9 +10,14 @@ func (s *Space) Adopt(image []byte) error {
 	if len(image) != len(s.value) {
 		return fmt.Errorf("cfgspace: registers of %d bytes, want %d", len(image), len(s.value))
 	}
+	before := s.snapshot()
 	for i, b := range image {
 		change := s.write[i] | s.clear[i]
 		s.value[i] = s.value[i]&^change | b&change
+	}
+	s.keepPower(before.pm)
+	if s.express != 0 {
+		s.value[s.express+flrByte] &^= flrBit & s.write[s.express+flrByte]
 	}
 	if s.aer != 0 {
 		const from, to = OffAERHeader, OffAERHeader + 16

@@ -299,6 +299,7 @@ func TestLogUncorrectable(t *testing.T) {
 	s := endpoint(t)
 	aer := s.AEROffset()
 	header := []byte{0x20, 0, 0, 1, 1, 2, 3, 4, 5, 6, 7, 8}
+	s.Write(aer+cfgspace.OffAERCorMask, 4, 0)
 	if m := s.LogUncorrectable(cfgspace.AERUnsupported, true, header); m != 0 {
 		t.Errorf("message %#x while reporting is off", m)
 	}
@@ -322,6 +323,37 @@ func TestLogUncorrectable(t *testing.T) {
 	s.Write(aer+cfgspace.OffAERUncorrectable, 4, 0xffffffff)
 	if got := s.Read(aer+cfgspace.OffAERUncorrectable, 4); got != 0 {
 		t.Errorf("status %#x after clearing", got)
+	}
+}
+
+// A write of a power state that the function lacks is discarded. Registers of another function
+// bring neither such a state nor a reset.
+func TestUnsupportedPowerStates(t *testing.T) {
+	s := endpoint(t)
+	at := s.PMOffset() + cfgspace.OffPMStatus
+	for _, st := range []struct {
+		write uint32
+		state int
+		want  cfgspace.Effects
+	}{
+		{1, 0, 0},
+		{2, 0, 0},
+		{3, 3, cfgspace.PowerState},
+		{1, 3, 0},
+		{0, 0, cfgspace.PowerState | cfgspace.SoftReset},
+	} {
+		if c := s.Write(at, 2, st.write); c.Effects != st.want || s.PowerState() != st.state {
+			t.Errorf("a write of D%d: state D%d, effects %#x, want D%d, %#x", st.write, s.PowerState(), c.Effects, st.state, st.want)
+		}
+	}
+	image := s.Bytes()
+	image[at] |= 2
+	image[s.ExpressOffset()+cfgspace.OffDevCtl+1] |= cfgspace.DevCtlFLR >> 8
+	if err := s.Adopt(image); err != nil {
+		t.Fatal(err)
+	}
+	if c := s.Write(cfgspace.OffCommand, 2, cfgspace.CmdMemory); s.PowerState() != 0 || c.Effects != cfgspace.Command {
+		t.Errorf("after the registers of another function: D%d, and a write of Command has the effects %#x", s.PowerState(), c.Effects)
 	}
 }
 

@@ -57,6 +57,7 @@ func (s *Space) snapshot() (n snapshot) {
 
 // changes compares the space with an earlier snapshot, and clears self-clearing bits.
 func (s *Space) changes(old snapshot) Change {
+	s.keepPower(old.pm)
 	now := s.snapshot()
 	c := s.headerChanges(&old, &now)
 	if s.express != 0 {
@@ -75,6 +76,15 @@ func (s *Space) changes(old snapshot) Change {
 		}
 	}
 	return c
+}
+
+// keepPower discards a write of D1 or D2, which no function here supports: the state stays
+// what it was (section 7.5.2.2). old is the first byte of PMCSR before the write.
+func (s *Space) keepPower(old byte) {
+	if state := s.PowerState(); state == 1 || state == 2 {
+		at := s.pm + OffPMStatus
+		s.value[at] = s.value[at]&^3 | old&3
+	}
 }
 
 func differs(a, b []byte, from, to int) bool { return string(a[from:to]) != string(b[from:to]) }
@@ -111,8 +121,10 @@ func (s *Space) headerChanges(old, now *snapshot) (c Change) {
 	return c
 }
 
+// Initiate Function Level Reset always reads as zero.
+const flrByte, flrBit = OffDevCtl + 1, DevCtlFLR >> 8
+
 func (s *Space) expressChanges(old, now *snapshot) (w Effects) {
-	const flrByte, flrBit = OffDevCtl + 1, DevCtlFLR >> 8
 	if now.express[flrByte]&flrBit != 0 {
 		if s.value[s.express+OffDevCap+3]&(DevCapFLR>>24) != 0 {
 			w |= FLR

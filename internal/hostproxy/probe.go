@@ -39,15 +39,22 @@ const (
 	powerState  = 3
 	d3hot       = 3
 	noSoftReset = 1 << 3
+	d1Support   = 1 << 9 // of Power Management Capabilities; D2_Support follows
 )
 
 // powerTo returns the power state that a configuration write requests. It knows
-// only functions that are reset when they leave D3hot.
+// only functions that are reset when they leave D3hot. A function discards a write of
+// D1 or D2 if it does not support that state.
 func (r *remote) powerTo(p *tlp.Packet) (state uint8, ok bool) {
 	if r.power == 0 || int(p.Register) != r.power+cfgspace.OffPMStatus || p.FirstBE&1 == 0 || len(p.Data) == 0 {
 		return 0, false
 	}
-	return p.Data[0] & powerState, true
+	state = p.Data[0] & powerState
+	if state == 0 || state == d3hot {
+		return state, true
+	}
+	caps := binary.LittleEndian.Uint16(r.config[r.power+cfgspace.OffPMCaps:])
+	return state, caps&(d1Support<<(state-1)) != 0
 }
 
 // deviceControl returns the value that a write to Device Control carries.

@@ -7,6 +7,7 @@ import (
 	"github.com/dxpu-project/dxpu/cfgspace"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/dxpu-project/dxpu/tlp"
 	"github.com/dxpu-project/dxpu/vfiouser"
 )
 
@@ -42,5 +43,19 @@ func TestInterruptsOfTheDevice(t *testing.T) {
 	v.device.msiVectors = msiVectors(config)
 	if got, want := v.serverConfig(0, reader.Polling{}).IRQs, [vfiouser.NumIRQs]uint32{1, 0, 16, 0, 1}; got != want {
 		t.Errorf("vectors %v, want %v", got, want)
+	}
+}
+
+// A function stays in its power state when a write asks for one that it does not support.
+func TestPowerStates(t *testing.T) {
+	const pm = 0x40
+	config := make([]byte, pcie.ConfigSize)
+	r := &remote{config: config, power: pm}
+	config[pm+cfgspace.OffPMCaps+1] = 1 << 2 // D2_Support
+	for state, want := range []bool{true, false, true, true} {
+		p := tlp.Packet{Type: tlp.CfgWr0, Register: pm + cfgspace.OffPMStatus, FirstBE: 0xf, Data: []byte{byte(state), 0, 0, 0}}
+		if got, ok := r.powerTo(&p); int(got) != state || ok != want {
+			t.Errorf("a write of %d: state %d, %v, want %v", state, got, ok, want)
+		}
 	}
 }
