@@ -174,7 +174,8 @@ func (l *Link) expire(now time.Duration) {
 }
 
 // probeTimeout handles a missing acknowledgement (RFC 9002 section 6.2): it
-// retransmits the contents of two datagrams, regardless of the window.
+// retransmits the contents of two datagrams, regardless of the window, or by another path
+// within its window.
 func (l *Link) probeTimeout(now time.Duration, p *path) {
 	l.stats.ProbeTimeouts++
 	p.probeTimeouts++

@@ -1,6 +1,7 @@
 package link
 
 import (
+	"slices"
 	"time"
 
 	"github.com/dxpu-project/dxpu/frame"
@@ -88,15 +89,22 @@ func (l *Link) hasData() bool {
 }
 
 // pick selects the path for the next datagram of data: of those that take one now,
-// the one with the earliest arrival.
+// the one with the earliest arrival. A path that owes an acknowledgement carries data only
+// if all others do too.
 func (l *Link) pick(now time.Duration) *path {
 	var best *path
 	for _, p := range l.paths {
-		if p.usable && p.open(now) && (best == nil || p.score() < best.score()) {
+		if p.usable && p.open(now) && !l.spared(p) && (best == nil || p.score() < best.score()) {
 			best = p
 		}
 	}
 	return best
+}
+
+// spared reports whether a path has let a probe timeout pass while another one answers. A read
+// of a register would otherwise wait for failTimeouts of them, in each direction.
+func (l *Link) spared(p *path) bool {
+	return p.probeTimeouts > 0 && slices.ContainsFunc(l.paths, func(q *path) bool { return q.usable && q.probeTimeouts == 0 })
 }
 
 // ackPath selects the path for a datagram of acknowledgements of p: p itself, if
@@ -183,7 +191,7 @@ func (l *Link) write(now time.Duration, p *path, buf []byte, probe bool) int {
 		// receive its acknowledgement by this one.
 		l.writeAck(now, &d, p)
 	}
-	if p.usable && (probe || p.open(now)) {
+	if p.usable && (probe || p.open(now)) && !l.spared(p) {
 		l.writeLost(p, &d)
 		l.writeNew(p, &d)
 		p.level(&d, l.hasData())

@@ -180,6 +180,7 @@ func TestPathCut(t *testing.T) {
 		}
 	}
 	copyBothWays(t, w)
+	w.Run(w.Now() + 20*time.Millisecond) // the copy does not wait until the path has failed
 	host, _, err := w.LinkReports()
 	if err != nil {
 		t.Fatal(err)
