@@ -114,8 +114,8 @@ cl_mem CL_API_CALL dxpu_CreateImage(cl_context c, cl_mem_flags flags, const cl_i
 	in = m->image->desc.mem_object;
 	flags &= ~(cl_mem_flags)CL_MEM_KERNEL_READ_AND_WRITE;
 	m->flags = in && !(flags & ACCESS) ? flags | (in->flags & ACCESS) : flags ? flags : CL_MEM_READ_WRITE;
-	if (in && !(flags & HOST_ACCESS))
-		m->flags |= in->flags & HOST_ACCESS;
+	if (in)
+		m->flags |= in->flags & (HOST_POINTER | CL_MEM_ALLOC_HOST_PTR | (flags & HOST_ACCESS ? 0 : HOST_ACCESS));
 	m->size = m->image->stride[m->image->desc.image_type != CL_MEM_OBJECT_IMAGE1D_ARRAY] * m->image->extent[2];
 	if (m->image->desc.image_type == CL_MEM_OBJECT_IMAGE1D_ARRAY)
 		m->size = m->image->stride[1];
