@@ -159,7 +159,7 @@ cl_int CL_API_CALL dxpu_GetContextInfo(cl_context c, cl_context_info param, size
 		return CL_INVALID_CONTEXT;
 	switch (param) {
 	case CL_CONTEXT_REFERENCE_COUNT:
-		return GIVE(cl_uint, (cl_uint)c->object.references);
+		return GIVE(cl_uint, object_references(c));
 	case CL_CONTEXT_NUM_DEVICES:
 		return GIVE(cl_uint, 1);
 	case CL_CONTEXT_DEVICES:
@@ -282,7 +282,7 @@ cl_int CL_API_CALL dxpu_GetCommandQueueInfo(cl_command_queue q, cl_command_queue
 	case CL_QUEUE_DEVICE:
 		return GIVE(cl_device_id, q->context->device);
 	case CL_QUEUE_REFERENCE_COUNT:
-		return GIVE(cl_uint, (cl_uint)q->object.references);
+		return GIVE(cl_uint, object_references(q));
 	case CL_QUEUE_PROPERTIES:
 		return GIVE(cl_command_queue_properties, q->properties);
 	case CL_QUEUE_DEVICE_DEFAULT:

@@ -204,6 +204,8 @@ extern pthread_mutex_t dxpu_lock;
 void *object_new(enum kind kind, size_t size);
 int object_is(const void *o, enum kind kind);
 void object_retain(void *o);
+/* object_references returns the number of references, which other threads may change. */
+cl_uint object_references(void *o);
 /* object_drop returns 1 when the last reference is gone. */
 int object_drop(void *o);
 
@@ -241,6 +243,9 @@ void mem_release(cl_mem m);
 void program_release(cl_program p);
 void event_release(cl_event e);
 void mapping_release(struct mapping *m);
+
+/* mapping_count returns the number of mappings of a memory object. */
+cl_uint mapping_count(cl_mem m);
 
 /* destructors_add adds a callback; destructors_run runs them, the last one first. */
 cl_int destructors_add(struct destructor **list, void *call, void *data);

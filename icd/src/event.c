@@ -48,7 +48,7 @@ cl_int CL_API_CALL dxpu_GetEventInfo(cl_event e, cl_event_info param, size_t roo
 		channel_poll(event_channel(e));
 		return GIVE(cl_int, channel_load(event_channel(e), &e->status));
 	case CL_EVENT_REFERENCE_COUNT:
-		return GIVE(cl_uint, (cl_uint)e->object.references);
+		return GIVE(cl_uint, object_references(e));
 	}
 	return CL_INVALID_VALUE;
 }

@@ -371,7 +371,7 @@ cl_int CL_API_CALL dxpu_GetKernelInfo(cl_kernel k, cl_kernel_info param, size_t 
 	case CL_KERNEL_NUM_ARGS:
 		return GIVE(cl_uint, k->count);
 	case CL_KERNEL_REFERENCE_COUNT:
-		return GIVE(cl_uint, (cl_uint)k->object.references);
+		return GIVE(cl_uint, object_references(k));
 	case CL_KERNEL_CONTEXT:
 		return GIVE(cl_context, k->program->context);
 	case CL_KERNEL_PROGRAM:

@@ -16,6 +16,14 @@ void mapping_release(struct mapping *m)
 	free(m);
 }
 
+cl_uint mapping_count(cl_mem m)
+{
+	pthread_mutex_lock(&dxpu_lock);
+	cl_uint n = m->maps;
+	pthread_mutex_unlock(&dxpu_lock);
+	return n;
+}
+
 /* mapping_new makes a mapping of n bytes, which are at an offset of the program's own memory. */
 struct mapping *mapping_new(cl_mem m, cl_map_flags flags, size_t offset, size_t n)
 {

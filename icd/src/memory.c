@@ -197,9 +197,9 @@ cl_int CL_API_CALL dxpu_GetMemObjectInfo(cl_mem m, cl_mem_info param, size_t roo
 	case CL_MEM_HOST_PTR:
 		return GIVE(void *, m->host);
 	case CL_MEM_MAP_COUNT:
-		return GIVE(cl_uint, m->maps);
+		return GIVE(cl_uint, mapping_count(m));
 	case CL_MEM_REFERENCE_COUNT:
-		return GIVE(cl_uint, (cl_uint)m->object.references);
+		return GIVE(cl_uint, object_references(m));
 	case CL_MEM_CONTEXT:
 		return GIVE(cl_context, m->context);
 	case CL_MEM_ASSOCIATED_MEMOBJECT:

@@ -26,6 +26,14 @@ void object_retain(void *o)
 	pthread_mutex_unlock(&dxpu_lock);
 }
 
+cl_uint object_references(void *o)
+{
+	pthread_mutex_lock(&dxpu_lock);
+	int n = ((struct object *)o)->references;
+	pthread_mutex_unlock(&dxpu_lock);
+	return (cl_uint)n;
+}
+
 int object_drop(void *o)
 {
 	pthread_mutex_lock(&dxpu_lock);

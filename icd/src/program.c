@@ -332,7 +332,7 @@ cl_int CL_API_CALL dxpu_GetProgramInfo(cl_program g, cl_program_info param, size
 		return CL_INVALID_PROGRAM;
 	switch (param) {
 	case CL_PROGRAM_REFERENCE_COUNT:
-		return GIVE(cl_uint, (cl_uint)g->object.references);
+		return GIVE(cl_uint, object_references(g));
 	case CL_PROGRAM_CONTEXT:
 		return GIVE(cl_context, g->context);
 	case CL_PROGRAM_NUM_DEVICES:

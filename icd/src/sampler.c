@@ -117,7 +117,7 @@ cl_int CL_API_CALL dxpu_GetSamplerInfo(cl_sampler s, cl_sampler_info param, size
 		return CL_INVALID_SAMPLER;
 	switch (param) {
 	case CL_SAMPLER_REFERENCE_COUNT:
-		return GIVE(cl_uint, (cl_uint)s->object.references);
+		return GIVE(cl_uint, object_references(s));
 	case CL_SAMPLER_CONTEXT:
 		return GIVE(cl_context, s->context);
 	case CL_SAMPLER_NORMALIZED_COORDS:
