@@ -69,13 +69,18 @@ func buildOpenCL(bin string) error {
 		return exec.Command("cc", args...)
 	}
 	race := append(slices.Clone(flags), "-fsanitize=thread")
-	threads := exec.Command("cc", append(slices.Clone(race), "-o", filepath.Join(bin, "threads"), filepath.Join(root, "icd/testdata/threads.c"), "-l:libOpenCL.so.1")...)
+	raced := func(name, source string) *exec.Cmd {
+		args := append(slices.Clone(race), "-o", filepath.Join(bin, name), filepath.Join(root, "icd/testdata", source), "-l:libOpenCL.so.1")
+		return exec.Command("cc", args...)
+	}
 	for _, c := range []*exec.Cmd{
 		exec.Command("go", "build", "-o", bin, "./cmd/dxpu-opencl"),
 		library(driverName, flags),
 		library("sanitized.so", sanitize),
 		library("threads.so", race),
-		threads,
+		raced("threads", "threads.c"),
+		raced("random-threads", "random.c"),
+		program("random"),
 		program("events"),
 		program("program"),
 		program("fault"),
