@@ -282,7 +282,7 @@ func (t *tx) obstacleOf(l *leaseRecord) string {
 		}
 	}
 	for _, slot := range l.Promise.Slots {
-		if s := t.nodes.get(l.Promise.Host).slot(slot); s == nil || s.Cordon != nil || s.Health == dxpuv1.Health_HEALTH_FAILED {
+		if s := t.nodes.get(l.Promise.Host).slot(slot); s == nil || !s.usableAtHost() {
 			return fmt.Sprintf("slot %d of host %s cannot be used", slot, l.Promise.Host)
 		}
 	}

@@ -27,6 +27,7 @@ func (t *tx) makePromise(id string) (why string) {
 		gpus = append(gpus, p.String())
 	}
 	t.setLeaseState(id, leasePending, fmt.Sprintf("reserved from %s to %s: %s to %s", rfc3339(startTime(l.spec)), rfc3339(l.expires()), strings.Join(gpus, ", "), a.Host.Host))
+	t.tookMore(l.spec.Tenant)
 	return ""
 }
 
@@ -117,12 +118,12 @@ func (t *tx) promisesOverQuota(l *leaseRecord, model string) string {
 }
 
 // endingBefore returns bindings of leases that end before a time, at most maxPromiseWaits: also
-// those that are being released, and those that have a slot for a GPU that broke.
+// those that are being released, of leases that wait again, too, and those that have a slot for a GPU that broke.
 func (t *tx) endingBefore(at time.Time) map[string]bool {
 	out := map[string]bool{}
 	for _, id := range slices.Sorted(maps.Keys(t.leases.rows)) {
 		l := t.leases.get(id)
-		e, ends := l.expires(), l.State == leaseReleasing && at.After(t.now)
+		e, ends := l.expires(), (l.State == leaseReleasing || l.State == leasePending) && at.After(t.now)
 		if !ends && (!l.holds() || e.IsZero() || e.After(at)) {
 			continue
 		}

@@ -111,6 +111,7 @@ func (t *tx) grow(l *leaseRecord, count uint32) error {
 		t.bind(l, h.Host, h.Slots[i], pick, nil).Grown = true
 	}
 	t.setSize(l.ID)
+	t.tookMore(l.spec.Tenant)
 	return nil
 }
 

@@ -43,7 +43,7 @@ func (t *tx) indexNode(id string) (others []string) {
 	}
 	t.hostIDs.add(id)
 	if !had || !sameHost(old.placementHost, k.placementHost) {
-		t.capacityGrew = t.capacityGrew || hostGrew(old.placementHost, k.placementHost) || t.reserved != nil && old.placementHost.Usable && !k.placementHost.Usable
+		t.capacityGrew = t.capacityGrew || hostGrew(old.placementHost, k.placementHost) || t.reserved != nil && hostShrank(old.placementHost, k.placementHost)
 		t.hostPool.SetHost(k.placementHost)
 	}
 	return others
@@ -107,7 +107,7 @@ func (n *nodeRecord) location() placement.Location {
 func boxGrew(old, box placement.Box) bool {
 	elsewhere := old.Kind != box.Kind || old.Location != box.Location || !maps.Equal(old.Labels, box.Labels)
 	for i, g := range box.GPUs {
-		if g.Usable && g.Free && (elsewhere || i >= len(old.GPUs) || old.GPUs[i] != g) {
+		if g.Usable && (i >= len(old.GPUs) || !old.GPUs[i].Usable || g.Free && (elsewhere || old.GPUs[i] != g)) {
 			return true
 		}
 	}
@@ -115,18 +115,15 @@ func boxGrew(old, box placement.Box) bool {
 	return len(old.Parts) != len(box.Parts) || !slices.Equal(old.Parts, box.Parts)
 }
 
-// boxShrank reports whether a box has fewer usable GPUs, so that what is held for a lease that
-// cannot have enough any more may go to others.
+// boxShrank reports whether some requests may not have GPUs of a box any more, so that what is
+// held for a lease that cannot have enough may go to others.
 func boxShrank(old, box placement.Box) bool {
-	usable := func(b placement.Box) (n int) {
-		for _, g := range b.GPUs {
-			if g.Usable {
-				n++
-			}
+	for i, g := range old.GPUs {
+		if g.Usable && (i >= len(box.GPUs) || !box.GPUs[i].Usable || box.GPUs[i].Restriction != g.Restriction) {
+			return true
 		}
-		return n
 	}
-	return usable(box) < usable(old)
+	return false
 }
 
 // placementHost returns a host in the form that package placement needs.
@@ -135,16 +132,21 @@ func (t *tx) placementHost(n *nodeRecord) placement.Host {
 	for _, s := range n.Slots {
 		h.Slots = append(h.Slots, placement.HostSlot{
 			Slot: s.Slot, Domain: s.Domain,
-			Free: t.hostSlotFree(n.ID, &s, nil),
+			Free: t.hostSlotFree(n.ID, &s, nil), Unusable: !s.usableAtHost(),
 		})
 	}
 	return h
 }
 
+// usableAtHost reports whether a slot of a host works and is not cordoned.
+func (s *slotRecord) usableAtHost() bool {
+	return s.Cordon == nil && s.Health != dxpuv1.Health_HEALTH_FAILED
+}
+
 // hostSlotFree reports whether a host slot may get a binding if certain bindings were gone: it
-// works, is not cordoned, and no other binding is in it or has it reserved.
+// is usable, and no other binding is in it or has it reserved.
 func (t *tx) hostSlotFree(host string, s *slotRecord, gone map[string]bool) bool {
-	return s.Cordon == nil && s.Health != dxpuv1.Health_HEALTH_FAILED &&
+	return s.usableAtHost() &&
 		!slices.ContainsFunc(t.bindingsByHostSlot[hostSlotRef{host, s.Slot}], func(id string) bool { return t.indexedBindings[id].takesHostSlot && !gone[id] })
 }
 
@@ -157,11 +159,25 @@ func hostGrew(old, h placement.Host) bool {
 		return true
 	}
 	for i, s := range h.Slots {
-		if s.Free && (i >= len(old.Slots) || old.Slots[i] != s) {
+		switch {
+		case i >= len(old.Slots), s.Free && old.Slots[i] != s, !s.Unusable && old.Slots[i].Unusable:
 			return true
 		}
 	}
 	return false
+}
+
+// hostShrank reports whether some requests may not have slots of a host any more, see boxShrank.
+func hostShrank(old, h placement.Host) bool {
+	if !old.Usable {
+		return false
+	}
+	for i, s := range old.Slots {
+		if !s.Unusable && (i >= len(h.Slots) || h.Slots[i].Unusable) {
+			return true
+		}
+	}
+	return !h.Usable
 }
 
 // chooseGPUs chooses GPUs for a host that is known, or for none.

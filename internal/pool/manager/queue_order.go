@@ -83,6 +83,7 @@ func (t *tx) bindAssignment(id string, a *placement.Assignment, held map[placeme
 		t.bindAfter(l, a.Host.Host, a.Host.Slots[i], gpu, held[t.gpuAt(gpu)])
 	}
 	t.setLeaseState(id, leaseBinding, "GPUs are being attached")
+	t.tookMore(l.spec.Tenant)
 }
 
 // whyPending returns why a lease is pending now.

@@ -249,7 +249,7 @@ func (t *tx) tryWithout(gone map[string]bool, by time.Time, decide func()) {
 			t.gpuPool.SetBox(t.boxWithout(b.BoxID, t.indexedNodes[b.BoxID].placementBox, gone))
 		}
 		if s := t.nodes.get(b.HostID).slot(b.HostSlot); s != nil {
-			t.hostPool.SetSlot(b.HostID, placement.HostSlot{Slot: s.Slot, Domain: s.Domain, Free: t.hostSlotFree(b.HostID, s, gone)})
+			t.hostPool.SetSlot(b.HostID, placement.HostSlot{Slot: s.Slot, Domain: s.Domain, Free: t.hostSlotFree(b.HostID, s, gone), Unusable: !s.usableAtHost()})
 		}
 	}
 	decide()

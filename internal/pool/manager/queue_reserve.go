@@ -168,6 +168,19 @@ func (t *tx) gatherAgain(lease string, gpu placement.Ref, slot placement.HostSlo
 	}
 }
 
+// tookMore begins another pass of the queue if a tenant that has got GPUs, or a promise, leaves
+// some to others by that: it would borrow what is promised to it, or its quota does not admit the
+// lease for which GPUs are held.
+func (t *tx) tookMore(tenant string) {
+	if t.capacityGrew = t.capacityGrew || t.promisesTo(tenant); t.reserved == nil || t.capacityGrew {
+		return
+	}
+	l := t.leases.get(t.reserved.lease)
+	if l != nil && l.State == leasePending && l.spec.Tenant == tenant {
+		t.capacityGrew = t.quotaReached(t.membersOf(t.gangOf(l.ID))) != ""
+	}
+}
+
 // why returns the sentence for a lease that did not fit because of the reservation.
 func (r *reservation) why(t *tx) string {
 	l, what := t.leases.get(r.lease), "lease"

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -194,5 +195,66 @@ func TestPromiseLeavesTheFirstOfTheQueueAlone(t *testing.T) {
 		w.wantLease(first, leaseActive)
 		w.passReporting(50 * time.Minute)
 		w.wantLease(id, leaseActive)
+	}
+}
+
+// Slots of a host that have failed, or are cordoned, do not make a lease possible: nothing is
+// held for it until they can be used again, also if another lease has them still.
+func TestHostSlotsThatFailMakeNothingPossible(t *testing.T) {
+	for _, gang := range []bool{false, true} {
+		w := newWorld(t, Config{}, hostNode("h1", 4), hostNode("h2", 1), boxNode("b1", 5))
+		w.create(&dxpuv1.LeaseSpec{Count: 1, HostId: "h1"})
+		w.settle()
+		s := &dxpuv1.LeaseSpec{Count: 4, HostId: "h1", Priority: 1, Wait: true}
+		if gang {
+			s = gangSpec("g", 2, 2)
+			s.HostId, s.Priority = "h1", 1
+			w.create(s)
+		}
+		w.create(s)
+		_, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 1, HostId: "h1"})
+		wantErr(t, err, connect.CodeResourceExhausted, "3 host slots are held")
+		w.nodes["h1"].dead[0] = true // that of the first lease
+		w.settle()
+		w.settle()
+		small, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 1, HostId: "h1"})
+		if err != nil {
+			t.Fatalf("gang %t: something is held for a lease that is not possible: %v", gang, err)
+		}
+		w.delete(small, true)
+		w.settle()
+		w.nodes["h1"].dead[0] = false
+		w.settle()
+		_, err = w.tryCreate(&dxpuv1.LeaseSpec{Count: 2, HostId: "h1"})
+		wantErr(t, err, connect.CodeResourceExhausted, "are held")
+	}
+}
+
+// What is held for a lease goes to others when it cannot help it any more: its tenant has reached
+// its quota with another lease, or a taint keeps it from the only host.
+func TestNothingIsHeldInVain(t *testing.T) {
+	taint := &dxpuv1.Taint{Key: "k", Value: "v", Effect: dxpuv1.TaintEffect_TAINT_EFFECT_NO_SCHEDULE}
+	for what, happens := range map[string]func(*world){
+		"quota": func(w *world) {
+			w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "a", Priority: 2, HostId: "h1"})
+		},
+		"host": func(w *world) {
+			if _, err := w.api().SetTaints(t.Context(), connect.NewRequest(&dxpuv1.SetTaintsRequest{Target: atHost("h2"), Set: []*dxpuv1.Taint{taint}})); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		w := newWorld(t, Config{}, hostNode("h1", 8), hostNode("h2", 4), boxNode("b1", 4))
+		w.putTenant("a", &dxpuv1.Quota{MaxGpus: 4, MaxPriority: proto.Int32(2)})
+		w.create(&dxpuv1.LeaseSpec{Count: 1})
+		w.create(&dxpuv1.LeaseSpec{Count: 4, Tenant: "a", Priority: 1, HostId: "h2", Wait: true})
+		w.settle()
+		_, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 1, HostId: "h1"})
+		wantErr(t, err, connect.CodeResourceExhausted, "are held")
+		happens(w)
+		w.settle()
+		if _, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 1, HostId: "h1"}); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
 }

@@ -47,6 +47,7 @@ func (w *timedWorld) check() {
 				w.checkWaits(tx, p, l)
 			}
 		}
+		w.checkHolder(tx, p)
 		return nil
 	})
 }
@@ -94,6 +95,41 @@ func (w *timedWorld) checkObstacle(tx *tx, p *plainTimes, l *leaseRecord) {
 	}
 	if why := l.Promise.Obstacle; why != "" && tx.reserved == nil && p.fits(&c) && len(tx.quota(l.spec.Tenant).MaxGPUsByModel) == 0 {
 		w.Errorf("other GPUs can be promised to %s: %s", l.ID, why)
+	}
+}
+
+// checkHolder checks that what is held is held for the first lease of the queue that it could
+// ever help. With maintenance ahead that changes as time passes, and is seen in the next pass of
+// the queue.
+func (w *timedWorld) checkHolder(tx *tx, p *plainTimes) {
+	if len(tx.plans.rows) > 0 {
+		return
+	}
+	var first *leaseRecord
+	for _, id := range tx.leases.ids() {
+		l := tx.leases.get(id)
+		if l.State != leasePending || l.sleeps() || tx.quotaReached([]*leaseRecord{l}) != "" {
+			continue
+		}
+		c := claimOf(tx, id, l.spec)
+		if !p.emptied().fits(&c) {
+			continue
+		}
+		a, b := tx.indexedLeases[id], leaseEntry{}
+		if first != nil {
+			b = tx.indexedLeases[first.ID]
+		}
+		if first == nil || tx.compareQueued(a.queueKey, tx.turnOf(a.tenant), b.queueKey, tx.turnOf(b.tenant)) < 0 {
+			first = l
+		}
+	}
+	switch r := tx.reserved; {
+	case first == nil && r != nil:
+		w.Errorf("%v is held for lease %s, which does not need it", r.places(), r.lease)
+	case first != nil && r != nil && tx.leases.get(r.lease).spec.Priority == first.spec.Priority && tx.quotaReached([]*leaseRecord{tx.leases.get(r.lease)}) == "":
+		// The next pass of the queue sees which of them is first: they age, and their tenants have more.
+	case first != nil && (r == nil || r.lease != first.ID):
+		w.Errorf("lease %s is the first of the queue, and what is held is %+v: %s", first.ID, r, strings.Join(tx.whyPending(first), " "))
 	}
 }
 

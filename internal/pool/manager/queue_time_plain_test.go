@@ -76,7 +76,7 @@ func plainTimesOf(tx *tx) *plainTimes {
 		if l.holds() && (b.serving() || b.needsReplacement()) {
 			until = l.expires()
 		}
-		if l.State == leaseReleasing {
+		if l.State == leaseReleasing || l.State == leasePending {
 			until = tx.now
 		}
 		if b.State != released && !b.BoxClear {
@@ -196,7 +196,7 @@ func (p *plainTimes) slotsFor(c *claim) map[string][]placement.Ref {
 func (p *plainTimes) emptied() *plainTimes {
 	free := func(places []timedPlace) (out []timedPlace) {
 		for _, o := range places {
-			o.busy, o.sound = false, o.sound || o.model == "" && o.there // slots that failed count
+			o.busy = false
 			out = append(out, o)
 		}
 		return out

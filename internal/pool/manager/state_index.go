@@ -357,7 +357,6 @@ func (t *tx) indexLease(id string) {
 		t.preemptibleLeases[id] = true
 		t.capacityGrew = t.capacityGrew || !old.preemptible && len(t.pendingByShape) > 0 // for those of higher priority
 	}
-	t.capacityGrew = t.capacityGrew || (k.holding && !old.holding || k.promised && !old.promised) && t.promisesTo(k.tenant)
 	if k.promised {
 		t.promises[id] = true
 	}

@@ -163,17 +163,17 @@ func (f *freeSlots) hold(req *HostRequest) []HostSlotRef {
 	return out
 }
 
-// mayFit reports whether a request would fit if all slots of the host were free.
+// mayFit reports whether a request would fit if all usable slots of the host were free.
 func (h *Host) mayFit(req *HostRequest) bool {
 	return eligible(h, req) && slices.ContainsFunc(h.Slots, func(s HostSlot) bool {
 		return (req.Domain == "" || req.Domain == s.Domain) && h.slotsIn(s.Domain) >= req.Count
 	})
 }
 
-// slotsIn returns the number of slots of a domain, free or not.
+// slotsIn returns the number of usable slots of a domain, free or not.
 func (h *Host) slotsIn(domain string) (n int) {
 	for _, s := range h.Slots {
-		if s.Domain == domain {
+		if s.Domain == domain && !s.Unusable {
 			n++
 		}
 	}

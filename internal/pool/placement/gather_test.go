@@ -102,6 +102,9 @@ func TestGatherHostSlots(t *testing.T) {
 	hosts.SetHost(Host{ID: "h2", Usable: true, Slots: slots(2, 6)})
 	hosts.SetHost(Host{ID: "h3", Usable: true, Slots: slots(0, 9)})
 	hosts.SetHost(Host{ID: "h4", Slots: slots(9, 9)})
+	failed := slots(1, 9)
+	failed[0].Free, failed[0].Unusable = false, true
+	hosts.SetHost(Host{ID: "h5", Usable: true, Slots: failed})
 	for _, tt := range []struct {
 		req  HostRequest
 		want string
@@ -114,6 +117,8 @@ func TestGatherHostSlots(t *testing.T) {
 		{HostRequest{Count: 5, Host: "h1"}, "[] false"},
 		{HostRequest{Count: 5, Host: "h3"}, "[] true"},
 		{HostRequest{Count: 1, Host: "h4"}, "[] false"},
+		{HostRequest{Count: 9, Host: "h5"}, "[] true"},
+		{HostRequest{Count: 10, Host: "h5"}, "[] false"},
 		{HostRequest{Count: 1, Domain: "other"}, "[] false"},
 		{HostRequest{Count: 4, Exclude: []HostSlotRef{{"h1", 1}, {"h3", 4}}}, "[{h1 0} {h1 2}] true"},
 		{HostRequest{Count: 4, Exclude: []HostSlotRef{{"h1", 0}, {"h1", 2}}}, "[{h2 0} {h2 1}] true"},

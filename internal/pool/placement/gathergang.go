@@ -85,7 +85,7 @@ func (h *Hosts) pathsFor(req *HostRequest) []Paths {
 }
 
 // couldFit reports whether a gang fits into some of the boxes and hosts if all of their
-// usable GPUs and all of their slots are free. It may miss that a gang fits if there are
+// usable GPUs and slots are free. It may miss that a gang fits if there are
 // more than maxPlanned of them.
 func (p *Pool) couldFit(hosts *Hosts, reserve Reserve, members []Member) bool {
 	pool, some := NewPool(), NewHosts()
@@ -101,7 +101,7 @@ func (p *Pool) couldFit(hosts *Hosts, reserve Reserve, members []Member) bool {
 		h := row.Host
 		h.Slots = slices.Clone(h.Slots)
 		for i := range h.Slots {
-			h.Slots[i].Free = true
+			h.Slots[i].Free = !h.Slots[i].Unusable
 		}
 		some.SetHost(h)
 	}

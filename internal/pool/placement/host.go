@@ -25,6 +25,9 @@ type HostSlot struct {
 	Slot   uint32
 	Domain string // the VM or virtual switch of the slot
 	Free   bool
+	// Unusable reports that the slot is not free and does not become so when its lease ends:
+	// it has failed or is cordoned.
+	Unusable bool
 }
 
 // HostRequest asks for Count slots in one domain of one host.

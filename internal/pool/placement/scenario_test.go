@@ -164,7 +164,7 @@ func (s *scenario) setHosts(d *datadriven.TestData) string {
 		}
 		h := &s.hosts[len(s.hosts)-1]
 		for _, c := range f[2] {
-			h.Slots = append(h.Slots, HostSlot{uint32(len(h.Slots)), f[1], c == '.'})
+			h.Slots = append(h.Slots, HostSlot{Slot: uint32(len(h.Slots)), Domain: f[1], Free: c == '.'})
 		}
 		for _, option := range f[3:] {
 			if key, value, label := strings.Cut(option, "="); key == "taint" {
