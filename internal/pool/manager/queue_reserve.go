@@ -177,7 +177,8 @@ func (t *tx) tookMore(tenant string) {
 	}
 	l := t.leases.get(t.reserved.lease)
 	if l != nil && l.State == leasePending && l.spec.Tenant == tenant {
-		t.capacityGrew = t.quotaReached(t.membersOf(t.gangOf(l.ID))) != ""
+		// The models that a quota leaves are known when the lease is placed.
+		t.capacityGrew = len(t.quota(tenant).MaxGPUsByModel) > 0 || t.quotaReached(t.membersOf(t.gangOf(l.ID))) != ""
 	}
 }
 
