@@ -35,8 +35,13 @@ func (t *tx) makePromise(id string) (why string) {
 // else also with what leases have that end before.
 func (t *tx) decideLater(l *leaseRecord) (a placement.Assignment) {
 	at := startTime(l.spec)
-	if t.tryWithout(nil, at, func() { a = t.decideThen(l) }); !a.OK() {
-		t.tryWithout(t.endingBefore(at.Add(-promiseLead)), at, func() { a = t.decideThen(l) })
+	over := t.overBy(at.Add(-promiseLead))
+	decide := func() {
+		t.tried.over = over
+		a = t.decideThen(l)
+	}
+	if t.tryWithout(nil, at, decide); !a.OK() {
+		t.tryWithout(t.endingBefore(at.Add(-promiseLead)), at, decide)
 	}
 	return a
 }

@@ -233,3 +233,18 @@ func TestHeldForNothing(t *testing.T) {
 		}
 	}
 }
+
+// The first of the queue is over when a reservation begins only if it has begun early enough: the
+// leases that it waits for end late, or in time.
+func TestReservationWaitsForAShortHeadThatBeginsLate(t *testing.T) {
+	for ends, want := range map[time.Duration]connect.Code{50 * time.Minute: connect.CodeResourceExhausted, 30 * time.Minute: 0} {
+		w := newWorld(t, Config{}, hostNode("h1", 4), boxNode("b1", 4))
+		w.create(&dxpuv1.LeaseSpec{Count: 2, ExpiresAfter: durationpb.New(ends)})
+		w.settle()
+		w.create(&dxpuv1.LeaseSpec{Count: 4, Priority: 1, Wait: true, ExpiresAfter: durationpb.New(20 * time.Minute)})
+		_, err := w.tryCreate(w.later(2, time.Hour, time.Hour))
+		if connect.CodeOf(err) != want && (err != nil || want != 0) {
+			t.Errorf("the others end in %v: %v", ends, err)
+		}
+	}
+}

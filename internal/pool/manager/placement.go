@@ -271,7 +271,7 @@ func (t *tx) decide(id string, s *dxpuv1.LeaseSpec, size milliGPU) (placement.De
 	t.tellTypical()
 	r := t.reservedFrom(id, s, sizeOf(s))
 	if at := startTime(s); r != nil && at.After(t.now) {
-		if d, h := t.gpuPool.PlaceLease(t.hostPool, t.cfg.Reserve, gpus, host); !d.OK() || !h.OK() || t.leavesEnough(r, at, &d, &h) {
+		if d, h := t.gpuPool.PlaceLease(t.hostPool, t.cfg.Reserve, gpus, host); !d.OK() || !h.OK() || t.leavesEnough(r, &d, &h) {
 			t.notePromised(id, s, &d, &h)
 			return d, h
 		}

@@ -104,16 +104,31 @@ func (t *tx) reservedFrom(id string, s *dxpuv1.LeaseSpec, gpus milliGPU) *reserv
 }
 
 // leavesEnough reports whether a lease that begins later, at a place, leaves enough for the
-// lease of a reservation: its place is elsewhere, or it would be over by then. The caller has
+// lease of a reservation: its place is elsewhere, or it will be over by then. The caller has
 // taken the leases that end before out of the index.
-func (t *tx) leavesEnough(r *reservation, start time.Time, d *placement.Decision, h *placement.HostDecision) bool {
-	if ends := t.endsBy(t.leases.get(r.lease).spec); !ends.IsZero() && !ends.After(start.Add(-promiseLead)) {
+func (t *tx) leavesEnough(r *reservation, d *placement.Decision, h *placement.HostDecision) bool {
+	if t.tried.over {
 		return true
 	}
 	t.tried.taken = &reservation{gpus: d.Picks, slots: hostSlotRefs(h.Host, h.Slots)}
 	_, ok := t.placeOf(r)
 	t.tried.taken = nil
 	return ok
+}
+
+// overBy reports whether the lease for which GPUs are held will be over at a time: with what other
+// leases leave before, it begins early enough.
+func (t *tx) overBy(at time.Time) (over bool) {
+	r := t.reserved
+	if r == nil || t.leases.get(r.lease) == nil || t.leases.get(r.lease).spec.ExpiresAfter == nil {
+		return false
+	}
+	begins := at.Add(-t.leases.get(r.lease).spec.ExpiresAfter.AsDuration())
+	if !begins.After(t.now) {
+		return false
+	}
+	t.tryWithout(t.endingBefore(begins), begins, func() { _, over = t.placeOf(r) })
+	return over
 }
 
 // neededAt returns what the lease of a reservation needs when another one begins later: where

@@ -213,10 +213,13 @@ func (w *timedWorld) actReservation() {
 		c.mayHave = mayOf(func(model string) bool { return promisesOverQuota(tx, s, model) == "" })
 		if r := tx.reservedFrom("", s, sizeOf(s)); r != nil {
 			l := tx.leases.get(r.lease)
-			if head = claimOf(tx, r.lease, l.spec); head.until.IsZero() || head.until.After(c.freeBy) {
+			head = claimOf(tx, r.lease, l.spec)
+			head.mayHave = mayOf(func(model string) bool { return tx.overQuota(l.spec.Tenant, l.size(), model) == "" })
+			early := head
+			early.later, early.freeBy = true, c.freeBy.Add(-l.spec.ExpiresAfter.AsDuration())
+			if head.until.IsZero() || !early.freeBy.After(tx.now) || !p.fits(&early) {
 				holder, gathered = r.lease, r.places()
 				head.later, head.freeBy = true, c.freeBy
-				head.mayHave = mayOf(func(model string) bool { return tx.overQuota(l.spec.Tenant, l.size(), model) == "" })
 			}
 		}
 		return nil

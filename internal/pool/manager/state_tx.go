@@ -40,6 +40,7 @@ type tx struct {
 type trial struct {
 	by    time.Time    // maintenance that is over by then does not count
 	taken *reservation // GPUs and slots that another lease will have
+	over  bool         // the first lease of the queue will be over when the one that is placed begins
 }
 
 func (t *tx) revision() uint64 {
