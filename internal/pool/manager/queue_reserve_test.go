@@ -230,7 +230,7 @@ func TestHostSlotsThatFailMakeNothingPossible(t *testing.T) {
 	}
 }
 
-// What is held for a lease goes to others when it cannot help it any more: its tenant has reached
+// GPUs held for a lease go to others when they cannot help it any more: its tenant has reached
 // its quota with another lease, or a taint keeps it from the only host.
 func TestNothingIsHeldInVain(t *testing.T) {
 	taint := &dxpuv1.Taint{Key: "k", Value: "v", Effect: dxpuv1.TaintEffect_TAINT_EFFECT_NO_SCHEDULE}
