@@ -33,7 +33,7 @@ type muxClient struct {
 	active PPM           // moving average of the activity of multiprocessors while kernels run
 	ran    time.Duration // when a reading saw kernels
 	held   bool          // told
-	resize bool          // the next job tells the share again
+	resize bool          // the next launch tells the share again: a job may have no end
 }
 
 func newMuxFlow(d Device, _ Settings) Policy { return &muxflow{core: core[muxClient]{device: d}} }
@@ -129,7 +129,7 @@ func (p *muxflow) Transmit(now time.Duration, out []Decision) []Decision {
 			continue
 		}
 		change := max(offline-c.state.told, c.state.told-offline)
-		if c.state.told == 0 || (change >= muxHysteresis || c.state.resize) && c.head.kernel.First && len(c.flights) == 0 {
+		if c.state.told == 0 || c.state.resize || change >= muxHysteresis && c.head.kernel.First && len(c.flights) == 0 {
 			c.state.told, c.state.resize = offline, false
 			out = append(out, Decision{Kind: SetShare, Client: c.id, Share: min(offline, c.spec.Limit)})
 		}

@@ -43,6 +43,7 @@ type Dispatcher struct {
 	clients []*client // in the order in which they joined
 	out     *client   // whose part runs, with no other one beside it; it may have left; nil: none
 	uncut   bool      // a launch is one part
+	rejoins bool      // a client that is resized leaves and joins: the policy gives it another part of the GPU
 	least   share.PPM // of the multiprocessors that a launch runs on
 	now     time.Duration
 	virtual time.Duration // service of the client that ran last
@@ -113,7 +114,7 @@ const (
 	ended
 )
 
-// New returns a dispatcher without clients.
+// New returns a dispatcher without clients. A policy that divides the GPU needs ByName.
 func New(d share.Device, p share.Policy) *Dispatcher {
 	return &Dispatcher{device: d, policy: p, readAt: machine.Never, least: share.Whole / share.PPM(max(d.SMs, 1))}
 }
@@ -132,7 +133,9 @@ func byName(make func(share.Device, share.Policy) *Dispatcher, d share.Device, p
 	if err != nil {
 		return nil, err
 	}
-	return make(d, p), nil
+	out := make(d, p)
+	out.rejoins = info.Execution == share.Partitions
+	return out, nil
 }
 
 // Device returns the description of the GPU.
@@ -195,43 +198,18 @@ func (d *Dispatcher) Leave(now time.Duration, id share.ClientID) {
 	d.decide(nil)
 }
 
-// Resize changes what a client may use. A launch that runs ends as it began. It returns
-// false, and changes nothing, if there is not that much memory, or the policy has no room.
-func (d *Dispatcher) Resize(now time.Duration, id share.ClientID, spec share.ClientSpec) bool {
-	d.now = max(d.now, now)
-	c := d.find(id)
-	if c == nil || c.evicted || spec.Memory < 0 || spec.Memory > d.left()+c.spec.Memory {
-		return false
-	}
-	old := c.spec
-	ok := d.rejoin(c, spec)
-	if !ok {
-		// The old size is still free: no other client has joined since.
-		c.evicted = false
-		d.evicted = slices.DeleteFunc(d.evicted, func(e Eviction) bool { return e.Client == id })
-		d.rejoin(c, old)
-	}
-	if c.state == waiting && !c.known {
-		d.present(c, c.kernel)
-		d.decide(nil)
-	}
-	return ok
-}
-
-// rejoin makes a client known to the policy again, without its launch. It reports whether
-// the policy has room for it.
-func (d *Dispatcher) rejoin(c *client, spec share.ClientSpec) bool {
-	c.spec, c.limit, c.known = spec, share.Whole, false
-	d.policy.Receive(d.now, share.Event{Kind: share.Leave, Client: c.id})
-	return d.enter(c)
-}
-
 // enter makes a client and its memory known to the policy.
 func (d *Dispatcher) enter(c *client) bool {
 	d.policy.Receive(d.now, share.Event{Kind: share.Join, Client: c.id, Spec: c.spec})
-	granted := c.spec.Memory <= 0
+	return d.allocate(c, c.spec.Memory)
+}
+
+// allocate asks the policy for memory of a client, if that is more than none. It reports whether
+// the client has it.
+func (d *Dispatcher) allocate(c *client, bytes int64) bool {
+	granted := bytes <= 0
 	if !granted {
-		d.policy.Receive(d.now, share.Event{Kind: share.Allocate, Client: c.id, Bytes: c.spec.Memory})
+		d.policy.Receive(d.now, share.Event{Kind: share.Allocate, Client: c.id, Bytes: bytes})
 	}
 	d.decide(func(x share.Decision) {
 		granted = granted || x.Kind == share.Grant && x.Client == c.id
