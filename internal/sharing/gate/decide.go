@@ -1,7 +1,6 @@
 package gate
 
 import (
-	"slices"
 	"time"
 
 	"github.com/dxpu-project/dxpu/machine"
@@ -268,7 +267,8 @@ func (g *Gate) permit(c *client) {
 // start gives a flight to the first launch of the queue.
 func (g *Gate) start(c *client, f *flight) {
 	w := c.queue[0]
-	c.queue = slices.Delete(c.queue, 0, 1)
+	c.queue[0] = waiting{}
+	c.queue = c.queue[1:] // the others stay where they are: they may be thousands
 	f.process, f.launch, f.since = w.process, w.launch, g.now
 	if w.launch.Started {
 		f.since = w.since
