@@ -80,7 +80,10 @@ func newShareCompareCommand() *cobra.Command {
 results with those of each client alone on a whole GPU.
 
 --trace replaces the first offline client of each mix by a recorded run (a trace of the
-PyTorch profiler or of Nsight Systems). --html writes the tables and plots to one file.`,
+PyTorch profiler or of Nsight Systems). --html writes the tables and plots to one file.
+
+NOTE says why a policy is far from what its paper shows. The mixes are not the papers':
+"dxpu share simulate" has those.`,
 		Example: `  dxpu share compare
   dxpu share compare --policy mps,gemini --html compare.html
   dxpu share compare --trace run.pt.trace.json.gz -o json`,
@@ -160,14 +163,14 @@ func onAllProcessors[T any](cmd *cobra.Command, n int, f func(ctx context.Contex
 const maxShareLength = 10 * time.Minute
 
 func printShareResults(w io.Writer, results []scenario.Result) {
-	t := newTable(w, "MIX", "POLICY", "ONLINE P99", "ONLINE JOBS", "OFFLINE JOBS", "GPU BUSY", "SM ACTIVITY", wideColumn("PERMITS/S"), wideColumn("OWN FORM"))
+	t := newTable(w, "MIX", "POLICY", "ONLINE P99", "ONLINE JOBS", "OFFLINE JOBS", "GPU BUSY", "SM ACTIVITY", wideColumn("PERMITS/S"), wideColumn("OWN FORM"), "NOTE")
 	for _, r := range results {
 		p99 := "-" // no request ended in the time that is measured
 		if r.P99 > 0 {
 			p99 = fmt.Sprintf("%.2f x", r.P99)
 		}
 		t.row(r.Mix, r.Policy, p99, percentText(r.Online), percentText(r.Offline), percentText(r.Utilisation), percentText(r.SMActivity),
-			fmt.Sprintf("%.0f", r.Permits), r.Form)
+			fmt.Sprintf("%.0f", r.Permits), r.Form, r.Note)
 	}
 	t.flush()
 }

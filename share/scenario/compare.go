@@ -20,6 +20,7 @@ type Result struct {
 	Utilisation float64 `json:"utilisation"`  // of the GPU's time
 	SMActivity  float64 `json:"sm_activity"`  // multiprocessors in use
 	Permits     float64 `json:"permits_per_second"`
+	Note        string  `json:"note,omitempty"` // why it is far from the policy's paper
 }
 
 // Compare runs all policies, or those named, on the same mixes. With a recorded run,
@@ -80,6 +81,7 @@ func (s *Spec) result(v Values, info share.Info) Result {
 	r := Result{
 		Mix: s.Name, Policy: info.Name, Source: info.Source, Form: info.Form,
 		Utilisation: v[info.Name+".utilisation"], SMActivity: v[info.Name+".sm-activity"], Permits: v[info.Name+".permits"],
+		Note: s.Notes[info.Name],
 	}
 	online := 0
 	for _, c := range s.Clients {

@@ -237,3 +237,26 @@ func TestCancel(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// A result says why it is far from what the policy's paper shows.
+func TestNotes(t *testing.T) {
+	mixes, err := Mixes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range mixes {
+		m.Duration, m.Warmup = 10*time.Millisecond, 0
+	}
+	results, err := Compare(t.Context(), mixes, []string{"tgs", "mps"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range results {
+		if random := r.Mix != "two-trainings"; (r.Note != "") != (random && r.Policy == "tgs") {
+			t.Errorf("note of %s with %s: %q", r.Mix, r.Policy, r.Note)
+		}
+	}
+	if _, err := Parse([]byte("name: a\nduration: 1s\nclients: [{name: a, program: steady-kernels}]\nnotes: {frobs: none}")); err == nil {
+		t.Error("a note on a policy that is not there")
+	}
+}

@@ -31,6 +31,8 @@ type Spec struct {
 	Runs       []Run         `yaml:"runs"`       // none: a mix for Compare
 	Experiment string        `yaml:"experiment"` // a study of more than one GPU, in place of runs
 	Figures    []Figure      `yaml:"figures"`
+	// Notes say why a policy does not show here what its paper promises, by its name.
+	Notes map[string]string `yaml:"notes"`
 
 	device share.Device
 	traces map[string]*workload.Workload
@@ -150,6 +152,11 @@ func (s *Spec) check() error {
 		}
 		if slices.ContainsFunc(s.Runs[:i], func(o Run) bool { return o.Name == r.Name }) {
 			return fmt.Errorf("run %q: there are two of that name", r.Name)
+		}
+	}
+	for policy := range s.Notes {
+		if _, err := share.Find(policy); err != nil {
+			return fmt.Errorf("notes: %w", err)
 		}
 	}
 	for _, f := range s.Figures {
