@@ -16,6 +16,7 @@ func TestClientsThatComeAndGoTakeTurns(t *testing.T) {
 			continue // has no room for as many clients, or needs readings of each
 		}
 		t.Run(p.Name, func(t *testing.T) {
+			t.Parallel()
 			c := newChecker(t, p.Name, share.A100)
 			spec := share.ClientSpec{Class: share.Offline, Memory: 1, Request: share.Percent(10)}
 			c.join(1, share.ClientSpec{Class: share.Offline, Memory: 1, Request: share.Percent(50)})
