@@ -116,14 +116,14 @@ func (a *analysis) timeline(c *predict.Critical, emit func(chromeEvent)) {
 	}
 	for i := range w.Ops {
 		op := &w.Ops[i]
-		slice(w.Names[op.Name], gpuRows, int(op.Stream), c.OpStart[i], c.OpEnd[i], map[string]any{"recorded_us": us(op.Dur)})
+		slice(w.Names[op.Name], gpuRows, int(op.Stream), c.OpStart(int32(i)), c.OpEnd[i], map[string]any{"recorded_us": us(op.Dur)})
 	}
 	for i, s := range a.plan.RangeIntervals(c) {
 		if r := &w.Ranges[i]; s.To >= s.From {
 			slice(w.Names[r.Name], rangeRows, int(r.Thread), s.From, s.To, nil)
 		}
 	}
-	for _, part := range c.Parts {
+	for _, part := range c.Parts() {
 		name := [...]string{predict.OnHost: "host", predict.Latency: "launch", predict.Return: "return of a wait"}[part.Kind]
 		if part.Kind == predict.OnGPU {
 			name = w.Names[w.Ops[part.Op].Name]

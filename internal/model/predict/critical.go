@@ -2,6 +2,7 @@ package predict
 
 import (
 	"cmp"
+	"iter"
 	"math"
 	"slices"
 	"time"
@@ -29,15 +30,17 @@ type PathPart struct {
 	Added time.Duration
 }
 
-// Critical is a replay with its critical path.
+// Critical is a replay with its critical path. The path of a large trace has as many parts as
+// there are records, so it is not kept: each caller follows it again.
 type Critical struct {
-	Parts []PathPart // in order of time
-	// Starts and Ends of calls and operations in the replay.
-	CallStart, CallEnd, OpStart, OpEnd []time.Duration
+	// Starts and ends of calls and ends of operations in the replay.
+	CallStart, CallEnd, OpEnd []time.Duration
+
+	path backtrack
 }
 
-// Critical replays the workload and follows the critical path from its last event back
-// to one that depends on nothing.
+// Critical replays the workload, so that the critical path can be followed from its last
+// event back to one that depends on nothing.
 func (p *Plan) Critical(s Setting) (*Critical, error) {
 	if err := s.Validate(); err != nil {
 		return nil, err
@@ -45,11 +48,47 @@ func (p *Plan) Critical(s Setting) (*Critical, error) {
 	rc := p.costsAt(s)
 	rc.causes = true
 	t := p.replay(rc)
-	b := backtrack{p: p, rc: &rc, t: &t}
+	return &Critical{CallStart: t.callStart, CallEnd: t.callEnd, OpEnd: t.opEnd, path: backtrack{p: p, rc: &rc, t: &t}}, nil
+}
+
+// Backwards returns the parts of the path, the last one first. A part is valid until the next.
+func (c *Critical) Backwards() iter.Seq[*PathPart] {
+	return func(yield func(*PathPart) bool) {
+		b := c.path
+		b.yield = yield
+		b.follow()
+	}
+}
+
+// Parts returns the parts of the path in order of time.
+func (c *Critical) Parts() []PathPart {
+	var parts []PathPart
+	for part := range c.Backwards() {
+		parts = append(parts, *part)
+	}
+	slices.Reverse(parts)
+	return parts
+}
+
+// OpStart returns when an operation starts in the replay.
+func (c *Critical) OpStart(op int32) time.Duration { return c.path.start(op) }
+
+// backtrack follows a replay backwards.
+type backtrack struct {
+	p     *Plan
+	rc    *rttCosts
+	t     *times
+	part  PathPart // the latest
+	yield func(*PathPart) bool
+	ended bool // the caller wants no more of it
+}
+
+// follow follows the path from its end.
+func (b *backtrack) follow() {
 	e, i := b.last()
 	// Each event comes after those it depends on, so the walk ends; the bound is for
 	// damaged traces only.
-	for left := len(p.calls)*2 + len(p.ops); i != none && left > 0; left-- {
+	for left := len(b.p.calls)*2 + len(b.p.ops); i != none && left > 0 && !b.ended; left-- {
 		switch e {
 		case opStart:
 			e, i = b.op(i)
@@ -59,26 +98,13 @@ func (p *Plan) Critical(s Setting) (*Critical, error) {
 			e, i = b.callStart(i)
 		}
 	}
-	slices.Reverse(b.parts)
-	out := &Critical{Parts: b.parts, CallStart: t.callStart, CallEnd: t.callEnd, OpEnd: t.opEnd, OpStart: make([]time.Duration, len(t.opEnd))}
-	for i := range p.w.Ops {
-		out.OpStart[i] = b.start(int32(i))
-	}
-	return out, nil
-}
-
-// backtrack follows a replay backwards.
-type backtrack struct {
-	p     *Plan
-	rc    *rttCosts
-	t     *times
-	parts []PathPart
 }
 
 // add adds a part unless it is empty.
 func (b *backtrack) add(kind PathKind, op, call int32, from, to, added time.Duration) {
-	if to > from {
-		b.parts = append(b.parts, PathPart{kind, op, call, from, to, max(min(added, to-from), 0)})
+	if to > from && !b.ended {
+		b.part = PathPart{kind, op, call, from, to, max(min(added, to-from), 0)}
+		b.ended = !b.yield(&b.part)
 	}
 }
 
@@ -195,7 +221,7 @@ type PathSum struct {
 // Sums adds up the critical path by cause: kernels by name, kinds of copies, the host,
 // launches and waits; those that added most come first.
 func (p *Plan) Sums(c *Critical) []PathSum {
-	return sumParts(c.Parts, func(part *PathPart) string {
+	return sumParts(c, func(part *PathPart) string {
 		name := [...]string{OnHost: "host, between and in calls", Latency: "launches and waits of streams", Return: "returns of waits"}[part.Kind]
 		if part.Kind == OnGPU {
 			op := &p.w.Ops[part.Op]
@@ -207,12 +233,11 @@ func (p *Plan) Sums(c *Critical) []PathSum {
 	})
 }
 
-// sumParts adds up parts by a name of each.
-func sumParts(parts []PathPart, nameOf func(*PathPart) string) []PathSum {
+// sumParts adds up the parts of a path by a name of each.
+func sumParts(c *Critical, nameOf func(*PathPart) string) []PathSum {
 	by := map[string]*PathSum{}
 	var order []*PathSum
-	for i := range parts {
-		part := &parts[i]
+	for part := range c.Backwards() {
 		name := nameOf(part)
 		s := by[name]
 		if s == nil {

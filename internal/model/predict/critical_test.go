@@ -1,12 +1,14 @@
 package predict
 
 import (
+	"runtime"
 	"testing"
 	"time"
 
 	"pgregory.net/rapid"
 
 	"github.com/dxpu-project/dxpu/internal/model/perf"
+	"github.com/dxpu-project/dxpu/internal/model/workload"
 )
 
 // The parts of a critical path follow each other without a gap from the first event to
@@ -20,13 +22,14 @@ func TestCriticalPath(t *testing.T) {
 		}
 		whole := run(t, plan, at(delta10)).Whole
 		var added time.Duration
-		for i, part := range c.Parts {
+		parts := c.Parts()
+		for i, part := range parts {
 			added += part.Added
-			if i > 0 && part.From != c.Parts[i-1].To {
-				t.Errorf("%s: part %d begins at %v, the one before ends at %v", name, i, part.From, c.Parts[i-1].To)
+			if i > 0 && part.From != parts[i-1].To {
+				t.Errorf("%s: part %d begins at %v, the one before ends at %v", name, i, part.From, parts[i-1].To)
 			}
 		}
-		if first, last := c.Parts[0], c.Parts[len(c.Parts)-1]; first.From != 0 || last.To != whole.Replayed {
+		if first, last := parts[0], parts[len(parts)-1]; first.From != 0 || last.To != whole.Replayed {
 			t.Errorf("%s: from %v to %v of %v", name, first.From, last.To, whole.Replayed)
 		}
 		if want := whole.Replayed - whole.Recorded; added != want {
@@ -49,8 +52,10 @@ func TestCriticalPathOfDataParallelRun(t *testing.T) {
 	if whole := run(t, plan, at(perf.NativeRTT+18*us)).Whole.Replayed; sum != whole {
 		t.Errorf("the path takes %v of %v", sum, whole)
 	}
-	if len(c.OpStart) != len(plan.Workload().Ops) || c.OpEnd[0] <= c.OpStart[0] {
-		t.Error("an operation ends before it begins")
+	for i, end := range c.OpEnd {
+		if end <= c.OpStart(int32(i)) {
+			t.Errorf("operation %d ends before it begins", i)
+		}
 	}
 }
 
@@ -66,10 +71,37 @@ func TestCriticalPathEnds(t *testing.T) {
 		if err != nil {
 			rt.Fatal(err)
 		}
-		for i, part := range c.Parts {
-			if part.To <= part.From || part.Added < 0 || i > 0 && part.From != c.Parts[i-1].To {
-				rt.Fatalf("part %d of %d: %+v", i, len(c.Parts), part)
+		parts := c.Parts()
+		for i, part := range parts {
+			if part.To <= part.From || part.Added < 0 || i > 0 && part.From != parts[i-1].To {
+				rt.Fatalf("part %d of %d: %+v", i, len(parts), part)
 			}
 		}
 	})
+}
+
+// The path of a trace of nothing but kernels has a part for each call and each operation, and
+// keeping them took twice the memory of the trace itself.
+func TestCriticalPathTakesLittleMemory(t *testing.T) {
+	r := record(t)
+	const kernels = 20_000
+	for i := range time.Duration(kernels) {
+		r.op(workload.Kernel, r.launch(workload.Launch, 1, i*10*us, 5*us), 7, i*10*us+6*us, 3*us)
+	}
+	p := r.plan()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	c, err := p.Critical(at(delta10))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sums := p.Sums(c)
+	runtime.ReadMemStats(&after)
+	if len(sums) < 2 || sums[0].Count < kernels/2 {
+		t.Errorf("the path has few parts: %+v", sums)
+	}
+	// The times of the replay take 24 bytes.
+	if made := (after.TotalAlloc - before.TotalAlloc) / kernels; made > 32 {
+		t.Errorf("a kernel takes %d bytes", made)
+	}
 }

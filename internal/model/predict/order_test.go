@@ -130,7 +130,7 @@ func TestCriticalPathByArrival(t *testing.T) {
 		t.Fatal(err)
 	}
 	now, added := 8*us, time.Duration(0) // the thread that launches the long kernel begins
-	for _, part := range c.Parts {
+	for _, part := range c.Parts() {
 		if part.From != now {
 			t.Errorf("%+v follows %v", part, now)
 		}

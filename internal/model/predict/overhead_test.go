@@ -40,7 +40,10 @@ func TestOverheadIsTakenOut(t *testing.T) {
 		t.Errorf("%+v, want %+v", got.Active, want.Active)
 	}
 	c, err := profiled.Critical(s)
-	if err != nil || c.Parts[0].From != 0 {
-		t.Errorf("the critical path does not reach the beginning: %+v, %v", c.Parts[0], err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first := c.Parts()[0]; first.From != 0 {
+		t.Errorf("the critical path does not reach the beginning: %+v", first)
 	}
 }

@@ -52,7 +52,7 @@ func (p *Plan) SumsByRange(c *Critical) []PathSum {
 		return nil
 	}
 	r := rangesOf(p.w)
-	return sumParts(c.Parts, func(part *PathPart) string {
+	return sumParts(c, func(part *PathPart) string {
 		call := part.Call
 		if part.Op != none {
 			op := &p.w.Ops[part.Op]

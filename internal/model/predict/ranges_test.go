@@ -50,7 +50,7 @@ func TestSumsByRange(t *testing.T) {
 		got[s.Name] = s
 		sum += s.Time
 	}
-	for _, part := range c.Parts {
+	for _, part := range c.Parts() {
 		all += part.To - part.From
 	}
 	if sum != all {
