@@ -99,6 +99,7 @@ type Agent struct {
 
 	connected atomic.Bool
 	known     atomic.Uint64 // revision of the last snapshot applied
+	unsaved   atomic.Bool   // the state directory cannot be written, and the log says so
 
 	keeping sync.Mutex // held while the identity changes, here and in the state directory
 
@@ -158,10 +159,12 @@ func (a *Agent) KnowsLocalPeers() bool {
 	return a.identity.LocalPeers
 }
 
-// noteLocalPeers records that the manager knows local peers, and reports with that.
-func (a *Agent) noteLocalPeers() error {
-	defer a.Changed()
-	return a.keep(func(id *identity) { id.LocalPeers = true })
+// noteLocalPeers records that the manager knows local peers, and reports with that. If it
+// cannot be saved, the next report tries again.
+func (a *Agent) noteLocalPeers() {
+	if a.keep(func(id *identity) { id.LocalPeers = true }) == nil {
+		a.Changed()
+	}
 }
 
 // current returns the identity and a client that shows it.

@@ -157,6 +157,12 @@ func eventually(t *testing.T, what string, ok func() bool) {
 
 func (p *pool) lease(t *testing.T) {
 	t.Helper()
+	p.active(t, p.create(t))
+}
+
+// create creates a lease of one GPU and returns its ID.
+func (p *pool) create(t *testing.T) string {
+	t.Helper()
 	api := dxpuv1connect.NewPoolServiceClient(http.DefaultClient, p.url)
 	var id string
 	eventually(t, "create a lease", func() bool {
@@ -166,6 +172,13 @@ func (p *pool) lease(t *testing.T) {
 		}
 		return err == nil
 	})
+	return id
+}
+
+// active waits until a lease has its GPU.
+func (p *pool) active(t *testing.T, id string) {
+	t.Helper()
+	api := dxpuv1connect.NewPoolServiceClient(http.DefaultClient, p.url)
 	eventually(t, "the lease is active", func() bool {
 		res, err := api.GetLease(t.Context(), connect.NewRequest(&dxpuv1.GetLeaseRequest{LeaseId: id}))
 		return err == nil && res.Msg.Lease.State == dxpuv1.LeaseState_LEASE_STATE_ACTIVE

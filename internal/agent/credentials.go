@@ -159,9 +159,20 @@ func (a *Agent) saveState(name string, data []byte, err error) error {
 		err = atomicfile.Write(a.path(name), data)
 	}
 	if err != nil {
-		return fmt.Errorf("agent: save %s: %w", a.path(name), err)
+		return fmt.Errorf("agent: --state-dir: %w", err)
+	}
+	if a.unsaved.Swap(false) {
+		a.log.Info("the state directory can be written again")
 	}
 	return nil
+}
+
+// notSaved writes to the log that an enrolled node cannot save its state, once until it can.
+// Its guests keep their GPUs, and each caller tries again.
+func (a *Agent) notSaved(err error) {
+	if !a.unsaved.Swap(true) {
+		a.log.Error("the state directory cannot be written: attached GPUs work on, and what the manager changes waits for it", "err", err)
+	}
 }
 
 func (a *Agent) saveIdentity(id identity) error {
@@ -349,7 +360,11 @@ func (a *Agent) keep(change func(*identity)) error {
 		}
 	}
 	if err := a.saveIdentity(id); err != nil {
-		return &fatalError{err}
+		if before.NodeID == "" {
+			return &fatalError{err} // nothing is attached that the end of the node could harm
+		}
+		a.notSaved(err)
+		return err
 	}
 	if before.LocalPeers = id.LocalPeers; id != before { // there is another credential
 		if err := a.use(id); err != nil {

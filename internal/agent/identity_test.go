@@ -21,11 +21,7 @@ func TestChangesOfTheIdentity(t *testing.T) {
 		}
 		node := fmt.Sprint("node-", i)
 		var both sync.WaitGroup
-		both.Go(func() {
-			if err := a.noteLocalPeers(); err != nil {
-				t.Error(err)
-			}
-		})
+		both.Go(a.noteLocalPeers)
 		both.Go(func() {
 			if err := a.keep(func(id *identity) { id.NodeID = node }); err != nil {
 				t.Error(err)

@@ -51,7 +51,7 @@ var errEnrolAgain = errors.New("agent: the manager does not know this node")
 // Run applies the state on disk, then talks to the manager until ctx ends. It
 // returns nil then, and an error only where a retry cannot help: a refused join
 // token of a node that has not enrolled, a refused name, a name that another node keeps,
-// or a state directory that cannot be written.
+// or a state directory in which a node that enrols for the first time cannot write.
 func (a *Agent) Run(ctx context.Context) error {
 	a.mu.Lock()
 	kept := a.applied
@@ -249,16 +249,17 @@ func (a *Agent) watch(ctx context.Context, retry *backoff.ExponentialBackOff) er
 	}
 	defer func() { _ = stream.Close() }()
 	for stream.Receive() {
-		retry.Reset()
 		if err := a.take(id, stream.Msg()); err != nil {
 			return err
 		}
+		retry.Reset()
 	}
 	return stream.Err()
 }
 
 // take writes a snapshot to disk and then applies it. In this order, a node that
-// crashes in between restarts with the latest snapshot.
+// crashes in between restarts with the latest snapshot. A snapshot that cannot be written
+// does not apply: the manager sends it again, and waits for what it ends.
 func (a *Agent) take(id identity, d *dxpuv1.DesiredState) error {
 	if !id.owns(d) {
 		return fmt.Errorf("agent: the manager sent the desired state of node %q in cluster %q", d.NodeId, d.ClusterId)
@@ -271,7 +272,8 @@ func (a *Agent) take(id identity, d *dxpuv1.DesiredState) error {
 	}
 	kept := proto.CloneOf(d)
 	if err := a.saveDesired(kept); err != nil {
-		return &fatalError{err}
+		a.notSaved(err)
+		return err
 	}
 	a.mu.Lock()
 	a.applied = kept
@@ -381,9 +383,7 @@ func (a *Agent) reportOnce(ctx context.Context, seq uint64) (desired uint64, int
 		a.renewSoon(id)
 	}
 	if res.Msg.KnowsLocalPeers && !id.LocalPeers {
-		if err := a.noteLocalPeers(); err != nil {
-			return 0, 0, err
-		}
+		a.noteLocalPeers()
 	}
 	return res.Msg.DesiredRevision, res.Msg.HeartbeatInterval.AsDuration(), nil
 }

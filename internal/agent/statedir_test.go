@@ -1,0 +1,89 @@
+package agent_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/pool/manager"
+)
+
+// output is what a log has written.
+type output struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(b)
+}
+
+func (o *output) count(text string) int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return strings.Count(o.text.String(), text)
+}
+
+// A box that cannot write its state directory, as on a full disk, goes on with the GPUs that
+// it has. A change of the manager waits until it can.
+func TestStateDirectoryFull(t *testing.T) {
+	p := newPool(t)
+	p.start("h1", t.TempDir(), &proxy{})
+	dir := t.TempDir()
+	box, log := &proxy{box: true}, &output{}
+	a, err := agent.New(agent.Config{
+		Manager: p.url, JoinToken: token, Kind: dxpuv1.NodeKind_NODE_KIND_BOX, Name: "b1", StateDir: dir,
+		Log: slog.New(slog.NewTextHandler(log, nil)),
+	}, box)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- a.Run(ctx) }()
+	running := func() {
+		select {
+		case err := <-ended:
+			t.Fatalf("Run: %v", errors.Join(err, errors.New("it ended")))
+		default:
+		}
+	}
+	p.arrive(&manager.MemoryStore{})
+	eventually(t, "the box is connected", func() bool { running(); return a.Connected() })
+
+	// A full directory in the file's place cannot be replaced, by root neither.
+	desired := filepath.Join(dir, "desired.pb")
+	if err := os.RemoveAll(desired); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(desired, "x"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	id := p.create(t)
+	const cannot = "the state directory cannot be written"
+	eventually(t, "the log says so", func() bool { running(); return log.count(cannot) == 1 })
+	if n := box.bindings(); n != 0 {
+		t.Errorf("%d bindings that are not on disk", n)
+	}
+	if err := os.RemoveAll(desired); err != nil {
+		t.Fatal(err)
+	}
+	p.active(t, id)
+	running()
+	if n, m := log.count(cannot), log.count("can be written again"); n != 1 || m != 1 {
+		t.Errorf("the log says %d times that the directory cannot be written, %d times that it can, want 1 each", n, m)
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
