@@ -323,8 +323,10 @@ func TestNoProgramAndNoDevice(t *testing.T) {
 	if _, err := opencl.New(t.Context(), path, opencl.Spec{Device: "Voodoo"}, log); err == nil || !strings.Contains(err.Error(), "dxpu box devices") {
 		t.Errorf("%v", err)
 	}
-	if _, err := opencl.New(t.Context(), path, opencl.Spec{Aperture: 12345}, log); err == nil {
-		t.Error("an odd aperture")
+	for _, aperture := range []int64{12345, 1 << 20, 1 << 33} {
+		if _, err := opencl.New(t.Context(), path, opencl.Spec{Aperture: aperture}, log); err == nil || !strings.Contains(err.Error(), "2 MiB to 4 GiB") {
+			t.Errorf("aperture %d: %v", aperture, err)
+		}
 	}
 	t.Setenv("OCL_ICD_VENDORS", t.TempDir())
 	if _, err := opencl.New(t.Context(), path, opencl.Spec{}, log); err == nil || !strings.Contains(err.Error(), "no OpenCL device") {

@@ -103,8 +103,8 @@ func List(ctx context.Context, program string) ([]Found, error) {
 type Spec struct {
 	Device string `yaml:"device,omitempty"` // index or name of the device; the first one
 	Memory uint64 `yaml:"memory,omitempty"` // bytes to offer; all
-	// Aperture is the memory that the host reaches, in bytes: a power of two from 1
-	// MiB; 64 MiB.
+	// Aperture is the memory that the host reaches, in bytes: a power of two from
+	// minAperture; 64 MiB.
 	Aperture  int64         `yaml:"aperture,omitempty"`
 	TimeLimit time.Duration `yaml:"time_limit,omitempty"` // of a command without progress; ten minutes
 	// Cold means that the process of a tenant starts when the tenant's program does. It
@@ -120,6 +120,9 @@ type Device struct {
 	found  Found
 	out    bool // of a part: a job is out
 }
+
+// minAperture has room for the driver's ring of packets, 1 MiB, and as much staging memory.
+const minAperture = 2 << 20
 
 var (
 	_ device.Device    = (*Device)(nil)
@@ -155,8 +158,8 @@ func find(ctx context.Context, program string, spec Spec) (Found, error) {
 
 func newDevice(program string, f Found, spec Spec, limits limits, log *slog.Logger) (*Device, error) {
 	aperture := cmp.Or(spec.Aperture, 64<<20)
-	if aperture < 1<<20 || aperture > 1<<32 || aperture&(aperture-1) != 0 {
-		return nil, fmt.Errorf("aperture %d: want a power of two from 1 MiB to 4 GiB", aperture)
+	if aperture < minAperture || aperture > 1<<32 || aperture&(aperture-1) != 0 {
+		return nil, fmt.Errorf("aperture %d: want a power of two from 2 MiB to 4 GiB", aperture)
 	}
 	e, err := newEngine(program, f, limits, int(aperture), spec.Cold, log)
 	if err != nil {
