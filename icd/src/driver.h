@@ -264,6 +264,10 @@ void dxpu_release(cl_context c, cl_uint handle);
 #define HOST_POINTER (CL_MEM_USE_HOST_PTR | CL_MEM_COPY_HOST_PTR)
 int flags_ok(cl_mem_flags flags);
 
+/* flags_within reports whether an object in the memory of another one may have these flags: neither
+ * kernels nor the host reach it in a way in which they may not reach the whole, and the memory is there. */
+int flags_within(cl_mem_flags whole, cl_mem_flags part);
+
 /* output_show writes what kernels have printed to the standard output, after a wait. */
 void output_show(cl_context c);
 

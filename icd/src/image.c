@@ -112,6 +112,8 @@ cl_mem CL_API_CALL dxpu_CreateImage(cl_context c, cl_mem_flags flags, const cl_i
 	if (code)
 		return fail(code, error, m);
 	in = m->image->desc.mem_object;
+	if (in && !flags_within(in->flags, flags))
+		return fail(CL_INVALID_VALUE, error, m);
 	flags &= ~(cl_mem_flags)CL_MEM_KERNEL_READ_AND_WRITE;
 	m->flags = in && !(flags & ACCESS) ? flags | (in->flags & ACCESS) : flags ? flags : CL_MEM_READ_WRITE;
 	if (in)

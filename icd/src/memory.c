@@ -89,12 +89,12 @@ cl_mem CL_API_CALL dxpu_CreateBufferWithProperties(cl_context c, const cl_mem_pr
 	return m;
 }
 
-/* host_access_ok reports whether a part of a buffer may have these flags: the host reaches no part
- * in a way in which it may not reach the buffer. */
-static int host_access_ok(cl_mem_flags whole, cl_mem_flags part)
+int flags_within(cl_mem_flags whole, cl_mem_flags part)
 {
-	cl_mem_flags denied = whole & HOST_ACCESS;
+	cl_mem_flags only = whole & (CL_MEM_READ_ONLY | CL_MEM_WRITE_ONLY), denied = whole & HOST_ACCESS;
 
+	if (part & (HOST_POINTER | CL_MEM_ALLOC_HOST_PTR) || (only && part & ACCESS && (part & ACCESS) != only))
+		return 0;
 	return !denied || !(part & HOST_ACCESS) || (part & HOST_ACCESS) == denied || part & CL_MEM_HOST_NO_ACCESS;
 }
 
@@ -108,8 +108,7 @@ cl_mem CL_API_CALL dxpu_CreateSubBuffer(cl_mem parent, cl_mem_flags flags, cl_bu
 
 	if (!object_is(parent, KIND_MEM) || parent->parent || parent->image)
 		return fail(CL_INVALID_MEM_OBJECT, error, NULL);
-	if (type != CL_BUFFER_CREATE_TYPE_REGION || !r || !flags_ok(flags) || flags & (HOST_POINTER | CL_MEM_ALLOC_HOST_PTR) ||
-	    !host_access_ok(parent->flags, flags))
+	if (type != CL_BUFFER_CREATE_TYPE_REGION || !r || !flags_ok(flags) || !flags_within(parent->flags, flags))
 		return fail(CL_INVALID_VALUE, error, NULL);
 	if (r->size == 0)
 		return fail(CL_INVALID_BUFFER_SIZE, error, NULL);

@@ -320,6 +320,32 @@ static void new(cl_program g, cl_mem a)
 	printf("%u\n", n);
 }
 
+/* denied makes images in a buffer with flags that the buffer denies, and with some that it allows. */
+static void denied(void)
+{
+	const cl_mem_flags pairs[][2] = {
+		{CL_MEM_READ_ONLY, CL_MEM_READ_WRITE}, {CL_MEM_READ_ONLY, CL_MEM_WRITE_ONLY}, {CL_MEM_WRITE_ONLY, CL_MEM_READ_ONLY},
+		{CL_MEM_HOST_READ_ONLY, CL_MEM_HOST_WRITE_ONLY}, {CL_MEM_HOST_WRITE_ONLY, CL_MEM_HOST_READ_ONLY}, {CL_MEM_HOST_NO_ACCESS, CL_MEM_HOST_READ_ONLY},
+		{0, CL_MEM_ALLOC_HOST_PTR}, {0, CL_MEM_USE_HOST_PTR}, {0, CL_MEM_COPY_HOST_PTR},
+		{CL_MEM_READ_ONLY, CL_MEM_READ_ONLY}, {CL_MEM_READ_WRITE, CL_MEM_WRITE_ONLY}, {CL_MEM_HOST_READ_ONLY, CL_MEM_HOST_NO_ACCESS}, {CL_MEM_COPY_HOST_PTR, 0},
+	};
+	const cl_image_format format = {CL_RGBA, CL_UNSIGNED_INT8};
+	static unsigned char bytes[4096];
+
+	printf("images in a buffer:");
+	for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+		cl_mem b = clCreateBuffer(c, pairs[i][0], sizeof bytes, pairs[i][0] & CL_MEM_COPY_HOST_PTR ? bytes : NULL, &code);
+		check(code, "buffer");
+		const cl_image_desc desc = {.image_type = CL_MEM_OBJECT_IMAGE1D_BUFFER, .image_width = 16, .mem_object = b};
+		cl_mem m = clCreateImage(c, pairs[i][1], &format, &desc, pairs[i][1] & (CL_MEM_USE_HOST_PTR | CL_MEM_COPY_HOST_PTR) ? bytes : NULL, &code);
+		printf(" %d", code);
+		if (m)
+			clReleaseMemObject(m);
+		clReleaseMemObject(b);
+	}
+	puts("");
+}
+
 /* relays: data pass from one buffer to another through memory of the program, which waits for
  * none of the commands: a write takes what is there when it runs. */
 static void relays(cl_program g)
@@ -412,6 +438,7 @@ int main(int argc, char **argv)
 		new(g, a);
 		refusals(g);
 		parts(a);
+		denied();
 		return 0;
 	}
 	if (argc > 1 && !strcmp(argv[1], "long")) {

@@ -82,19 +82,28 @@ static void references(void)
 	say("references: %d, %ld %ld", code, seen[0], seen[1]);
 }
 
+/* denies reports whether memory with flags may hold no object with flags of its own. */
+static int denies(cl_mem_flags whole, cl_mem_flags own)
+{
+	cl_mem_flags only = whole & (CL_MEM_READ_ONLY | CL_MEM_WRITE_ONLY);
+
+	return (only && own & (CL_MEM_READ_WRITE | CL_MEM_READ_ONLY | CL_MEM_WRITE_ONLY) && !(own & only)) || (own & CL_MEM_HOST_READ_ONLY && whole & host_reads) ||
+	       (own & CL_MEM_HOST_WRITE_ONLY && whole & host_writes);
+}
+
 /* image_in makes an image in a buffer, and reads it. */
 static void image_in(void)
 {
 	struct mem *b = pick(0, 1, 0);
 	const cl_image_format f = {CL_RGBA, CL_UNSIGNED_INT8};
 	cl_image_desc d = {.image_type = CL_MEM_OBJECT_IMAGE1D_BUFFER, .image_width = between(1, 16)};
-	static const cl_mem_flags all[] = {0, 0, 0, CL_MEM_READ_ONLY, CL_MEM_WRITE_ONLY, CL_MEM_READ_WRITE, CL_MEM_HOST_READ_ONLY, CL_MEM_HOST_WRITE_ONLY, CL_MEM_HOST_NO_ACCESS, CL_MEM_ALLOC_HOST_PTR};
-	cl_mem_flags own = all[any(10)];
+	static const cl_mem_flags all[] = {0, 0, 0, CL_MEM_READ_ONLY, CL_MEM_WRITE_ONLY, CL_MEM_READ_WRITE, CL_MEM_HOST_READ_ONLY, CL_MEM_HOST_WRITE_ONLY, CL_MEM_HOST_NO_ACCESS};
+	cl_mem_flags own = all[any(9)];
 	const size_t origin[3] = {0}, region[3] = {d.image_width, 1, 1};
 	cl_uint out[16], size = 0;
 	cl_int code;
 
-	if (!b || is_part(b))
+	if (!b || is_part(b) || denies(b->flags, own)) /* PoCL makes an image that the buffer denies */
 		return;
 	d.mem_object = b->m;
 	cl_mem m = clCreateImage(r.c, own, &f, &d, NULL, &code);
