@@ -58,7 +58,7 @@ func buildOpenCL(bin string) error {
 	if err != nil {
 		return err
 	}
-	flags := []string{"-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"}
+	flags := []string{"-std=c11", "-D_GNU_SOURCE", "-O1", "-g1", "-Wall", "-Wextra", "-Werror", "-pthread"}
 	sanitize := append(slices.Clone(flags), "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 	library := func(name string, flags []string) *exec.Cmd {
 		args := slices.Concat(flags, []string{"-fPIC", "-fvisibility=hidden", "-shared", "-Wl,-Bsymbolic", "-o", filepath.Join(bin, name)}, sources)
