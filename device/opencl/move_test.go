@@ -326,6 +326,31 @@ func TestMoveObjects(t *testing.T) {
 	r.do(invalidMemObject, reg.PacketRead, hQueue, 0, fields(u32(hA), uint32(0), uint64(0), uint64(8), uint64(0), noWaits))
 }
 
+// A program that was compiled before a move may be compiled again after each, and linked, as one
+// that has not moved.
+func TestMoveCompiledProgram(t *testing.T) {
+	r := newTenant(t, opencl.Spec{Memory: 256 << 20})
+	const hLinked = 100
+	source := "__kernel void f(__global int *p) { *p = 3; }"
+	r.vram(textAt, []byte(source))
+	r.do(0, reg.PacketProgram, 0, 0, fields(u32(hA), u32(reg.ProgramSource), uint64(textAt), uint64(len(source))))
+	compile := func() { r.do(0, reg.PacketCompile, 0, 0, fields(u32(hA), uint32(0), uint64(textAt), uint64(0))) }
+	compile()
+	for range 2 { // the second time as it came
+		m := r.newMover(opencl.Spec{Memory: 256 << 20})
+		m.finish()
+	}
+	r.do(0, reg.PacketLink, 0, 0, fields(u32(hLinked), uint32(1), uint64(textAt), uint64(0), u32(hA), uint32(0)))
+	compile()
+	m := r.newMover(opencl.Spec{Memory: 256 << 20})
+	m.finish()
+	r.do(0, reg.PacketBuild, 0, 0, fields(u32(hA), uint32(0), uint64(textAt), uint64(0)))
+	names, _ := r.do(0, reg.PacketProgramInfo, 0, 0, fields(u32(hA), u32(reg.ProgramKernels)))
+	if string(names[8:]) != "f\x00" { // behind their size
+		t.Errorf("kernels %q", names)
+	}
+}
+
 const image2D = 0x10f1
 
 // A move that fails at some step leaves the context as it was.

@@ -124,6 +124,9 @@ func (s *Session) buildTask(c *cursor) (task, error) {
 	}
 	options, err := s.options(at, n)
 	run := func() error {
+		if err := s.fromSource(p); err != nil {
+			return err
+		}
 		s.mu.Lock()
 		p.options = options
 		p.take()
@@ -131,6 +134,23 @@ func (s *Session) buildTask(c *cursor) (task, error) {
 		return s.Library.Build(p.program, s.Device, options)
 	}
 	return task{[]*program{p}, run, programBuilt}, err
+}
+
+// fromSource makes a program of its source again, before it is compiled anew, if it has moved here
+// as a binary. It has no kernels: it was compiled and not linked.
+func (s *Session) fromSource(p *program) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p.source == nil {
+		return nil
+	}
+	made, err := s.Library.NewProgram(s.context, p.source)
+	if err != nil {
+		return err
+	}
+	_ = s.Library.Release(p.program)
+	p.program, p.kind, p.text, p.source = made, reg.ProgramSource, p.source, nil
+	return nil
 }
 
 func (s *Session) headersTask(c *cursor) (task, error) {
@@ -153,7 +173,13 @@ func (s *Session) headersTask(c *cursor) (task, error) {
 			used, headers = append(used, header), append(headers, header.program)
 		}
 	}
-	return task{used, func() error { return s.Library.Compile(p.program, s.Device, options, headers, names) }, programMade}, err
+	run := func() error {
+		if err := s.fromSource(p); err != nil {
+			return err
+		}
+		return s.Library.Compile(p.program, s.Device, options, headers, names)
+	}
+	return task{used, run, programMade}, err
 }
 
 // linkTask makes a program. It stays after an error of the linker, for its messages.

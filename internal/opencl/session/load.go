@@ -1,6 +1,7 @@
 package session
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -105,6 +106,8 @@ func (m *mover) execute(record []byte) error {
 		if err = s.free(h.Queue, &cursor{}); err == nil {
 			err = s.makeProgram(h.Queue, uint32(h.Flags), append([]byte(nil), data...))
 		}
+	case reg.PacketCompile:
+		err = s.keepSource(h.Queue, data)
 	case reg.PacketBuild:
 		err = s.rebuild(h, string(data))
 	case reg.PacketWrite:
@@ -123,6 +126,18 @@ func (m *mover) execute(record []byte) error {
 		return fmt.Errorf("object %d: operation %d: %w", h.Queue, h.Op, err)
 	}
 	return nil
+}
+
+// keepSource keeps the source of a compiled program, which the tenant may compile again.
+func (s *Session) keepSource(number uint32, source []byte) error {
+	p, err := object[*program](s, number, cl.InvalidProgram)
+	if err == nil && len(source) == 0 {
+		err = errRecord
+	}
+	if err == nil {
+		p.source = bytes.Clone(source)
+	}
+	return err
 }
 
 // rebuild builds a program again, as it was built.

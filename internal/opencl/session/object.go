@@ -44,6 +44,7 @@ type program struct {
 	program cl.Program
 	kind    uint32 // of text
 	text    []byte // nil: the program was linked
+	source  []byte // of a compiled program that has moved here as a binary
 	options string // of the last build
 	constants
 	state     programState

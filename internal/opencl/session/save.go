@@ -22,6 +22,7 @@ import (
 //	Op                body                          Queue    others
 //	PacketQueue ... Kernel, Release, Constant   as the packet's, with numbers
 //	PacketProgram     text                          number   Flags: source, IL or binary
+//	PacketCompile     source                        number   of a program that was compiled
 //	PacketBuild       options                       number   Flags: recordFailed
 //	PacketWrite       data                          number   Out: offset
 //	PacketWriteImage  origin and region, data       number
@@ -378,9 +379,12 @@ const executable = 4
 // addProgram appends a program, and how it was built. The target compiles a source again, so
 // that the program is the same in all that a tenant may ask later.
 func (m *mover) addProgram(p *program, sent bool) {
-	kind, text, build := p.kind, p.text, p.state == programBuilt || p.state == programFailed
+	kind, text, source, build := p.kind, p.text, p.source, p.state == programBuilt || p.state == programFailed
 	if p.state == programMade {
 		if b, err := m.s.Library.Binary(p.program, reg.MaxProgramText); err == nil {
+			if kind == reg.ProgramSource && text != nil {
+				source = text
+			}
 			kind, text = reg.ProgramBinary, b
 			t := m.s.Library.BinaryType(p.program, m.s.Device)
 			build = len(t) >= 4 && binary.LittleEndian.Uint32(t) == executable
@@ -395,6 +399,9 @@ func (m *mover) addProgram(p *program, sent bool) {
 	}
 	if !sent || remade {
 		m.add(reg.PacketHeader{Op: reg.PacketProgram, Queue: p.number, Flags: uint16(kind)}, nil, text)
+		if source != nil {
+			m.add(reg.PacketHeader{Op: reg.PacketCompile, Queue: p.number}, nil, source)
+		}
 	}
 	if !build {
 		m.addConstants(p, p.set)
