@@ -109,6 +109,7 @@ static void step(void)
 		transfer, transfer, transfer, box_transfer, box_transfer, copy, copy, fill, map, map, unmap, unmap, kernel, kernel, kernel, kernel,
 		marker, migrate, callback, new_user, new_mem, new_mem, drop_mem, image_step, image_step, wrong, wrong, info, info, end_user,
 		shared_step, program_step, references, image_in, old, foreign, image_formats,
+		device_info, device_info, profile,
 	};
 
 	if (any(40) == 0 || full())

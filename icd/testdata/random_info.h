@@ -1,6 +1,6 @@
 /* Queries of a random program. */
 
-enum { OF_CONTEXT, OF_QUEUE, OF_MEM, OF_IMAGE, OF_PROGRAM, OF_BUILD, OF_KERNEL, OF_GROUP, OF_ARG, OF_EVENT, OF_PROFILE, OF_SAMPLER, OF_DEVICE, KINDS };
+enum { OF_CONTEXT, OF_QUEUE, OF_MEM, OF_IMAGE, OF_PROGRAM, OF_BUILD, OF_KERNEL, OF_GROUP, OF_ARG, OF_EVENT, OF_SAMPLER };
 
 /* query is one of a kind of object. The value of a hidden one is a handle, a count of references, or
  * belongs to the platform. */
@@ -79,4 +79,59 @@ static void info(void)
 		}
 	say("query %#x of %d, mem %d, kernel %d.%u, room %zu, null %d: %d, size %zu, %lx", q->param, q->kind, (int)(m - r.mems), kind, arg, room, null, code,
 	    code ? 0 : size, q->hidden ? 0 : hash(out, written));
+}
+
+/* belongs reports whether the value of a device's property is the platform's own, or differs in the pool:
+ * docs/opencl.md lists them. */
+static int belongs(cl_device_info param)
+{
+	static const cl_device_info list[] = {
+		CL_DEVICE_PLATFORM, CL_DEVICE_REFERENCE_COUNT, CL_DEVICE_GLOBAL_MEM_SIZE, CL_DEVICE_MAX_MEM_ALLOC_SIZE, CL_DEVICE_EXTENSIONS, CL_DEVICE_EXTENSIONS_WITH_VERSION,
+		CL_DEVICE_PARTITION_MAX_SUB_DEVICES, CL_DEVICE_PARTITION_PROPERTIES, CL_DEVICE_PARTITION_TYPE, CL_DEVICE_SVM_CAPABILITIES,
+		CL_DEVICE_EXECUTION_CAPABILITIES, CL_DEVICE_HOST_UNIFIED_MEMORY, CL_DEVICE_BUILT_IN_KERNELS, CL_DEVICE_BUILT_IN_KERNELS_WITH_VERSION,
+		CL_DEVICE_LATEST_CONFORMANCE_VERSION_PASSED, CL_DEVICE_DEVICE_ENQUEUE_CAPABILITIES, /* 4 bytes of PoCL, not 8 */
+	};
+
+	for (size_t i = 0; i < sizeof list / sizeof *list; i++)
+		if (list[i] == param)
+			return 1;
+	return 0;
+}
+
+/* device_info asks for a property of the device. */
+static void device_info(void)
+{
+	static const size_t rooms[] = {0, 1, 4, 8, 4096, 4096};
+	unsigned char out[4096] = {0};
+	cl_device_info param = (cl_device_info)between(CL_DEVICE_TYPE, CL_DEVICE_LATEST_CONFORMANCE_VERSION_PASSED);
+	size_t room = rooms[any(6)], size = 0;
+
+	if (belongs(param))
+		return;
+	cl_int code = clGetDeviceInfo(r.d, param, room, any(4) ? out : NULL, &size);
+	say("device %#x, room %zu: %d, size %zu, %lx", param, room, code, code ? 0 : size, hash(out, sizeof out));
+}
+
+/* profile asks for the times of a command, which are in order. */
+static void profile(void)
+{
+	struct mem *m = pick(0, 1, 0);
+	unsigned char pattern = (unsigned char)next();
+	cl_event e = NULL;
+	cl_ulong t[5] = {0};
+	cl_int codes[5];
+	int right = 1;
+
+	if (!m || r.user)
+		return;
+	cl_command_queue q = start();
+	needs(uses_of(m), 1);
+	const cl_event *l = list();
+	ended("timed fill", clEnqueueFillBuffer(q, m->m, &pattern, 1, 0, m->size, r.wait_count, l, &e), &e);
+	say("wait: %d", clWaitForEvents(1, &e));
+	for (cl_uint i = 0; i < 5; i++) {
+		codes[i] = clGetEventProfilingInfo(e, CL_PROFILING_COMMAND_QUEUED + i, sizeof t[i], &t[i], NULL);
+		right = right && (codes[i] || (t[i] && (i == 0 || t[i - 1] <= t[i])));
+	}
+	say("times: %d %d %d %d %d, in order %d, another: %d", codes[0], codes[1], codes[2], codes[3], codes[4], right, clGetEventProfilingInfo(e, 0x1111, sizeof t[0], &t[0], NULL));
 }
