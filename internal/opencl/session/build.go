@@ -136,7 +136,7 @@ func (s *Session) buildTask(c *cursor) (task, error) {
 	return task{[]*program{p}, run, programBuilt}, err
 }
 
-// fromSource makes a program of its source again, before it is compiled anew, if it has moved here
+// fromSource makes a program of its source again, before it is compiled once more, if it has moved here
 // as a binary. It has no kernels: it was compiled and not linked.
 func (s *Session) fromSource(p *program) error {
 	s.mu.Lock()
