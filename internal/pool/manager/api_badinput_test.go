@@ -3,6 +3,7 @@ package manager
 import (
 	"net/http"
 	"net/http/httptest"
+	"path"
 	"slices"
 	"strings"
 	"testing"
@@ -123,42 +124,63 @@ func TestNotTheAPI(t *testing.T) {
 	}
 }
 
-// No request to any call makes the manager fail, now or later, or answer with an error
-// without a text.
+// apiRequests bounds what one input of FuzzAPI asks.
+const apiRequests = 16
+
+// No requests, one after the other, make the manager fail, now or later, or answer with an
+// error without a text. Each line of an input is a request: a byte for the caller, one for
+// the call, and its body. A manager costs far more than a request, so an input has several.
 func FuzzAPI(f *testing.F) {
 	procedures := auth.Procedures()
-	for i, p := range procedures {
-		request := accessCalls[strings.TrimPrefix(p, "/dxpu.v1.")].request
-		for who := range accessCallers {
-			f.Add(uint8(i), uint8(who), request)
+	line := func(who string, call, body string) string {
+		i := slices.IndexFunc(procedures, func(p string) bool { return strings.HasSuffix(p, "/"+call) })
+		return string([]byte{'0' + byte(slices.Index(accessCallers, who)), '0' + byte(i)}) + body + "\n"
+	}
+	for _, who := range accessCallers {
+		for some := range slices.Chunk(procedures, apiRequests) {
+			var input strings.Builder
+			for _, p := range some {
+				input.WriteString(line(who, path.Base(p), accessCalls[strings.TrimPrefix(p, "/dxpu.v1.")].request))
+			}
+			f.Add(input.String())
 		}
 	}
-	create := uint8(slices.Index(procedures, "/dxpu.v1.PoolService/CreateLease"))
-	for _, spec := range []string{
-		`{"count":2,"nvlink":"PREFERENCE_REQUIRED","sameBox":"PREFERENCE_AVOID"}`,
-		`{"count":64,"wait":true,"hostLabels":{"":""},"labels":{"a":"b"},"memoryBytes":"18446744073709551615"}`,
-		`{"count":1,"wait":true,"preemptible":true,"priority":-100,"expiresAfter":"0.000000001s","waitTimeout":"1s"}`,
-	} {
-		f.Add(create, uint8(0), `{"spec":`+spec+`}`)
-	}
-	report := uint8(slices.Index(procedures, "/dxpu.v1.NodeService/Report"))
-	f.Add(report, uint8(4), `{"state":{"nodeId":"b1","instanceId":"2","sequence":"1","slots":[{"slot":4294967295,"device":{"memoryBytes":"18446744073709551615"},`+
-		`"binding":{"bindingId":"b-1","epoch":"1","state":99,"steps":[{}],"paths":[null,{}]},"errors":[{"code":31,"count":"18446744073709551615"}]}],"addresses":[{}],"proxyGpus":4294967295}}`)
-	f.Add(report, uint8(3), `{"state":{"nodeId":"h1","instanceId":"2","sequence":"18446744073709551615","appliedRevision":"18446744073709551615","slots":[{},{}]}}`)
-	f.Fuzz(func(t *testing.T, call, who uint8, body string) {
+	f.Add(line("admin", "CreateLease", `{"spec":{"count":2,"nvlink":"PREFERENCE_REQUIRED","sameBox":"PREFERENCE_AVOID"}}`) +
+		line("admin", "CreateLease", `{"spec":{"count":64,"wait":true,"hostLabels":{"":""},"labels":{"a":"b"},"memoryBytes":"18446744073709551615"}}`) +
+		line("admin", "CreateLease", `{"spec":{"count":1,"wait":true,"preemptible":true,"priority":-100,"expiresAfter":"0.000000001s","waitTimeout":"1s"}}`))
+	f.Add(line("box", "Report", `{"state":{"nodeId":"b1","instanceId":"2","sequence":"1","slots":[{"slot":4294967295,"device":{"memoryBytes":"18446744073709551615"},`+
+		`"binding":{"bindingId":"b-1","epoch":"1","state":99,"steps":[{}],"paths":[null,{}]},"errors":[{"code":31,"count":"18446744073709551615"}]}],"addresses":[{}],"proxyGpus":4294967295}}`))
+	f.Add(line("host", "Report", `{"state":{"nodeId":"h1","instanceId":"2","sequence":"18446744073709551615","appliedRevision":"18446744073709551615","slots":[{},{}]}}`))
+	f.Fuzz(func(t *testing.T, requests string) {
 		w := newAccessWorld(t)
-		p, caller := procedures[int(call)%len(procedures)], accessCallers[int(who)%len(accessCallers)]
-		got := callJSON(w.handler, p, w.secrets[caller], "192.0.2.7:1", []byte(w.fill(body, caller, w.own)))
-		var code connect.Code
-		switch {
-		case got.code == "ok":
-		case code.UnmarshalText([]byte(got.code)) != nil:
-			t.Errorf("%s as %s: %q", p, caller, got.code)
-		case code == connect.CodeUnknown || code == connect.CodeInternal || code == connect.CodeUnavailable:
-			t.Errorf("%s as %s: %s: %s", p, caller, got.code, got.message)
-		case got.message == "":
-			t.Errorf("%s as %s: %s, and nothing else", p, caller, got.code)
+		for i, r := range strings.Split(requests, "\n") {
+			if i == apiRequests {
+				break
+			}
+			if len(r) < 2 {
+				continue
+			}
+			// '0' is the first of each, so that an input can be read.
+			caller, p := accessCallers[int(r[0]-'0')%len(accessCallers)], procedures[int(r[1]-'0')%len(procedures)]
+			w.wantExplained(t, caller, p, r[2:])
 		}
 		w.rounds(3)
 	})
+}
+
+// wantExplained sends a request, which may be refused with a code that is not the
+// manager's fault and a text.
+func (w *accessWorld) wantExplained(t *testing.T, caller, procedure, body string) {
+	t.Helper()
+	got := callJSON(w.handler, procedure, w.secrets[caller], "192.0.2.7:1", []byte(w.fill(body, caller, w.own)))
+	var code connect.Code
+	switch {
+	case got.code == "ok":
+	case code.UnmarshalText([]byte(got.code)) != nil:
+		t.Errorf("%s as %s: %q", procedure, caller, got.code)
+	case code == connect.CodeUnknown || code == connect.CodeInternal || code == connect.CodeUnavailable:
+		t.Errorf("%s as %s: %s: %s", procedure, caller, got.code, got.message)
+	case got.message == "":
+		t.Errorf("%s as %s: %s, and nothing else", procedure, caller, got.code)
+	}
 }
