@@ -374,6 +374,9 @@ func (in *input) read(block bool) (batch []byte, segment int, from netip.AddrPor
 	for {
 		wait := in.path.attend(in.fabric.Now)
 		if block && wait > oversleep {
+			if batch, segment, from, err = in.look(); !errors.Is(err, udp.ErrTimeout) {
+				return batch, segment, from, err
+			}
 			return in.sleep()
 		}
 		batch, segment, from, err = in.reader.Poll()
@@ -384,6 +387,21 @@ func (in *input) read(block bool) (batch []byte, segment int, from netip.AddrPor
 			yield()
 		}
 	}
+}
+
+// look reads the socket without a wait, if it was long not found empty. Each of a steady
+// trickle of datagrams otherwise ends a sleep, and nothing shows that there was no other: the
+// links would take the silence of a dead peer for datagrams that were not read.
+func (in *input) look() (batch []byte, segment int, from netip.AddrPort, err error) {
+	now := in.fabric.Now()
+	if !in.path.heard.unproved(now) {
+		return nil, 0, from, udp.ErrTimeout
+	}
+	batch, segment, from, err = in.reader.Poll()
+	if errors.Is(err, udp.ErrTimeout) {
+		in.path.heard.nothing(true, in.conn.ReceiveRoom(), in.fabric.Now)
+	}
+	return batch, segment, from, err
 }
 
 // sleep waits for a datagram, or for a message of a source whose answers are due.

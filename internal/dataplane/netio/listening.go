@@ -26,7 +26,13 @@ const (
 	// pollsPerClock is how often a polling reader finds its socket empty before it
 	// looks at the clock: a poll takes a microsecond.
 	pollsPerClock = 64
+	// longUnproved is how long a reader sleeps for each datagram before it looks whether the
+	// socket is empty. Where datagrams come one by one, no read waits in vain.
+	longUnproved = 25 * time.Millisecond
 )
+
+// unproved reports whether the reader is to look before it sleeps.
+func (l *listening) unproved(now time.Duration) bool { return now-l.asked >= longUnproved }
 
 // received notes that the links have what took some bytes of the socket. room is what it
 // holds.

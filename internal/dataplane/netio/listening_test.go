@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
+	"github.com/dxpu-project/dxpu/internal/dataplane/udp"
 	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/tlp"
 )
@@ -90,6 +91,31 @@ func TestFabricListens(t *testing.T) {
 		case <-look.C:
 		case <-limit:
 			t.Fatal("an idle fabric has not listened")
+		}
+	}
+}
+
+// A fabric has listened, too, that never waits for a datagram in vain: a stranger that sends a
+// few each second cannot hide that a peer is silent.
+func TestFabricListensInATrickle(t *testing.T) {
+	f := open(t, PathConfig{})
+	stranger, err := udp.Listen("127.0.0.1:0", udp.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stranger.Close()
+	w, limit := stranger.NewWriter(), time.After(patience/4)
+	trickle := time.NewTicker(5 * time.Millisecond)
+	defer trickle.Stop()
+	since := f.Now()
+	for f.listened() < since {
+		select {
+		case <-trickle.C:
+			if err := w.Write([]byte{0}, 1, f.paths[0].conn.LocalAddr()); err != nil {
+				t.Fatal(err)
+			}
+		case <-limit:
+			t.Fatalf("listened until %v at %v", f.listened(), f.Now())
 		}
 	}
 }
