@@ -270,18 +270,30 @@ func (v *vm) prepare(job *readJob) bool {
 	if err != nil || inPlace {
 		return true
 	}
-	bytes, ticket := make([]byte, n), job.ticket
+	return v.fetchMessage(v.bus, job)
+}
+
+// dmaReader is the connection to a VMM, as fetchMessage needs it.
+type dmaReader interface {
+	DMARead(addr uint64, p []byte, done func(error)) error
+}
+
+// fetchMessage begins to fetch the bytes of a read by message. It reports whether the read has
+// ended already.
+func (v *vm) fetchMessage(bus dmaReader, job *readJob) bool {
+	bytes, ticket := make([]byte, job.n), job.ticket
 	job.fetch, job.bytes = fetchPending, bytes
-	err = v.bus.DMARead(addr, bytes, func(err error) {
-		v.slot.host.group.Post(func(e engine.Entry) {
-			v.reads.arrived(ticket, status(err))
-			v.resume(e)
+	err := v.queue(func() error {
+		return bus.DMARead(job.addr, bytes, func(err error) {
+			v.slot.host.group.Post(func(e engine.Entry) {
+				v.reads.arrived(ticket, status(err))
+				v.resume(e)
+			})
 		})
 	})
 	switch {
 	case errors.Is(err, vfiouser.ErrQueueFull): // the Transmit after the end of the next message tries again
 		job.fetch, job.bytes = fetchNone, nil
-		v.full.Store(true)
 	case err != nil:
 		job.fetch, job.status = fetchDone, status(err)
 		return true

@@ -7,6 +7,7 @@ import (
 	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
+	"github.com/dxpu-project/dxpu/vfiouser"
 )
 
 func readRequest(addr uint64, n int) *tlp.Packet {
@@ -151,5 +152,33 @@ func TestAlign(t *testing.T) {
 	}
 	if n := len(r.align(3, make([]byte, pcie.MaxPayload))); n != pcie.MaxPayload+pcie.DW {
 		t.Errorf("the largest payload, not aligned, takes %d bytes", n)
+	}
+}
+
+// draining is a connection whose queue of messages is full, and empties before the caller knows.
+type draining struct {
+	v     *vm
+	asked int
+}
+
+func (d *draining) DMARead(uint64, []byte, func(error)) error {
+	if d.asked++; d.asked == 1 {
+		d.v.signalled(nil) // the last message ends
+		return vfiouser.ErrQueueFull
+	}
+	return nil
+}
+
+// A read finds the queue of messages full, and the queue empties at once: no end of a message
+// wakes the read later.
+func TestReadIsNotForgottenByAFullQueue(t *testing.T) {
+	v := &vm{}
+	v.reads.add(readRequest(0x1000, 64), pcie.MinPayload)
+	d := &draining{v: v}
+	if v.fetchMessage(d, v.reads.front()) {
+		t.Error("the read has ended")
+	}
+	if got := v.reads.front().fetch; d.asked != 2 || got != fetchPending {
+		t.Errorf("asked %d times, state %d; want 2 and that the message is under way", d.asked, got)
 	}
 }
