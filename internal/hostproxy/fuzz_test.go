@@ -80,17 +80,37 @@ func FuzzGuest(f *testing.F) {
 	script(nil, op(opConfig, 0, 0, cfgspace.OffCommand, 0), op(opWrite, 0, 7, 0, 1), op(opConfig, 0, 0, cfgspace.OffBAR0, ^uint64(0)), op(opRead, 2, 64, 1<<20, 0))
 	script(commands(reg.CopyToVRAM(0, 0, guestMemory, 64<<10)), start, op(opMap, 1, 0, 0, 0), start, op(opMap, 0, 0, 0, 0))
 	script(nil, op(opIRQ, 2, 0x24, 0, 16), op(opIRQ, 0, 0x24, 0, 1), op(opIRQ, 4, 0xffff, ^uint32(0), ^uint64(0)))
-	for at := uint32(0); at < reg.CountersEnd; at += 8 {
-		script(nil, op(opWrite, 0, 7, at, ^uint64(0)), op(opSync, 0, 2, at+1, 0x5a5a), op(opRead, 0, 8, at, 0))
+	// Few seeds: a worker executes them all before the first input of its own.
+	const together = 8
+	for from := uint32(0); from < reg.CountersEnd; from += 8 * together {
+		var ops [][]byte
+		for at := from; at < min(from+8*together, reg.CountersEnd); at += 8 {
+			ops = append(ops, op(opWrite, 0, 7, at, ^uint64(0)), op(opSync, 0, 2, at+1, 0x5a5a), op(opRead, 0, 8, at, 0))
+		}
+		script(nil, ops...)
 	}
-	for at := uint32(0); at < reg.QueueStride; at += 4 {
-		script(nil, op(opQueue, 0, 3, at, ^uint64(0)), op(opQueue, 0, 3, reg.QControl, 1), op(opQueue, 0, 3, reg.QDoorbell, ^uint64(0)))
+	for from := uint32(0); from < reg.QueueStride; from += 4 * together {
+		var ops [][]byte
+		for at := from; at < from+4*together; at += 4 {
+			ops = append(ops, op(opQueue, 0, 3, at, ^uint64(0)), op(opQueue, 0, 3, reg.QControl, 1), op(opQueue, 0, 3, reg.QDoorbell, ^uint64(0)))
+		}
+		script(nil, ops...)
 	}
 
 	r := newCluster(f, options{timeout: 100 * time.Millisecond})
 	r.attachSlowly(0, 0, 0, 0)
+	// Every answer that an input waits for takes milliseconds where processors are busy. So a
+	// guest lives on with its connection while nothing but its device was changed, which finish
+	// restores.
+	g := &fuzzedGuest{stale: true}
+	f.Cleanup(func() { check(f, g.close()) })
 	f.Fuzz(func(t *testing.T, ops uint8, b []byte) {
-		g := newFuzzedGuest(t, r.hosts[0].vm.Socket(0))
+		if g.stale {
+			check(t, g.close())
+			g = newFuzzedGuest(t, r.hosts[0].vm.Socket(0))
+		}
+		g.begin(t)
+		defer func() { g.stale = g.stale || t.Failed() }()
 		for ; ops > 0 && len(b) >= scriptOp; ops-- {
 			g.do(b[:scriptOp], b[scriptOp:])
 			b = b[scriptOp:]
@@ -105,40 +125,55 @@ func FuzzGuest(f *testing.F) {
 // fuzzedGuest is a VMM with some shared memory.
 type fuzzedGuest struct {
 	t      *testing.T
-	client *vfiouser.Client
+	client *vfiouser.Client // nil: closed
 	file   *os.File
 	memory []byte
+	moved  bool // the BARs may not lie where place puts them
+	stale  bool // mappings or interrupts were changed: the next input gets another guest
 }
 
 func newFuzzedGuest(t *testing.T, socket string) *fuzzedGuest {
 	t.Helper()
-	client, err := vfiouser.Dial(t.Context(), socket, vfiouser.ClientConfig{
+	fd, err := unix.MemfdCreate("guest", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &fuzzedGuest{file: os.NewFile(uintptr(fd), "guest"), moved: true}
+	check(t, g.file.Truncate(guestMemorySize))
+	if g.memory, err = unix.Mmap(fd, 0, guestMemorySize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		t.Fatal(err)
+	}
+	g.client, err = vfiouser.Dial(t.Context(), socket, vfiouser.ClientConfig{
 		Timeout: patience, DMA: vfiouser.DMAFunc(func(_ *vfiouser.Client, r *vfiouser.DMARequest) { r.Reply() }),
 	})
 	if err != nil {
 		t.Fatalf("the server takes no connection: %v", err)
 	}
-	g := &fuzzedGuest{t: t, client: client}
-	t.Cleanup(func() { check(t, client.Close()) })
-	fd, err := unix.MemfdCreate("guest", unix.MFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
-	g.file = os.NewFile(uintptr(fd), "guest")
-	t.Cleanup(func() { _ = g.file.Close() })
-	if err := g.file.Truncate(guestMemorySize); err != nil {
-		t.Fatal(err)
-	}
-	if g.memory, err = unix.Mmap(fd, 0, guestMemorySize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = unix.Munmap(g.memory) })
-	check(t, client.DMAMap(t.Context(), vfiouser.DMAMap{Flags: 3, Addr: guestMemory, Size: guestMemorySize}, g.file))
-	g.place()
+	check(t, g.client.DMAMap(t.Context(), vfiouser.DMAMap{Flags: 3, Addr: guestMemory, Size: guestMemorySize}, g.file))
 	return g
 }
 
-// place puts the BARs where a guest has them and turns the device on.
+// close ends the guest. Its device is reset.
+func (g *fuzzedGuest) close() error {
+	if g.client == nil {
+		return nil
+	}
+	err := errors.Join(g.client.Close(), unix.Munmap(g.memory), g.file.Close())
+	g.client = nil
+	return err
+}
+
+// begin prepares for the next input.
+func (g *fuzzedGuest) begin(t *testing.T) {
+	g.t = t
+	clear(g.memory)
+	if g.moved {
+		g.place()
+	}
+}
+
+// place puts the BARs where a guest has them and turns the device on. BARs that nothing has
+// moved lie there: the proxy restores them after a reset.
 func (g *fuzzedGuest) place() {
 	for at, v := range map[int]uint32{
 		cfgspace.OffBAR0:                     guestBAR32,
@@ -148,8 +183,11 @@ func (g *fuzzedGuest) place() {
 		cfgspace.OffBAR0 + 4*(reg.BARMSIX+1): 0,
 		cfgspace.OffCommand:                  cfgspace.CmdMemory | cfgspace.CmdBusMaster,
 	} {
-		g.write(vfiouser.RegionConfig, uint64(at), binary.LittleEndian.AppendUint32(nil, v))
+		if g.moved || at == cfgspace.OffCommand {
+			g.write(vfiouser.RegionConfig, uint64(at), binary.LittleEndian.AppendUint32(nil, v))
+		}
 	}
+	g.moved = false
 }
 
 // write writes and waits; that it is refused is all the same.
@@ -184,8 +222,10 @@ func (g *fuzzedGuest) do(b, rest []byte) {
 	region := guestRegions[int(b[1])%len(guestRegions)]
 	data := b[8:][:1+choice%8]
 	queue := reg.Queue + uint64(b[1]%8)*reg.QueueStride
-	ctx := context.Background()
-	switch b[0] % opCount {
+	ctx, kind := context.Background(), b[0]%opCount
+	g.moved = g.moved || kind == opConfig || kind <= opSync && region.index == vfiouser.RegionConfig
+	g.stale = g.stale || kind == opMap || kind == opIRQ
+	switch kind {
 	case opWrite:
 		g.allowed(g.client.PostWrite(region.index, off%region.size, data))
 	case opSync:
