@@ -19,7 +19,7 @@ import (
 )
 
 // DefaultQuarantine is the time for which the tag of a request that timed out
-// stays unused: longer than a completion can be in flight.
+// stays unused: longer than a completion is in flight, as a rule.
 const DefaultQuarantine = time.Second
 
 // RequesterConfig configures a Requester.
@@ -30,8 +30,10 @@ type RequesterConfig struct {
 	// pcie.MaxTags; the tags in use are 0 to Tags-1.
 	Tags int
 	// Quarantine is the time for which the tag of a request that timed out or
-	// was canceled stays unused. A late completion then cannot be mistaken for
-	// that of another request. 0 means DefaultQuarantine, a negative value none.
+	// was canceled stays unused, unless its late completion comes: that could be
+	// mistaken for the completion of another request. Afterwards the tag is used
+	// only while no other is free, since the completion may come much later.
+	// 0 means DefaultQuarantine, a negative value none.
 	Quarantine time.Duration
 }
 
@@ -102,21 +104,23 @@ type RequesterCounters struct {
 //
 //	        Begin                last completion, error status
 //	free ----------> outstanding ------------------------------> free
-//	  ^                   |
-//	  |                   | Expire, CancelAll
-//	  +--- quarantined <--+
-//	    after Quarantine
+//	  ^                 |   ^
+//	  |                 |   | Begin, after Quarantine, if none is free
+//	  |                 v   |
+//	  +------------- quarantined
+//	late completion
+//
+// A request becomes quarantined by Expire and CancelAll.
 //
 // Invariant: free, outstanding and quarantined tags add up to Tags.
 type Requester struct {
 	cfg      RequesterConfig
 	slots    []slot
-	free     fifo // tags, reused as late as possible
-	held     fifo // quarantined tags by the time they are released
-	first    int16
-	last     int16         // list of outstanding slots by deadline
-	slack    time.Duration // by which the first one may exceed its deadline
-	inFlight int
+	free     fifo          // tags, reused as late as possible
+	open     list          // outstanding tags by deadline
+	held     list          // quarantined tags by the end of the quarantine
+	aged     list          // those whose quarantine has ended
+	slack    time.Duration // by which the first one of open may exceed its deadline
 	counters RequesterCounters
 }
 
@@ -126,7 +130,7 @@ func NewRequester(cfg RequesterConfig) *Requester {
 	cfg.Tags = min(max(cfg.Tags, 1), pcie.MaxTags)
 	cfg.Quarantine = max(cmp.Or(cfg.Quarantine, DefaultQuarantine), 0)
 	r := &Requester{
-		cfg: cfg, slots: make([]slot, cfg.Tags), free: newFIFO(cfg.Tags), held: newFIFO(cfg.Tags), first: none, last: none,
+		cfg: cfg, slots: make([]slot, cfg.Tags), free: newFIFO(cfg.Tags), open: newList(), held: newList(), aged: newList(),
 	}
 	for tag := range cfg.Tags {
 		r.free.push(int16(tag))
@@ -159,13 +163,15 @@ func (r *Requester) Begin(now, deadline time.Duration, p *tlp.Packet, dst []byte
 	r.release(now)
 	tag, ok := r.free.pop()
 	if !ok {
-		return false
+		if tag = r.aged.first; tag == none {
+			return false
+		}
+		r.aged.remove(r.slots, tag)
 	}
 	p.Requester = r.cfg.ID
 	p.Tag = pcie.Tag(tag)
 	r.slots[tag].begin(p, now, deadline, dst, cookie)
 	r.link(tag)
-	r.inFlight++
 	r.counters.Issued++
 	return true
 }
@@ -180,8 +186,8 @@ func (r *Requester) Complete(p *tlp.Packet) (Result, bool) {
 	}
 	s := &r.slots[p.Tag]
 	if s.state != outstanding || p.Requester != s.requester {
-		if s.state == quarantined && p.Requester == s.requester {
-			r.counters.Late++
+		if s.state >= quarantined && p.Requester == s.requester {
+			r.late(p)
 		} else {
 			r.counters.Unexpected++
 		}
@@ -205,6 +211,22 @@ func (r *Requester) Complete(p *tlp.Packet) (Result, bool) {
 	return res, true
 }
 
+// late takes a completion of a request that has ended. After the last one the tag is free.
+func (r *Requester) late(p *tlp.Packet) {
+	r.counters.Late++
+	s := &r.slots[p.Tag]
+	if _, ok := s.take(p); !ok || s.count > 0 && p.Status == pcie.SuccessfulCompletion {
+		return
+	}
+	from := &r.held
+	if s.state == aged {
+		from = &r.aged
+	}
+	from.remove(r.slots, int16(p.Tag))
+	s.clear(unused)
+	r.free.push(int16(p.Tag))
+}
+
 // finish releases the tag of a request after its last completion.
 func (r *Requester) finish(tag int16, status pcie.CplStatus) {
 	if status == pcie.SuccessfulCompletion {
@@ -213,7 +235,6 @@ func (r *Requester) finish(tag int16, status pcie.CplStatus) {
 		r.counters.Failed++
 	}
 	r.unlink(tag)
-	r.inFlight--
 	r.slots[tag].clear(unused)
 	r.free.push(tag)
 }
@@ -233,31 +254,31 @@ func SlackOf(slack func(deadline, timeout time.Duration) time.Duration) func(Ove
 	return func(o Overdue) time.Duration { return slack(o.Deadline, o.Timeout) }
 }
 
-// Expire ends the requests whose deadline is not after now, and frees the tags whose
-// quarantine has ended. It calls fn with the result of each request, in the order of the
+// Expire ends the requests whose deadline is not after now, and ends the
+// quarantines that are over. It calls fn with the result of each request, in the order of the
 // deadlines. fn may call Begin. slack returns the
 // time by which a request may exceed its deadline at present; nil: none. Expire calls it
 // when a deadline has passed, and again when the time has passed that it returned.
 func (r *Requester) Expire(now time.Duration, slack func(Overdue) time.Duration, fn func(Result)) {
 	r.release(now)
-	for r.first != none && machine.After(r.slots[r.first].deadline, r.slack) <= now {
+	for r.open.first != none && machine.After(r.slots[r.open.first].deadline, r.slack) <= now {
 		if slack != nil {
-			if s := slack(r.slots[r.first].overdue()); s > r.slack {
+			if s := slack(r.slots[r.open.first].overdue()); s > r.slack {
 				r.slack = s
 				continue
 			}
 		}
 		r.counters.TimedOut++
-		r.abandon(now, r.first, TimedOut, fn)
+		r.abandon(now, r.open.first, TimedOut, fn)
 	}
 }
 
 // CancelAll ends every outstanding request and calls fn with the result of each.
 // fn must not call Begin. Completions that still arrive are dropped.
 func (r *Requester) CancelAll(now time.Duration, fn func(Result)) {
-	for r.first != none {
+	for r.open.first != none {
 		r.counters.Canceled++
-		r.abandon(now, r.first, Canceled, fn)
+		r.abandon(now, r.open.first, Canceled, fn)
 	}
 }
 
@@ -267,25 +288,20 @@ func (r *Requester) abandon(now time.Duration, tag int16, why Outcome, fn func(R
 	res.Done = true
 	res.Outcome = why
 	r.unlink(tag)
-	r.inFlight--
-	s.clear(quarantined)
+	s.state, s.dst = quarantined, nil
 	// deadline is now the end of the quarantine. now never goes backwards, so
-	// the queue stays in order.
+	// the list stays in order.
 	s.deadline = machine.After(now, r.cfg.Quarantine)
-	r.held.push(tag)
+	r.held.insert(r.slots, tag, r.held.last)
 	fn(res)
 }
 
-// release frees the tags whose quarantine has ended.
+// release ends the quarantines that are over.
 func (r *Requester) release(now time.Duration) {
-	for {
-		tag, ok := r.held.peek()
-		if !ok || r.slots[tag].deadline > now {
-			return
-		}
-		r.held.pop()
-		r.slots[tag].clear(unused)
-		r.free.push(tag)
+	for tag := r.held.first; tag != none && r.slots[tag].deadline <= now; tag = r.held.first {
+		r.held.remove(r.slots, tag)
+		r.slots[tag].state = aged
+		r.aged.insert(r.slots, tag, r.aged.last)
 	}
 }
 
@@ -294,22 +310,22 @@ func (r *Requester) release(now time.Duration) {
 // completion can change the state.
 func (r *Requester) Wake() time.Duration {
 	wake := machine.Never
-	if r.first != none {
-		wake = machine.After(r.slots[r.first].deadline, r.slack)
+	if r.open.first != none {
+		wake = machine.After(r.slots[r.open.first].deadline, r.slack)
 	}
-	if tag, ok := r.held.peek(); ok && r.free.len() == 0 {
+	if tag := r.held.first; tag != none && r.free.len()+r.aged.n == 0 {
 		wake = min(wake, r.slots[tag].deadline)
 	}
 	return wake
 }
 
 // InFlight returns the number of outstanding requests.
-func (r *Requester) InFlight() int { return r.inFlight }
+func (r *Requester) InFlight() int { return r.open.n }
 
 // Free returns the number of requests that can begin now.
 func (r *Requester) Free(now time.Duration) int {
 	r.release(now)
-	return r.free.len()
+	return r.free.len() + r.aged.n
 }
 
 // Tags returns the number of tags, free and in use.

@@ -237,6 +237,60 @@ func TestExpireEndsQuarantines(t *testing.T) {
 	}
 }
 
+// The completion of a request that timed out long ago does not answer another request, while
+// another tag is free: its tag is used last. After that completion it is a tag like the others.
+func TestVeryLateCompletions(t *testing.T) {
+	const tags = 4
+	r := transaction.NewRequester(transaction.RequesterConfig{Tags: tags})
+	begin := func(now time.Duration) tlp.Packet {
+		p := read(0x1000, 8)
+		if !r.Begin(now, now+1, &p, make([]byte, 8), 0) {
+			t.Fatalf("no tag is free at %v", now)
+		}
+		return p
+	}
+	answer := func(p tlp.Packet, at, n int) bool {
+		c := complete(&p, 0x1000+uint64(at), n, make([]byte, n))
+		c.ByteCount = uint16(8 - at)
+		res, ok := r.Complete(&c)
+		return ok && res.Done
+	}
+	first := begin(0)
+	r.Expire(1, nil, func(transaction.Result) {})
+	now := 2 * transaction.DefaultQuarantine
+	for range 3 * tags {
+		if p := begin(now); p.Tag == first.Tag {
+			t.Fatal("the tag is used although others are free")
+		} else if !answer(p, 0, 8) {
+			t.Fatal("a request is not answered")
+		}
+	}
+	for range tags { // but nothing is refused
+		begin(now)
+	}
+	r.Expire(now+1, nil, func(transaction.Result) {})
+	if got := r.Free(now + 2); got != 0 {
+		t.Fatalf("%d tags free, want none", got)
+	}
+	for i, half := range []int{0, 4} { // the late completion of one of them, in two parts
+		if answer(first, half, 4) {
+			t.Error("a late completion ends a request")
+		}
+		if got := r.Free(now + 2); got != i {
+			t.Errorf("after part %d: %d tags free, want %d", i, got, i)
+		}
+	}
+	if p := begin(now + 3); p.Tag != first.Tag || !answer(p, 0, 8) {
+		t.Error("the tag is of no use after the late completion")
+	}
+	if got := r.Free(now + 2*transaction.DefaultQuarantine); got != tags {
+		t.Errorf("%d of %d tags free in the end", got, tags)
+	}
+	if got := r.Counters(); got.Late != 2 || got.Unexpected != 0 {
+		t.Errorf("%+v, want 2 late completions", got)
+	}
+}
+
 // The requester reassembles any legal split of several reads, interleaved in any
 // order.
 func TestReassemblyProperty(t *testing.T) {

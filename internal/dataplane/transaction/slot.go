@@ -14,6 +14,7 @@ const (
 	unused tagState = iota
 	outstanding
 	quarantined
+	aged // the quarantine has ended without a completion
 )
 
 // none ends a list of tags.
@@ -24,7 +25,7 @@ type slot struct {
 	state     tagState
 	typ       tlp.Type
 	poisoned  bool
-	prev      int16 // neighbors in the list by deadline
+	prev      int16 // neighbors in a list
 	next      int16
 	requester pcie.BDF
 	deadline  time.Duration
@@ -130,38 +131,62 @@ func (s *slot) memoryRead() bool { return s.typ == tlp.MRd || s.typ == tlp.MRdLk
 // link inserts an outstanding slot into the list by deadline. It searches from
 // the end, where requests with equal timeouts belong.
 func (r *Requester) link(tag int16) {
-	s := &r.slots[tag]
-	after := r.last
-	for after != none && r.slots[after].deadline > s.deadline {
+	after := r.open.last
+	for after != none && r.slots[after].deadline > r.slots[tag].deadline {
 		after = r.slots[after].prev
 	}
-	s.prev = after
 	if after == none {
-		s.next = r.first
-		r.first, r.slack = tag, 0
-	} else {
-		s.next = r.slots[after].next
-		r.slots[after].next = tag
+		r.slack = 0
 	}
-	if s.next == none {
-		r.last = tag
-	} else {
-		r.slots[s.next].prev = tag
-	}
+	r.open.insert(r.slots, tag, after)
 }
 
 func (r *Requester) unlink(tag int16) {
-	s := &r.slots[tag]
-	if s.prev == none {
-		r.first, r.slack = s.next, 0
+	if r.open.first == tag {
+		r.slack = 0
+	}
+	r.open.remove(r.slots, tag)
+}
+
+// list is a list of n tags, each of which is in one list at most.
+type list struct {
+	first, last int16
+	n           int
+}
+
+func newList() list { return list{first: none, last: none} }
+
+// insert puts a tag behind another one, or in front if that is none.
+func (l *list) insert(slots []slot, tag, after int16) {
+	s := &slots[tag]
+	s.prev, s.next = after, l.first
+	if after == none {
+		l.first = tag
 	} else {
-		r.slots[s.prev].next = s.next
+		s.next = slots[after].next
+		slots[after].next = tag
 	}
 	if s.next == none {
-		r.last = s.prev
+		l.last = tag
 	} else {
-		r.slots[s.next].prev = s.prev
+		slots[s.next].prev = tag
 	}
+	l.n++
+}
+
+func (l *list) remove(slots []slot, tag int16) {
+	s := &slots[tag]
+	if s.prev == none {
+		l.first = s.next
+	} else {
+		slots[s.prev].next = s.next
+	}
+	if s.next == none {
+		l.last = s.prev
+	} else {
+		slots[s.next].prev = s.prev
+	}
+	l.n--
 }
 
 // fifo is a queue of at most cap(ring) tags.
