@@ -87,6 +87,31 @@ func TestAppend(t *testing.T) {
 	})
 }
 
+// Errors that are reported one by one reach a limit above the bound of a history, and those of
+// one code do not make others forgotten.
+func TestManySingleErrors(t *testing.T) {
+	var h Health
+	now := t0
+	h.Report(now, 48, 1)
+	h.Report(now, 48, 1)
+	h.Reset(now)
+	for i := 1; i <= 99; i++ {
+		now = now.Add(hour / 100)
+		if a, _ := h.Report(now, 121, 1); a != Ignore {
+			t.Fatalf("%v at error %d", a, i)
+		}
+	}
+	if a, escalated := h.Report(now, 121, 1); a != Replace || !escalated {
+		t.Errorf("%v at error 100", a)
+	}
+	if a, escalated := h.Report(now, 48, 1); a != Replace || !escalated {
+		t.Errorf("%v: the earlier errors of memory are forgotten", a)
+	}
+	if len(h.recent) > maxOccurrences {
+		t.Errorf("%d occurrences are kept", len(h.recent))
+	}
+}
+
 func TestBackoff(t *testing.T) {
 	b := Backoff{Base: time.Minute, Max: 10 * time.Minute}
 	for n, want := range map[int]time.Duration{

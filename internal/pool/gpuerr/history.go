@@ -1,6 +1,7 @@
 package gpuerr
 
 import (
+	"math"
 	"slices"
 	"time"
 )
@@ -12,8 +13,7 @@ type Occurrence struct {
 	Time  time.Time `json:"time"`
 }
 
-// maxOccurrences bounds a history. It is above all low limits; classes with a
-// high limit are reported with counts.
+// maxOccurrences bounds a history. More than these are joined, see shorten.
 const maxOccurrences = 64
 
 // Append returns the history, which is in order of time, with one more occurrence.
@@ -24,10 +24,33 @@ func Append(history []Occurrence, next Occurrence) []Occurrence {
 		w := Lookup(o.Code).Window
 		return w == 0 || next.Time.Sub(o.Time) >= w
 	})
-	if over := len(out) + 1 - maxOccurrences; over > 0 {
-		out = out[over:]
+	out = append(out, next)
+	for len(out) > maxOccurrences {
+		out = shorten(out)
 	}
-	return append(out, next)
+	return out
+}
+
+// shorten joins the two occurrences of one code that are nearest in time, at the later time, so
+// that none is forgotten within its window. Without two of one code it drops the oldest.
+func shorten(history []Occurrence) []Occurrence {
+	last := map[uint32]int{} // by code
+	drop, gap := 0, time.Duration(-1)
+	for i := range history {
+		h := &history[i]
+		if before, ok := last[h.Code]; ok {
+			if d := h.Time.Sub(history[before].Time); gap < 0 || d < gap {
+				drop, gap = before, d
+			}
+		}
+		last[h.Code] = i
+	}
+	if gap >= 0 {
+		from := history[drop]
+		i := drop + 1 + slices.IndexFunc(history[drop+1:], func(o Occurrence) bool { return o.Code == from.Code })
+		history[i].Count += min(from.Count, math.MaxUint64-history[i].Count)
+	}
+	return slices.Delete(history, drop, drop+1)
 }
 
 // Assess returns the action for a code's errors now, and whether it was escalated.
