@@ -23,13 +23,15 @@ const CoolTemperature = 60
 type Meter struct {
 	busy    time.Duration // time with a launch that runs, until from
 	service time.Duration
+	told    time.Duration // that the programs say their launches ran
 	from    time.Duration // since when launches run
 	running int           // launches that run
 	history [readSpan]reading
-	n       int // readings
+	n       int       // readings
+	said    share.PPM // of the last reading, by Tell
 }
 
-type reading struct{ at, busy, service time.Duration }
+type reading struct{ at, busy, service, told time.Duration }
 
 func (m *Meter) pass(now time.Duration) {
 	if m.running > 0 {
@@ -59,6 +61,9 @@ func (m *Meter) Ran(now, d time.Duration) {
 // Serve adds time of all multiprocessors.
 func (m *Meter) Serve(d time.Duration) { m.service += d }
 
+// Tell adds time that a program says its launch ran, without waits for launches of others.
+func (m *Meter) Tell(d time.Duration) { m.told += d }
+
 // Busy returns the time with a launch that ran, until the last call with a time.
 func (m *Meter) Busy() time.Duration { return m.busy }
 
@@ -70,15 +75,38 @@ func (m *Meter) Sample(now time.Duration, memory int64) share.Sample {
 	m.pass(now)
 	old := &m.history[m.n%readSpan]
 	was := *old
-	*old = reading{now, m.busy, m.service}
+	*old = reading{now, m.busy, m.service, m.told}
 	m.n++
 	d := now - was.at
 	if m.n <= readSpan { // it did nothing before it was there
 		d = readSpan * ReadPeriod
 	}
+	m.said = share.Ratio(m.told-was.told, d)
 	return share.Sample{
 		Utilisation: share.Ratio(m.busy-was.busy, d), SMActivity: share.Ratio(m.service-was.service, d), Memory: memory,
 		Clock: share.Whole,
+	}
+}
+
+// Divide takes from the last samples of the clients, of which one has a meter at each place, the
+// waits for launches of the others: launches in flight wait for each other, and all of them ran
+// for no longer than the GPU did. Each client has the time that its program told. The other time of
+// the GPU is divided by the other time of their samples. So a program that tells less than its launches
+// ran is charged for the rest.
+func Divide(whole share.PPM, meters []*Meter, samples []share.Sample) {
+	var more share.PPM
+	for i, m := range meters {
+		said := min(m.said, samples[i].Utilisation)
+		whole -= said
+		more += samples[i].Utilisation - said
+	}
+	whole = max(whole, 0)
+	if more <= whole {
+		return
+	}
+	for i, m := range meters {
+		said := min(m.said, samples[i].Utilisation)
+		samples[i].Utilisation = said + (samples[i].Utilisation-said)*whole/more
 	}
 }
 

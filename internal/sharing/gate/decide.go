@@ -197,11 +197,17 @@ func (g *Gate) Count(now time.Duration, id ProcessID, launches uint64, busy time
 func (g *Gate) read() {
 	g.readAt = machine.After(g.now, meter.ReadPeriod)
 	var memory int64
+	var meters []*meter.Meter
+	var samples []share.Sample
 	for _, c := range g.clients {
 		memory += c.memory
-		g.policy.Receive(g.now, share.Event{Kind: share.Sampled, Client: c.id, Sample: c.meter.Sample(g.now, c.memory)})
+		meters, samples = append(meters, &c.meter), append(samples, c.meter.Sample(g.now, c.memory))
 	}
 	all := g.total.Sample(g.now, memory)
+	meter.Divide(all.Utilisation, meters, samples)
+	for i, c := range g.clients {
+		g.policy.Receive(g.now, share.Event{Kind: share.Sampled, Client: c.id, Sample: samples[i]})
+	}
 	all.Temperature = meter.CoolTemperature
 	g.policy.Receive(g.now, share.Event{Kind: share.Sampled, Sample: all})
 }

@@ -371,6 +371,7 @@ func (g *Gate) doneBefore(p *process, launch uint64, ran time.Duration) bool {
 		return false
 	}
 	w := c.queue[i]
+	c.meter.Tell(min(max(ran, 0), g.now-w.since+reportDelay))
 	if ran <= 0 {
 		ran = g.now - w.since
 	}
@@ -389,6 +390,7 @@ func (g *Gate) doneBefore(p *process, launch uint64, ran time.Duration) bool {
 func (g *Gate) complete(c *client, i int, ran time.Duration) {
 	f := c.flights[i]
 	most := g.now - f.since + f.launch.before()
+	c.meter.Tell(min(max(ran, 0), most))
 	if ran <= 0 {
 		ran = g.now - max(f.since, min(c.last, g.now))
 	}
