@@ -198,7 +198,7 @@ func (n *fakeNode) observe() *dxpuv1.ObservedState {
 		}
 		if gpu, part := n.gpuOf(i); part {
 			s.PartOf, s.Device.MemoryBytes, s.Device.Serial = &gpu, 0, ""
-		} else if n.divided > 0 {
+		} else if n.divided > 0 && s.Device != nil {
 			s.Device.ShareModes = []dxpuv1.ShareMode{dxpuv1.ShareMode_SHARE_MODE_SPACE, dxpuv1.ShareMode_SHARE_MODE_TIME}
 		}
 		if n.domain != nil {

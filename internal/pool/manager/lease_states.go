@@ -189,8 +189,8 @@ func (t *tx) replace(broken []string) bool {
 // together stay together. If they need not be, it returns those that it finds.
 func (t *tx) findReplacements(l *leaseRecord, broken []string) placement.Decision {
 	req := t.replacement(l, broken)
-	d := t.chooseOthers(l, req)
-	if !d.OK() && !l.ActiveTime.IsZero() {
+	d := t.chooseForAffinity(l, req)
+	if !d.OK() && (!l.ActiveTime.IsZero() || t.joinsOthers(l, broken)) {
 		// A GPU that could not be attached before is better than none.
 		req.Exclude, _ = t.promised(l.ID, l.spec, t.now, t.until(l))
 		d = t.chooseOthers(l, req)

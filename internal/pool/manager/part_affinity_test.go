@@ -132,3 +132,42 @@ func TestLostBoxOfPartsWithAffinity(t *testing.T) {
 	w.passReporting(time.Minute)
 	w.wantPair(t, "b2", a, b)
 }
+
+// Parts with an affinity that lose their GPU together go where all of them have room, and not one
+// by one where they would part, also if the GPU has been pulled.
+func TestFailedGPUNeedsRoomForAllWithAffinity(t *testing.T) {
+	for how, breaks := range map[string]func(*fakeNode){
+		"failed": func(n *fakeNode) { n.dead[0] = true },
+		"pulled": func(n *fakeNode) { n.models = map[uint32]string{0: ""} },
+	} {
+		t.Run(how, func(t *testing.T) {
+			w := newWorld(t, Config{}, hostNode("h1", 6), dividedBox("b1", 1), dividedBox("b2", 1), dividedBox("b3", 1))
+			a, b := w.create(affine(256, 300)), w.create(affine(512, 400))
+			o := w.create(part(512, 400)) // no room for it beside them
+			w.settle()
+			w.wantPair(t, "b1", a, b)
+			away := map[string]string{"b2": "b3", "b3": "b2"}[w.lease(o).Bindings[0].BoxId]
+			breaks(w.nodes["b1"])
+			w.settle()
+			w.wantPair(t, away, a, b)
+		})
+	}
+}
+
+// A part that must join another one is attached there again if that fails: other GPUs are none
+// for it.
+func TestAttachFailsBesideAPartWithAffinity(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 4), dividedBox("b1", 1), dividedBox("b2", 1))
+	a := w.create(affine(256, 300))
+	w.settle()
+	w.nodes["b1"].refuses = true
+	b := w.create(affine(256, 300))
+	w.rounds(2)
+	w.nodes["b1"].refuses = false
+	w.settle()
+	w.wantPair(t, "b1", a, b)
+	w.nodes["b1"].refuses = true
+	c := w.create(affine(256, 300))
+	w.settle()
+	w.wantLease(c, leaseFailed)
+}
