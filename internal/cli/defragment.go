@@ -237,6 +237,8 @@ func printDefragment(w io.Writer, r defragmentResult) {
 		t.flush()
 	}
 	switch {
+	case len(r.Moves)+len(r.Moved) == 0:
+		fmt.Fprintf(w, "%s has %s of %s, and nothing needs to move\n", r.Box, plural.Count(r.Free, "free GPU", "free GPUs"), r.Model)
 	case r.dry:
 		fmt.Fprintf(w, "%s has %s of %s, and %d after %s\n", r.Box, plural.Count(r.Free, "free GPU", "free GPUs"), r.Model, r.Free+len(r.Moves), plural.Count(len(r.Moves), "move", "moves"))
 	default:

@@ -205,6 +205,9 @@ func printLeaseLine(w io.Writer, l *dxpuv1.Lease) {
 	if l.State == dxpuv1.LeaseState_LEASE_STATE_ACTIVE {
 		took = " after " + duration(l.ActiveTime.AsTime().Sub(l.CreateTime.AsTime()))
 	}
+	if p := l.Spec.GetPart(); p != nil && where != "" {
+		took += fmt.Sprintf(" with %s and %s of the compute", size(p.MemoryBytes), percentWord(p.Compute))
+	}
 	fmt.Fprintf(w, "%s is %s%s%s\n", l.Id, enumWord(l.State), took, where)
 }
 

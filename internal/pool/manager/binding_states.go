@@ -62,8 +62,10 @@ func stateWord(s dxpuv1.BindingState) string {
 	return strings.ToLower(strings.TrimPrefix(s.String(), "BINDING_STATE_"))
 }
 
+// reasonWord returns a reason as messages write it.
 func reasonWord(r dxpuv1.Reason) string {
-	return strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(r.String(), "REASON_"), "_", " "))
+	words := strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(r.String(), "REASON_"), "_", " "))
+	return strings.Replace(words, "gpu", "GPU", 1)
 }
 
 // bindingID returns the ID of a binding with the newest epoch, such as

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/plural"
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
@@ -141,7 +142,7 @@ func attachedText(up, want, coming int) string {
 	if coming == 1 {
 		verb = "is"
 	}
-	return fmt.Sprintf("%d of %d GPUs are attached, %d %s being attached", up, want, coming, verb)
+	return fmt.Sprintf("%d of %s attached, %d %s being attached", up, plural.Count(want, "GPU is", "GPUs are"), coming, verb)
 }
 
 // updateLeaseState sets the state that follows from the number of GPUs of a

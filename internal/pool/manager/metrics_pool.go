@@ -130,7 +130,7 @@ func (n *poolNumbers) emitDetails(gauge func(name, help string, v float64, label
 		gauge("gpu_problem", "1 for a GPU that is not healthy or out of service; at most 500.", 1, "gpu", s.gpu, "health", s.health)
 	}
 	for _, x := range n.tenants {
-		gauge("tenant_gpus", "GPUs in leases of the tenant, parts included.", float64(x.gpus)/placement.Whole, "tenant", x.id)
+		gauge("tenant_gpus", "GPUs that count against the quota of the tenant, parts included: those of its leases, until they are released.", float64(x.gpus)/placement.Whole, "tenant", x.id)
 		gauge("tenant_leases", leases, float64(x.active), "tenant", x.id, "state", "active")
 		gauge("tenant_leases", leases, float64(x.degraded), "tenant", x.id, "state", "degraded")
 		gauge("tenant_leases", leases, float64(x.pending), "tenant", x.id, "state", "pending")
