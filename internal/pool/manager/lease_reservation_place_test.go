@@ -248,3 +248,17 @@ func TestReservationWaitsForAShortHeadThatBeginsLate(t *testing.T) {
 		}
 	}
 }
+
+// GPUs that leases of the queue still release are free by the time of a reservation.
+func TestReservationOfWhatPreemptedLeasesRelease(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 4), boxNode("b1", 4))
+	victim := w.create(&dxpuv1.LeaseSpec{Count: 4, Preemptible: true, Wait: true, ExpiresAfter: durationpb.New(10 * time.Minute)})
+	w.settle()
+	w.delete(w.create(&dxpuv1.LeaseSpec{Count: 4, Priority: 1, Wait: true}), true)
+	if l := w.wantLease(victim, leasePending); !strings.Contains(l.String(), "DETACHING") {
+		t.Fatalf("lease %v releases nothing", l)
+	}
+	if _, err := w.tryCreate(w.later(4, time.Hour, time.Hour)); err != nil {
+		t.Error(err)
+	}
+}

@@ -103,27 +103,44 @@ func (n *nodeRecord) location() placement.Location {
 	return at
 }
 
-// boxGrew reports whether a request that found no GPUs might find some in the box now.
+// boxGrew reports whether a request that found no GPUs might find some in the box now, or may
+// be possible again, once other leases have ended.
 func boxGrew(old, box placement.Box) bool {
-	elsewhere := old.Kind != box.Kind || old.Location != box.Location || !maps.Equal(old.Labels, box.Labels)
+	changed := boxChanged(old, box)
 	for i, g := range box.GPUs {
-		if g.Usable && (i >= len(old.GPUs) || !old.GPUs[i].Usable || g.Free && (elsewhere || old.GPUs[i] != g)) {
+		switch {
+		case !g.Usable:
+		case changed, i >= len(old.GPUs), !old.GPUs[i].Usable, asIfFree(old.GPUs[i]) != asIfFree(g), g.Free && old.GPUs[i] != g:
 			return true
 		}
 	}
 	// A part that ends, or shrinks, leaves room.
-	return len(old.Parts) != len(box.Parts) || !slices.Equal(old.Parts, box.Parts)
+	return !slices.Equal(old.Parts, box.Parts)
 }
 
 // boxShrank reports whether some requests may not have GPUs of a box any more, so that what is
 // held for a lease that cannot have enough may go to others.
 func boxShrank(old, box placement.Box) bool {
+	changed := boxChanged(old, box)
 	for i, g := range old.GPUs {
-		if g.Usable && (i >= len(box.GPUs) || !box.GPUs[i].Usable || box.GPUs[i].Restriction != g.Restriction) {
+		switch {
+		case !g.Usable:
+		case changed, i >= len(box.GPUs), !box.GPUs[i].Usable, asIfFree(box.GPUs[i]) != asIfFree(g):
 			return true
 		}
 	}
 	return false
+}
+
+// boxChanged reports whether a request may accept the one box and not the other.
+func boxChanged(a, b placement.Box) bool {
+	return a.Kind != b.Kind || a.Location != b.Location || !maps.Equal(a.Labels, b.Labels)
+}
+
+// asIfFree returns a GPU as it is when no lease has it.
+func asIfFree(g placement.GPU) placement.GPU {
+	g.Free, g.Whole = true, false
+	return g
 }
 
 // placementHost returns a host in the form that package placement needs.
@@ -177,7 +194,7 @@ func hostShrank(old, h placement.Host) bool {
 			return true
 		}
 	}
-	return !h.Usable
+	return !h.Usable || old.Restriction != h.Restriction || old.Location != h.Location || !maps.Equal(old.Labels, h.Labels)
 }
 
 // chooseGPUs chooses GPUs for a host that is known, or for none.

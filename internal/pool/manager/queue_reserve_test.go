@@ -258,3 +258,50 @@ func TestNothingIsHeldInVain(t *testing.T) {
 		}
 	}
 }
+
+// The manager holds GPUs for a lease that needs all of a pool as soon as a busy GPU can be used
+// again, and no longer than it can.
+func TestBusyGPUsDecideWhatIsHeld(t *testing.T) {
+	taint := &dxpuv1.Taint{Key: "k", Value: "v", Effect: dxpuv1.TaintEffect_TAINT_EFFECT_NO_SCHEDULE}
+	setTaints := func(w *world, r *dxpuv1.SetTaintsRequest) {
+		r.Target = atGPU("b1/0")
+		if _, err := w.api().SetTaints(t.Context(), connect.NewRequest(r)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for what, change := range map[string]struct{ away, back func(*world) }{
+		"cordon": {
+			func(w *world) {
+				if _, err := w.api().Cordon(t.Context(), connect.NewRequest(&dxpuv1.CordonRequest{Target: atGPU("b1/0")})); err != nil {
+					t.Fatal(err)
+				}
+			},
+			func(w *world) { w.uncordon(atGPU("b1/0")) },
+		},
+		"taint of a GPU": {
+			func(w *world) { setTaints(w, &dxpuv1.SetTaintsRequest{Set: []*dxpuv1.Taint{taint}}) },
+			func(w *world) { setTaints(w, &dxpuv1.SetTaintsRequest{Remove: []*dxpuv1.Taint{taint}}) },
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 4))
+			w.create(&dxpuv1.LeaseSpec{Count: 1, GpuIds: []string{"b1/0"}})
+			w.settle()
+			w.create(&dxpuv1.LeaseSpec{Count: 4, Priority: 1, Wait: true})
+			_, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 1})
+			wantErr(t, err, connect.CodeResourceExhausted, "are held")
+			change.away(w)
+			w.settle()
+			small, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 1})
+			if err != nil {
+				t.Fatalf("something is held for a lease that is not possible: %v", err)
+			}
+			w.delete(small, true)
+			w.settle()
+			change.back(w)
+			w.settle()
+			_, err = w.tryCreate(&dxpuv1.LeaseSpec{Count: 1})
+			wantErr(t, err, connect.CodeResourceExhausted, "are held")
+		})
+	}
+}
