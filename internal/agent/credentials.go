@@ -58,13 +58,13 @@ type identity struct {
 }
 
 // Enrolled reports whether a state directory has the identity of an enrolled node, which
-// needs no join token. "" has none.
+// needs no join token. "" has none. One that cannot be read has: New returns the reason.
 func Enrolled(stateDir string) bool {
 	if stateDir == "" {
 		return false
 	}
 	_, err := os.Stat(filepath.Join(stateDir, identityFile))
-	return err == nil
+	return !errors.Is(err, fs.ErrNotExist)
 }
 
 // load reads the files of an earlier run. A desired state that cannot be read is

@@ -75,3 +75,15 @@ func TestStateDirectoryOfAnotherNode(t *testing.T) {
 		}
 	}
 }
+
+// A state directory that cannot be read may have an identity: the reason is a better answer
+// than the demand for a join token.
+func TestEnrolledUnreadable(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if Enrolled(filepath.Dir(file)) || !Enrolled(filepath.Join(file, "dir")) {
+		t.Error("want true only for what cannot be read")
+	}
+}
