@@ -47,7 +47,7 @@ func (s *Store) embed(ctx context.Context) error {
 	if err := s.lock(); err != nil {
 		return err
 	}
-	if err := s.checkDisk(); err != nil {
+	if err := s.checkSpace("then start the manager again"); err != nil {
 		return errors.Join(err, s.unlock())
 	}
 	// etcd's warnings during the start concern this configuration.

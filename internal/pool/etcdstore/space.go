@@ -16,7 +16,10 @@ const compactEvery = 32 << 20
 
 // checkDisk returns an error while the disk is nearly full: the embedded server ends
 // the process when it cannot write.
-func (s *Store) checkDisk() error {
+func (s *Store) checkDisk() error { return s.checkSpace("and the manager continues by itself") }
+
+// checkSpace is checkDisk with what follows when there is room again.
+func (s *Store) checkSpace(next string) error {
 	if len(s.opts.Endpoints) > 0 {
 		return nil
 	}
@@ -26,7 +29,7 @@ func (s *Store) checkDisk() error {
 	}
 	if free := st.Bavail * uint64(st.Bsize); free < s.opts.MinFree {
 		return fmt.Errorf("the disk is full: %s has %d MiB left, of which %d stay free: "+
-			"make room there, and the manager continues by itself", s.opts.Dir, free>>20, s.opts.MinFree>>20)
+			"make room there, %s", s.opts.Dir, free>>20, s.opts.MinFree>>20, next)
 	}
 	return nil
 }

@@ -40,6 +40,17 @@ func TestQuota(t *testing.T) {
 	}
 }
 
+// A manager that does not start says that it wants to be started again.
+func TestDiskFullAtTheStart(t *testing.T) {
+	s, err := Open(t.Context(), Options{Dir: t.TempDir(), MinFree: 1 << 62})
+	if err == nil {
+		_ = s.Close()
+	}
+	if err == nil || !strings.Contains(err.Error(), "the disk is full: ") || !strings.HasSuffix(err.Error(), "then start the manager again") {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestDiskFull(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, Options{Dir: dir})
