@@ -194,10 +194,13 @@ func groupID(name string) (int, error) {
 // find returns the GPUs to share.
 func (o *shareServe) find(ctx context.Context, log *slog.Logger) ([]broker.GPU, error) {
 	var all []broker.GPU
-	memory := memorySizes(ctx, log)
 	found, err := gpus.Find(o.root)
 	if err != nil {
 		return nil, fmt.Errorf("--root: %w", err)
+	}
+	var memory map[string]int64
+	if len(found) > 0 {
+		memory = memorySizes(ctx, log)
 	}
 	for i := range found {
 		all = append(all, foundGPU(&found[i], memory))

@@ -90,7 +90,8 @@ func (c command) run(ctx context.Context) (string, error) {
 		return out.b.String(), &ExitError{c.String(), exit.ExitCode(), out.b.String()}
 	}
 	if err != nil {
-		return "", fmt.Errorf("%s: %w; install NVIDIA's driver, or name the program", c, err)
+		// The error names the program. Its arguments explain nothing where it did not start.
+		return "", fmt.Errorf("%w; install NVIDIA's driver, or name the program", err)
 	}
 	return out.b.String(), nil
 }
