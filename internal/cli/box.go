@@ -241,7 +241,7 @@ func (o *boxOptions) file(ctx context.Context, models []device.Model) (file boxF
 		return file, err
 	}
 	if file, err = parseBoxFile(raw, models); err != nil {
-		return file, fmt.Errorf("--config: %s: %w", o.config, err)
+		return file, usagef("--config: %s: %w", o.config, err)
 	}
 	return file, nil
 }

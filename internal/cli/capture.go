@@ -229,7 +229,13 @@ func copyCapture(out io.Writer, in io.Reader, limit uint64) (written, dropped ui
 		}
 	}
 	stats := pcapgo.NgInterfaceStatistics{LastUpdate: last, PacketsReceived: written + dropped, PacketsDropped: dropped}
-	return written, dropped, errors.Join(err, w.WriteInterfaceStats(0, stats), w.Flush())
+	if err != nil { // the writer repeats its own
+		return written, dropped, err
+	}
+	if err = w.WriteInterfaceStats(0, stats); err == nil {
+		err = w.Flush()
+	}
+	return written, dropped, err
 }
 
 // newCaptureWriter starts a file with the section and the interface of r. The

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,15 +14,17 @@ import (
 	"github.com/dxpu-project/dxpu/internal/dataplane/capture"
 )
 
-// A capture that breaks off anywhere behind its beginning leaves a valid file.
-func TestCopyCaptureOfATruncatedStream(t *testing.T) {
+// captureStream returns a capture of three packets, the length of its beginning, and the
+// number of packets that were dropped before each.
+func captureStream(t *testing.T) (raw []byte, begin int, dropped uint64) {
+	t.Helper()
 	var stream bytes.Buffer
 	w, err := pcapgo.NewNgWriterInterface(&stream, pcapgo.NgInterface{Name: "host", LinkType: capture.LinkType},
 		pcapgo.NgWriterOptions{SectionInfo: pcapgo.NgSectionInfo{Application: "dxpu"}})
 	if err != nil || w.Flush() != nil {
 		t.Fatal(err)
 	}
-	begin, dropped := stream.Len(), uint64(3)
+	begin, dropped = stream.Len(), 3
 	for i := range 3 {
 		data := make([]byte, capture.HeaderSize+12)
 		info := gopacket.CaptureInfo{Timestamp: time.Unix(0, int64(i)), CaptureLength: len(data), Length: 100}
@@ -32,9 +35,15 @@ func TestCopyCaptureOfATruncatedStream(t *testing.T) {
 	if err := w.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	for n := begin; n <= stream.Len(); n++ {
+	return stream.Bytes(), begin, dropped
+}
+
+// A capture that breaks off anywhere behind its beginning leaves a valid file.
+func TestCopyCaptureOfATruncatedStream(t *testing.T) {
+	stream, begin, dropped := captureStream(t)
+	for n := begin; n <= len(stream); n++ {
 		var file bytes.Buffer
-		written, lost, err := copyCapture(&file, bytes.NewReader(stream.Bytes()[:n]), 0)
+		written, lost, err := copyCapture(&file, bytes.NewReader(stream[:n]), 0)
 		if err != nil || lost != written*dropped {
 			t.Fatalf("%d bytes: %d packets, %d dropped: %v", n, written, lost, err)
 		}
@@ -60,7 +69,28 @@ func TestCopyCaptureOfATruncatedStream(t *testing.T) {
 			t.Errorf("%d bytes: %d packets in the file, want %d; statistics %+v", n, packets, written, stats)
 		}
 	}
-	if written, _, err := copyCapture(io.Discard, &stream, 2); written != 2 || err != nil {
+	if written, _, err := copyCapture(io.Discard, bytes.NewReader(stream), 2); written != 2 || err != nil {
 		t.Errorf("limit 2: %d packets, %v", written, err)
+	}
+}
+
+// fullFile takes the first n bytes of a file.
+type fullFile struct{ n int }
+
+func (d *fullFile) Write(p []byte) (int, error) {
+	if d.n -= len(p); d.n < 0 {
+		return 0, errors.New("no space left on device")
+	}
+	return len(p), nil
+}
+
+// A disk that is full is one error, not one for each attempt to write.
+func TestCopyCaptureToAFullDisk(t *testing.T) {
+	stream, _, _ := captureStream(t)
+	for n := range len(stream) {
+		_, _, err := copyCapture(&fullFile{n}, bytes.NewReader(stream), 0)
+		if err == nil || strings.Contains(err.Error(), "\n") {
+			t.Fatalf("%d bytes: %v", n, err)
+		}
 	}
 }

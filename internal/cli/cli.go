@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -111,7 +112,11 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		return nil
 	}
 
+	helped := helpErrors(root)
 	cmd, err := root.ExecuteContextC(ctx)
+	if err == nil && *helped != nil {
+		err, started = *helped, true
+	}
 	if err == nil {
 		return exitOK
 	}
@@ -126,6 +131,22 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	}
 	printError(stderr, err)
 	return exitCode(err)
+}
+
+// helpErrors makes the help of all commands an error where it cannot be printed, which cobra
+// ignores. The result points to the error.
+func helpErrors(root *cobra.Command) *error {
+	var failed error
+	show := root.HelpFunc()
+	root.SetHelpFunc(func(cmd *cobra.Command, args []string) {
+		var page bytes.Buffer
+		out := cmd.OutOrStdout()
+		cmd.SetOut(&page)
+		show(cmd, args)
+		cmd.SetOut(out)
+		_, failed = out.Write(page.Bytes())
+	})
+	return &failed
 }
 
 // severalErrors returns the first error with the texts of the others, nil for none.
@@ -158,12 +179,32 @@ func printError(out io.Writer, err error) {
 	errors.As(err, &ce)
 	fmt.Fprintf(w, "dxpu: %s %s\n", w.mark(red, "error:"), errorText(err, ce))
 	if hint := hintFor(err, ce); hint != "" {
-		fmt.Fprintf(w, "dxpu: %s %s\n", w.mark(bold, "hint:"), hint)
+		fmt.Fprintf(w, "dxpu: %s %s\n", w.mark(bold, "hint:"), shortWords(hint))
 	}
 }
 
-// errorText describes an error. ce is the error of the manager in it, nil for none.
-func errorText(err error, ce *connect.Error) string {
+// maxWord bounds a word of an error, in bytes: no name that a pool has is as long, and a
+// command line may have a word of 128 KiB.
+const maxWord = 400
+
+var longWord = regexp.MustCompile(`\S{400,}`)
+
+// shortWords leaves out the middle of words that are too long to read.
+func shortWords(text string) string {
+	if len(text) < maxWord {
+		return text
+	}
+	return longWord.ReplaceAllStringFunc(text, func(w string) string {
+		const part = maxWord / 4
+		return fmt.Sprintf("%s...(%d bytes)...%s", strings.ToValidUTF8(w[:part], ""), len(w), strings.ToValidUTF8(w[len(w)-part:], ""))
+	})
+}
+
+// errorText describes an error, with words of a bounded length. ce is the error of the manager
+// in it, nil for none.
+func errorText(err error, ce *connect.Error) string { return shortWords(wholeText(err, ce)) }
+
+func wholeText(err error, ce *connect.Error) string {
 	text := plainText(err, err.Error())
 	if ce != nil {
 		text = plainText(err, inFlags(ce.Message()))
