@@ -10,6 +10,7 @@ import (
 // each turn, and streams, events and synchronisations are those of CUDA. With out it
 // records a trace that tells all waits.
 type machine struct {
+	untold bool // the trace tells for nothing what waits for it
 	*drawn
 	delta time.Duration
 	out   *recorder
@@ -181,7 +182,7 @@ func (m *machine) mark(th int, a *action) {
 	q := m.queue(a.stream)
 	if a.kind == recordsEvent {
 		m.events[a.event] = &eventOf{max(q.end, q.wait-simWait, m.behind(a.stream)), corr, a.stream}
-		if m.out != nil {
+		if m.out != nil && !m.untold {
 			m.out.b.AddEvent(0, corr, m.number(a.stream))
 		}
 		return
@@ -190,7 +191,7 @@ func (m *machine) mark(th int, a *action) {
 	if e.stream != a.stream {
 		q.wait = max(q.wait, e.at+simWait)
 	}
-	if m.out != nil {
+	if m.out != nil && !m.untold {
 		m.out.b.AddAwaited(workload.Awaited{Corr: corr, Stream: m.number(a.stream), Event: e.corr, From: workload.None})
 	}
 }
@@ -223,7 +224,7 @@ func (m *machine) sync(th int, a *action) {
 		dur = max(dur, end+a.call/2+1500*time.Nanosecond+m.costs.Sync.At(m.delta)-m.now[th])
 	}
 	awaited.Corr = m.call(th, kind, dur)
-	if m.out != nil && kind == workload.StreamSync {
+	if m.out != nil && !m.untold && kind == workload.StreamSync {
 		m.out.b.AddAwaited(awaited)
 	}
 }

@@ -107,7 +107,7 @@ const none = workload.None
 
 // NewPlan reconstructs the dependencies of a workload.
 func NewPlan(w *workload.Workload) *Plan {
-	p := newPlan(w, false)
+	p := newPlan(w, false, nil)
 	p.planSteps()
 	p.segments = p.planSegments()
 	p.fastestCopy()
@@ -115,29 +115,39 @@ func NewPlan(w *workload.Workload) *Plan {
 	return p
 }
 
-// newPlan reconstructs the dependencies alone.
-func newPlan(w *workload.Workload, certain bool) *Plan {
+// newPlan reconstructs the dependencies alone. of is a plan of the same calls and operations
+// with other waits, or nil: their order is the same.
+func newPlan(w *workload.Workload, certain bool, of *Plan) *Plan {
 	p := &Plan{
 		w:       w,
 		certain: certain,
 
 		calls: make([]callPlan, len(w.Calls)),
 		ops:   make([]opPlan, len(w.Ops)),
-		ends:  indices(len(w.Calls)),
-		order: indices(len(w.Ops)),
 
 		devices:     map[int32]extraOps{},
 		streamWaits: map[int32]extraOps{},
 	}
+	if of != nil {
+		p.ends, p.order, p.launchLag, p.streamLag = of.ends, of.order, of.launchLag, of.streamLag
+	} else {
+		p.sort()
+		p.estimate()
+	}
+	newLinker(p).link()
+	return p
+}
+
+// sort finds the order of evaluation.
+func (p *Plan) sort() {
+	w := p.w
+	p.ends, p.order = indices(len(w.Calls)), indices(len(w.Ops))
 	slices.SortFunc(p.ends, func(a, b int32) int {
 		return cmp.Or(cmp.Compare(w.Calls[a].End(), w.Calls[b].End()), cmp.Compare(a, b))
 	})
 	slices.SortFunc(p.order, func(a, b int32) int {
 		return cmp.Or(cmp.Compare(p.opKey(a), p.opKey(b)), cmp.Compare(w.Ops[a].Call, w.Ops[b].Call), cmp.Compare(a, b))
 	})
-	p.estimate()
-	newLinker(p).link()
-	return p
 }
 
 // alternatives returns the plans with the least and the most waits that the trace allows, nil
@@ -164,7 +174,7 @@ func (p *Plan) with(waits []workload.Wait, awaits []workload.Await, certain bool
 	if awaits != nil {
 		w.Awaits = awaits
 	}
-	other := newPlan(&w, certain)
+	other := newPlan(&w, certain, p)
 	other.steps, other.segments, other.window = p.steps, p.segments, p.window
 	other.arrivals = newArrivals(other)
 	return other

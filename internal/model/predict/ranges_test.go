@@ -74,3 +74,13 @@ func TestSumsByRange(t *testing.T) {
 		t.Error("sums of a workload without ranges")
 	}
 }
+
+// Plans with the fewest and with the most waits have the order of the plan itself: a large trace
+// was sorted three times, and its order was kept three times.
+func TestAlternativesShareTheOrder(t *testing.T) {
+	p := gpuBound(t)
+	other := p.with(nil, nil, true)
+	if &other.order[0] != &p.order[0] || &other.ends[0] != &p.ends[0] || other.launchLag != p.launchLag || other.streamLag != p.streamLag {
+		t.Error("the plan of other waits has an order of its own")
+	}
+}
