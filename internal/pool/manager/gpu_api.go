@@ -217,11 +217,18 @@ func (t *tx) clearErrors(id string, slot uint32) {
 	if was.Reset != was.Done {
 		t.touch(id) // the reset is no longer wanted
 	}
-	switch s := t.nodes.edit(id).slot(slot); {
+	n := t.nodes.edit(id)
+	switch s := n.slot(slot); {
 	case was.usable():
-	case s.Health == dxpuv1.Health_HEALTH_OK:
+	case s.takesBindings():
 		t.announceReturn(id, slot, "an operator cleared its errors")
-	default: // its health keeps it out of service, and the change of it will be an event
-		t.nodes.edit(id).ResourceVersion = t.revision()
+	default:
+		n.ResourceVersion = t.revision()
+		why := "it is " + healthWord(s.Health)
+		if s.Cordon != nil {
+			why = "it is cordoned"
+		}
+		e := gpuEvent(n, slot, dxpuv1.EventType_EVENT_TYPE_GPU_HEALTH)
+		t.event(e, "an operator cleared the errors of GPU %s, which stays out of service: %s", e.GpuId, why)
 	}
 }

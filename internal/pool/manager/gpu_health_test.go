@@ -318,7 +318,8 @@ func TestClearedErrorsOfAFailedGPU(t *testing.T) {
 	if g := w.gpu("b1/0"); g.Health != dxpuv1.Health_HEALTH_FAILED || g.State != dxpuv1.GPUState_GPU_STATE_UNAVAILABLE {
 		t.Errorf("after clearing: %v, %v", g.Health, g.State)
 	}
-	if events := w.events(); strings.Contains(events, "in service again") || !strings.Contains(events, " 1 time:") {
+	if events := w.events(); strings.Contains(events, "in service again") || !strings.Contains(events, " 1 time:") ||
+		!strings.Contains(events, "cleared the errors of GPU b1/0, which stays out of service: it is failed") {
 		t.Errorf("events:\n%s", events)
 	}
 }
