@@ -135,7 +135,9 @@ func (p *antman) Transmit(now time.Duration, out []Decision) []Decision {
 				out = append(out, Decision{Kind: SetMemory, Client: c.id, Bytes: n})
 			}
 		}
-		if p.long(c) && len(c.flights) == 0 {
+		// Alone, it need not drain: all the time alone would be one mini-batch, with an idle slot of
+		// several times that once production comes.
+		if p.long(c) && (len(c.flights) == 0 || !limited) {
 			p.end(&c.state)
 		}
 		if !c.ready() || !online && limited && (p.now < max(measuring, c.state.until) || p.long(c)) {

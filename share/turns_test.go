@@ -98,12 +98,20 @@ func TestAntManEndsAMiniBatchWithoutAnEnd(t *testing.T) {
 	for range 10 { // production is measured
 		c.request(time.Millisecond)
 	}
+	if got := c.endless(2, 30*time.Second).Seconds() / 30; got < 0.15 || got > 0.25 {
+		t.Errorf("the offline client has the GPU for %.0f %% of the time, want 20 %%", 100*got)
+	}
+}
+
+// endless lets a client launch on for some time without a wait for its kernels. It returns for
+// how long one of them was on the GPU.
+func (c *checker) endless(id share.ClientID, long time.Duration) (busy time.Duration) {
+	c.t.Helper()
 	const run = time.Millisecond
-	busy := time.Duration(0)
-	for start := c.now; c.now < start+30*time.Second; {
-		x := c.clients[2]
+	x := c.clients[id]
+	for end := c.now + long; c.now < end; {
 		for x.waiting == 0 && len(x.flights) < 2 { // it is never idle
-			c.launch(2, share.Kernel{Blocks: 1})
+			c.launch(id, share.Kernel{Blocks: 1})
 			c.decide()
 		}
 		c.pass(c.now + run)
@@ -112,12 +120,27 @@ func TestAntManEndsAMiniBatchWithoutAnEnd(t *testing.T) {
 		}
 		busy += run
 		if len(x.flights) > 1 || x.waiting != 0 {
-			c.complete(2, run)
+			c.complete(id, run)
 			c.decide()
 		}
 	}
-	if got := busy.Seconds() / 30; got < 0.15 || got > 0.25 {
-		t.Errorf("the offline client has the GPU for %.0f %% of the time, want 20 %%", 100*got)
+	return busy
+}
+
+// The time that such a program was alone is no mini-batch: it does not wait for several times as
+// long when production comes.
+func TestAntManAsksForNoIdleSlotAfterTheTimeAlone(t *testing.T) {
+	c := newChecker(t, "antman", share.A100)
+	c.join(2, share.ClientSpec{Class: share.Offline})
+	if got := c.endless(2, time.Minute); got < 59*time.Second {
+		t.Fatalf("alone, the offline client has the GPU for %v of a minute", got)
+	}
+	c.join(1, share.ClientSpec{})
+	for range 10 {
+		c.request(time.Millisecond)
+	}
+	if got := c.endless(2, 30*time.Second).Seconds() / 30; got < 0.15 || got > 0.25 {
+		t.Errorf("the offline client has the GPU for %.0f %% of the time after it was alone, want 20 %%", 100*got)
 	}
 }
 
