@@ -53,6 +53,8 @@ type geminiClient struct {
 	quota   time.Duration // the last one
 	joined  time.Duration
 	paid    time.Duration // when a turn that was longer than the limit has been paid for
+	long    time.Duration // that turn
+	longAt  time.Duration // its begin
 }
 
 func newGemini(d Device, _ Settings) Policy {
@@ -93,6 +95,8 @@ func (p *gemini) Receive(now time.Duration, e Event) {
 			b *= 2
 		}
 		s.bursts.add(p.now, b)
+	case Resized: // a higher limit pays a long turn off sooner
+		s.paid = min(s.paid, s.pays(c.spec.Limit))
 	case Sampled:
 		p.sampled(c, e.Sample)
 	default:
@@ -129,9 +133,15 @@ func (p *gemini) release() {
 		s.part = p.now - s.burst
 	}
 	if used := min(p.now-p.from, maxExpected); used > limit.Of(geminiWindow) {
-		s.paid = machine.After(p.from, (used/time.Duration(limit)+1)*time.Duration(Whole))
+		s.long, s.longAt = used, p.from
+		s.paid = s.pays(limit)
 	}
 	p.holder, p.over = nil, false
+}
+
+// pays returns when the last turn that was longer than the limit has been paid for with a limit.
+func (s *geminiClient) pays(limit PPM) time.Duration {
+	return machine.After(s.longAt, (s.long/time.Duration(limit)+1)*time.Duration(Whole))
 }
 
 // Transmit implements Policy.

@@ -89,6 +89,26 @@ func TestGeminiServesALaunchLongerThanItsLimit(t *testing.T) {
 	}
 }
 
+// A launch that is longer than the limit of a window is paid for by a higher limit, once there is one.
+func TestGeminiPaysALongLaunchByItsNewLimit(t *testing.T) {
+	c := newChecker(t, "gemini", share.A100)
+	c.join(1, share.ClientSpec{Limit: share.Percent(1)})
+	const run = 50 * time.Second
+	c.launch(1, share.Kernel{Blocks: 1})
+	c.decide()
+	c.pass(run)
+	c.complete(1, run)
+	c.decide()
+	c.resize(1, share.ClientSpec{Limit: share.Percent(50)})
+	c.launch(1, share.Kernel{Blocks: 1})
+	for c.decide(); len(c.clients[1].flights) == 0 && c.now < time.Hour; {
+		c.pass(c.now + time.Second)
+	}
+	if c.now < 2*run || c.now > 2*run+2*time.Second {
+		t.Errorf("the next launch runs at %v, want 100 s: half of the time is its", c.now)
+	}
+}
+
 // An offline program that launches on without waiting for its kernels ends no mini-batch, and
 // has idle slots all the same.
 func TestAntManEndsAMiniBatchWithoutAnEnd(t *testing.T) {
