@@ -16,7 +16,7 @@ const StuckAfter = time.Minute
 // events, the account of memory, and evictions. S is the policy's state of a client.
 //
 // Invariant: a client has at most one waiting launch and MaxInFlight flights, and its
-// memory is at most its limit; all clients together have at most the device's memory,
+// memory is at most its limit, unless a resize has lowered that; all clients together have at most the device's memory,
 // unless the policy over-commits.
 type core[S any] struct {
 	device     Device
