@@ -42,6 +42,7 @@ type gemini struct {
 
 type geminiClient struct {
 	used    usage
+	past    usage // of others, before it joined
 	bursts  peak
 	longest peak          // kernels
 	burst   time.Duration // when the burst began, less the waits for the token
@@ -72,7 +73,7 @@ func (p *gemini) Receive(now time.Duration, e Event) {
 	case Join:
 		*s = geminiClient{
 			used: newUsage(geminiWindow, 100), bursts: newPeak(geminiPredict, 30), longest: newPeak(geminiPredict, 30),
-			most: newPeak(geminiMost, 30), end: -geminiMerge, quota: geminiBase, joined: p.now,
+			most: newPeak(geminiMost, 30), end: -geminiMerge, quota: geminiBase, joined: p.now, past: p.past(c),
 		}
 	case Leave:
 		if c == p.holder {
@@ -228,6 +229,21 @@ func (p *gemini) freshEnd() time.Duration {
 	return machine.After(p.from, max(p.quota-s.bursts.max(p.now), 0))
 }
 
+// past returns what the client that has used the most has used, as the past of one that joins:
+// otherwise clients that come and go would always have used the least.
+func (p *gemini) past(c *client[geminiClient]) usage {
+	past, most := newUsage(geminiWindow, 100), time.Duration(0)
+	for _, o := range p.clients {
+		if o == c {
+			continue
+		}
+		if n := o.state.used.sum(p.now) + o.state.past.sum(p.now); n > most {
+			past, most = o.state.used.plus(&o.state.past), n
+		}
+	}
+	return past
+}
+
 // give chooses the next holder: the client that misses the largest part of its request,
 // then the one that used the least.
 func (p *gemini) give() {
@@ -242,6 +258,7 @@ func (p *gemini) give() {
 		// A client misses nothing of the time before it joined: otherwise clients that come and
 		// go would always come first.
 		m := Ratio(c.spec.Request.Of(min(geminiWindow, p.now-c.state.joined))-u, c.spec.Request.Of(geminiWindow))
+		u += c.state.past.sum(p.now)
 		if best == nil || m > missing || m == missing && u < used {
 			best, missing, used = c, m, u
 		}

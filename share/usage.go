@@ -1,6 +1,9 @@
 package share
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // window is a sliding window of time in buckets. It covers the window and at most one
 // bucket more, so it never misses a part of the window, and the state is bounded.
@@ -52,6 +55,15 @@ func (u *usage) sum(now time.Duration) time.Duration {
 		s += b
 	}
 	return s
+}
+
+// plus returns the sum of two windows of the same form and time.
+func (u *usage) plus(o *usage) usage {
+	sum := usage{window{length: u.length, buckets: slices.Clone(u.buckets), last: u.last}}
+	for i, b := range o.buckets {
+		sum.buckets[i] += b
+	}
+	return sum
 }
 
 // next returns when the sum falls next at the earliest.
