@@ -211,11 +211,11 @@ func copyCapture(out io.Writer, in io.Reader, limit uint64) (written, dropped ui
 		}
 		written++
 		if err = w.WritePacketWithOptions(info, data, opts); err != nil {
-			break
+			return written, dropped, err // it would come again from each further call of w
 		}
 		if buffer.Buffered() == 0 { // the reader of a pipe waits for these packets
 			if err = w.Flush(); err != nil {
-				break
+				return written, dropped, err
 			}
 		}
 	}
@@ -229,13 +229,11 @@ func copyCapture(out io.Writer, in io.Reader, limit uint64) (written, dropped ui
 		}
 	}
 	stats := pcapgo.NgInterfaceStatistics{LastUpdate: last, PacketsReceived: written + dropped, PacketsDropped: dropped}
-	if err != nil { // the writer repeats its own
-		return written, dropped, err
+	werr := w.WriteInterfaceStats(0, stats)
+	if werr == nil {
+		werr = w.Flush()
 	}
-	if err = w.WriteInterfaceStats(0, stats); err == nil {
-		err = w.Flush()
-	}
-	return written, dropped, err
+	return written, dropped, errors.Join(err, werr)
 }
 
 // newCaptureWriter starts a file with the section and the interface of r. The

@@ -2,10 +2,12 @@ package cli
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/gopacket/gopacket"
@@ -38,13 +40,25 @@ func captureStream(t *testing.T) (raw []byte, begin int, dropped uint64) {
 	return stream.Bytes(), begin, dropped
 }
 
-// A capture that breaks off anywhere behind its beginning leaves a valid file.
+// A capture that breaks off anywhere behind its beginning leaves a valid file, also if it is
+// interrupted or its time is over.
 func TestCopyCaptureOfATruncatedStream(t *testing.T) {
+	for _, end := range []error{io.EOF, context.Canceled, context.DeadlineExceeded} {
+		t.Run(end.Error(), func(t *testing.T) { copyTruncated(t, end) })
+	}
+}
+
+// copyTruncated copies captures that end with an error.
+func copyTruncated(t *testing.T, end error) {
+	ends := func(err error) bool { return err != nil && strings.Contains(err.Error(), end.Error()) }
+	if errors.Is(end, io.EOF) { // the end of the proxy
+		ends = func(err error) bool { return err == nil }
+	}
 	stream, begin, dropped := captureStream(t)
 	for n := begin; n <= len(stream); n++ {
 		var file bytes.Buffer
-		written, lost, err := copyCapture(&file, bytes.NewReader(stream[:n]), 0)
-		if err != nil || lost != written*dropped {
+		written, lost, err := copyCapture(&file, io.MultiReader(bytes.NewReader(stream[:n]), iotest.ErrReader(end)), 0)
+		if !ends(err) || lost != written*dropped {
 			t.Fatalf("%d bytes: %d packets, %d dropped: %v", n, written, lost, err)
 		}
 		var stats pcapgo.NgInterfaceStatistics
@@ -69,6 +83,11 @@ func TestCopyCaptureOfATruncatedStream(t *testing.T) {
 			t.Errorf("%d bytes: %d packets in the file, want %d; statistics %+v", n, packets, written, stats)
 		}
 	}
+}
+
+// A capture of a number of packets ends with the last of them.
+func TestCopyCaptureOfTwoPackets(t *testing.T) {
+	stream, _, _ := captureStream(t)
 	if written, _, err := copyCapture(io.Discard, bytes.NewReader(stream), 2); written != 2 || err != nil {
 		t.Errorf("limit 2: %d packets, %v", written, err)
 	}
