@@ -45,3 +45,19 @@ func TestHelpToAFullDisk(t *testing.T) {
 		}
 	}
 }
+
+// An error of one of several files names the file once, also a file with a short name.
+func TestErrorOfAFile(t *testing.T) {
+	for text, want := range map[string]string{
+		"the trace has no steps":          "a: the trace has no steps",
+		"trace: a: line 3: wrong":         "trace: a: line 3: wrong",
+		"a: no such file or directory":    "a: no such file or directory",
+		"open a: no such file":            "open a: no such file",
+		"trace: data: no such file":       "a: trace: data: no such file",
+		"--native: a step takes 3ms: odd": "a: --native: a step takes 3ms: odd",
+	} {
+		if got := ofFile("a", errors.New(text)).Error(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

@@ -380,7 +380,7 @@ func (j *jobJSON) print(out io.Writer) {
 
 // ofFile names the file of an error that does not name it.
 func ofFile(file string, err error) error {
-	if strings.Contains(err.Error(), file) {
+	if strings.Contains(" "+err.Error(), " "+file+":") {
 		return err
 	}
 	return fmt.Errorf("%s: %w", file, err)
