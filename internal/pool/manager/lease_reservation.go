@@ -67,6 +67,9 @@ func (t *tx) beginsBy(s *dxpuv1.LeaseSpec) time.Time {
 	if at := startTime(s); at.After(t.now) {
 		return at
 	}
+	if t.tried.begins.After(t.now) {
+		return t.tried.begins
+	}
 	return t.now
 }
 

@@ -262,3 +262,29 @@ func TestReservationOfWhatPreemptedLeasesRelease(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// The first of the queue is not over when a reservation begins if it can begin only after another
+// reservation, or maintenance, that comes in between.
+func TestReservationWaitsForAShortHeadThatAnotherDelays(t *testing.T) {
+	between := map[string]func(w *world, in time.Duration){
+		"reservation": func(w *world, in time.Duration) { w.create(w.later(2, in, 5*time.Minute)) },
+		"maintenance": func(w *world, in time.Duration) {
+			if _, err := w.api().PlanMaintenance(t.Context(), connect.NewRequest(planRequest(w, "b1", in, 5*time.Minute))); err != nil {
+				t.Fatal(err)
+			}
+		},
+	}
+	for what, comes := range between {
+		for in, want := range map[time.Duration]connect.Code{45 * time.Minute: connect.CodeResourceExhausted, 25 * time.Minute: 0} {
+			w := newWorld(t, Config{}, hostNode("h1", 4), boxNode("b1", 4))
+			w.create(&dxpuv1.LeaseSpec{Count: 2, ExpiresAfter: durationpb.New(24 * time.Minute)})
+			w.settle()
+			comes(w, in)
+			w.create(&dxpuv1.LeaseSpec{Count: 4, Priority: 1, Wait: true, ExpiresAfter: durationpb.New(20 * time.Minute)})
+			_, err := w.tryCreate(w.later(2, time.Hour, time.Hour))
+			if connect.CodeOf(err) != want && (err != nil || want != 0) {
+				t.Errorf("%s in %v: %v", what, in, err)
+			}
+		}
+	}
+}

@@ -144,8 +144,8 @@ func (t *tx) tolerationsUntil(s *dxpuv1.LeaseSpec, until time.Time) []placement.
 	return out
 }
 
-// endsBy returns when a lease with a spec would end if its GPUs were attached now; zero:
-// never.
+// endsBy returns when a lease with a spec would end if its GPUs were attached when it begins;
+// zero: never.
 func (t *tx) endsBy(s *dxpuv1.LeaseSpec) time.Time {
 	if s.StartTime != nil {
 		return expireTime(s)
@@ -153,7 +153,7 @@ func (t *tx) endsBy(s *dxpuv1.LeaseSpec) time.Time {
 	if s.ExpiresAfter == nil {
 		return time.Time{}
 	}
-	return t.now.Add(s.ExpiresAfter.AsDuration())
+	return t.beginsBy(s).Add(s.ExpiresAfter.AsDuration())
 }
 
 // advancePlan moves a plan to the phase of the present time.

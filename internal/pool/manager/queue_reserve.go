@@ -117,7 +117,7 @@ func (t *tx) leavesEnough(r *reservation, d *placement.Decision, h *placement.Ho
 }
 
 // overBy reports whether the lease for which GPUs are held will be over at a time: with what other
-// leases leave before, it begins early enough.
+// leases leave before, it begins early enough, and no promise or maintenance comes in between.
 func (t *tx) overBy(at time.Time) (over bool) {
 	r := t.reserved
 	if r == nil || t.leases.get(r.lease) == nil || t.leases.get(r.lease).spec.ExpiresAfter == nil {
@@ -127,7 +127,10 @@ func (t *tx) overBy(at time.Time) (over bool) {
 	if !begins.After(t.now) {
 		return false
 	}
-	t.tryWithout(t.endingBefore(begins), begins, func() { _, over = t.placeOf(r) })
+	t.tryWithout(t.endingBefore(begins), begins, func() {
+		t.tried.begins = begins
+		_, over = t.placeOf(r)
+	})
 	return over
 }
 

@@ -217,6 +217,7 @@ func (w *timedWorld) actReservation() {
 			head.mayHave = mayOf(func(model string) bool { return tx.overQuota(l.spec.Tenant, l.size(), model) == "" })
 			early := head
 			early.later, early.freeBy = true, c.freeBy.Add(-l.spec.ExpiresAfter.AsDuration())
+			early.from, early.until = early.freeBy, c.freeBy
 			if head.until.IsZero() || !early.freeBy.After(tx.now) || !p.fits(&early) {
 				holder, gathered = r.lease, r.places()
 				head.later, head.freeBy = true, c.freeBy

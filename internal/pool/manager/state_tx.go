@@ -38,9 +38,10 @@ type tx struct {
 
 // trial is what a decision supposes. The zero value is the present.
 type trial struct {
-	by    time.Time    // maintenance that is over by then does not count
-	taken *reservation // GPUs and slots that another lease will have
-	over  bool         // the first lease of the queue will be over when the one that is placed begins
+	by     time.Time    // maintenance that is over by then does not count
+	begins time.Time    // when a lease begins whose spec names no time; zero: now
+	taken  *reservation // GPUs and slots that another lease will have
+	over   bool         // the first lease of the queue will be over when the one that is placed begins
 }
 
 func (t *tx) revision() uint64 {
