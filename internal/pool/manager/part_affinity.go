@@ -21,7 +21,7 @@ func (t *tx) chooseForAffinity(l *leaseRecord, req placement.Request) placement.
 }
 
 // lostPart returns a part as large as all parts with the affinity of a lease that await other
-// GPUs, nil if only its own does.
+// GPUs, nil if only its own does or no GPU has the compute of all.
 func (t *tx) lostPart(l *leaseRecord) *placement.Part {
 	if l.affinity() == "" {
 		return nil
@@ -33,7 +33,7 @@ func (t *tx) lostPart(l *leaseRecord) *placement.Part {
 			all.Memory, all.Compute, parts = all.Memory+o.spec.Part.MemoryBytes, all.Compute+o.spec.Part.Compute, parts+1
 		}
 	}
-	if parts == 1 {
+	if parts == 1 || all.Compute > placement.Whole {
 		return nil
 	}
 	return all

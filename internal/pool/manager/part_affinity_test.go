@@ -171,3 +171,26 @@ func TestAttachFailsBesideAPartWithAffinity(t *testing.T) {
 	w.settle()
 	w.wantLease(c, leaseFailed)
 }
+
+// Parts with an affinity may have lost several GPUs, one after the other, and ask for more than
+// one GPU together: placement looks for no such part.
+func TestLostPartsWithAffinityBeyondOneGPU(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 6), dividedBox("b1", 1), dividedBox("b2", 1))
+	a := w.create(affine(256, 600))
+	w.create(part(256, 500)) // so that the other GPU has no room for it
+	w.settle()
+	w.wantPair(t, "b1", a)
+	w.nodes["b1"].dead[0] = true
+	w.settle()
+	b := w.create(affine(256, 500))
+	w.settle()
+	w.wantPair(t, "b2", b)
+	w.nodes["b2"].dead[0] = true
+	w.settle()
+	_ = w.m.peek(func(tx *tx) error {
+		if all := tx.lostPart(tx.leases.get(a)); all != nil {
+			t.Errorf("a part of %d thousandths is sought", all.Compute)
+		}
+		return nil
+	})
+}
