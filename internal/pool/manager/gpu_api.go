@@ -218,17 +218,33 @@ func (t *tx) clearErrors(id string, slot uint32) {
 		t.touch(id) // the reset is no longer wanted
 	}
 	n := t.nodes.edit(id)
-	switch s := n.slot(slot); {
+	why := t.whyOutOfService(n, n.slot(slot))
+	switch {
 	case was.usable():
-	case s.takesBindings():
+	case why == "":
 		t.announceReturn(id, slot, "an operator cleared its errors")
 	default:
 		n.ResourceVersion = t.revision()
-		why := "it is " + healthWord(s.Health)
-		if s.Cordon != nil {
-			why = "it is cordoned"
-		}
 		e := gpuEvent(n, slot, dxpuv1.EventType_EVENT_TYPE_GPU_HEALTH)
 		t.event(e, "an operator cleared the errors of GPU %s, which stays out of service: %s", e.GpuId, why)
 	}
+}
+
+// whyOutOfService returns why a GPU without errors gets no bindings, "" if it may get some.
+func (t *tx) whyOutOfService(n *nodeRecord, s *slotRecord) string {
+	switch {
+	case s.Device == nil:
+		return "it is gone"
+	case s.Cordon != nil:
+		return "it is cordoned"
+	case s.Health != dxpuv1.Health_HEALTH_OK:
+		return "it is " + healthWord(s.Health)
+	case !t.connected(n.ID):
+		return "its box does not report"
+	case n.Cordon != nil:
+		return "its box is cordoned"
+	case !n.takesBindings():
+		return "its box is unstable"
+	}
+	return ""
 }

@@ -323,3 +323,29 @@ func TestClearedErrorsOfAFailedGPU(t *testing.T) {
 		t.Errorf("events:\n%s", events)
 	}
 }
+
+// No GPU is called in service again that is not there, or whose box takes no bindings.
+func TestClearedErrorsOfAGPUThatCannotBeHad(t *testing.T) {
+	for why, happens := range map[string]func(*world){
+		"it is gone": func(w *world) { w.nodes["b1"].models = map[uint32]string{0: ""} },
+		"its box is cordoned": func(w *world) {
+			if _, err := w.api().Cordon(t.Context(), connect.NewRequest(&dxpuv1.CordonRequest{Target: atBox("b1")})); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"its box does not report": func(w *world) {
+			w.nodes["b1"].down = true
+			w.passReporting(time.Minute)
+		},
+	} {
+		w := newWorld(t, Config{}, hostNode("h1", 1), boxNode("b1", 2))
+		w.nodes["b1"].addError(0, 79)
+		w.settle()
+		happens(w)
+		w.settle()
+		w.clearErrors("b1/0")
+		if events := w.events(); strings.Contains(events, "in service again") || !strings.Contains(events, "GPU b1/0, which stays out of service: "+why) {
+			t.Errorf("%s:\n%s", why, events)
+		}
+	}
+}
