@@ -163,7 +163,8 @@ func (t *tx) allRenewed(force bool) error {
 		return nil
 	}
 	return errorf(connect.CodeFailedPrecondition,
-		"step: %s not renewed its certificate, %s first; wait, delete the node, or set force: it then has to be enrolled again", plural.Count(left, "node has", "nodes have"), names[0])
+		"step: %s, %s first; wait, delete each node that is left, or set force: it then has to be enrolled again",
+		plural.Count(left, "node has not renewed its certificate", "nodes have not renewed their certificates"), names[0])
 }
 
 // nodesLeft returns the number of nodes that have not renewed since the last step, and the

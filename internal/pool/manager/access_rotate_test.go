@@ -137,3 +137,17 @@ func TestRenewalsAreSpread(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// The error speaks of one node or of several.
+func TestRotationNamesWhatIsLeft(t *testing.T) {
+	w := newTLSWorld(t, time.Hour)
+	for _, id := range []string{"h1", "h2"} {
+		w.enrolTLS(dxpuv1.NodeKind_NODE_KIND_HOST, id)
+	}
+	if _, err := w.rotate(beginRotation); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.rotate(activateAuthority); err == nil || !strings.Contains(err.Error(), "step: 2 nodes have not renewed their certificates, h1 first; ") {
+		t.Error(err)
+	}
+}
