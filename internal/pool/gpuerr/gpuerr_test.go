@@ -112,6 +112,22 @@ func TestManySingleErrors(t *testing.T) {
 	}
 }
 
+// A full history loses no error when the clock goes back.
+func TestClockThatGoesBack(t *testing.T) {
+	var h []Occurrence
+	for i := range maxOccurrences {
+		h = Append(h, Occurrence{121, 1, t0.Add(time.Duration(i) * time.Second)})
+	}
+	h = Append(h, Occurrence{121, 1, t0})
+	all := uint64(0)
+	for _, o := range h {
+		all += o.Count
+	}
+	if all != maxOccurrences+1 {
+		t.Errorf("%d errors are remembered, want %d", all, maxOccurrences+1)
+	}
+}
+
 func TestBackoff(t *testing.T) {
 	b := Backoff{Base: time.Minute, Max: 10 * time.Minute}
 	for n, want := range map[int]time.Duration{

@@ -39,7 +39,8 @@ func shorten(history []Occurrence) []Occurrence {
 	for i := range history {
 		h := &history[i]
 		if before, ok := last[h.Code]; ok {
-			if d := h.Time.Sub(history[before].Time); gap < 0 || d < gap {
+			// The clock may have gone back.
+			if d := h.Time.Sub(history[before].Time).Abs(); gap < 0 || d < gap {
 				drop, gap = before, d
 			}
 		}
@@ -49,6 +50,9 @@ func shorten(history []Occurrence) []Occurrence {
 		from := history[drop]
 		i := drop + 1 + slices.IndexFunc(history[drop+1:], func(o Occurrence) bool { return o.Code == from.Code })
 		history[i].Count += min(from.Count, math.MaxUint64-history[i].Count)
+		if from.Time.After(history[i].Time) {
+			history[i].Time = from.Time
+		}
 	}
 	return slices.Delete(history, drop, drop+1)
 }
