@@ -319,6 +319,11 @@ func (a *Agent) renewSoon(id identity) {
 }
 
 func (a *Agent) renew(ctx context.Context) error {
+	// Each certificate is a change of the pool's state, and the manager asks again until the node
+	// shows the one that it issued. So none is asked for that could not be kept.
+	if err := a.saveAgain(); err != nil {
+		return err
+	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	csr, key, err := a.newRequest()
@@ -344,6 +349,18 @@ func (a *Agent) renew(ctx context.Context) error {
 	id, _ = a.current()
 	a.log.Info("renewed the certificate", "node", id.NodeID, "expires", id.leaf().NotAfter)
 	return nil
+}
+
+// saveAgain saves the identity as it is: an error shows that no other one could be saved.
+func (a *Agent) saveAgain() error {
+	a.keeping.Lock()
+	defer a.keeping.Unlock()
+	id, _ := a.current()
+	err := a.saveIdentity(id)
+	if err != nil {
+		a.notSaved(err)
+	}
+	return err
 }
 
 // keep changes the identity, in the state directory and here. Changes come from the reports

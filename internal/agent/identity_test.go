@@ -4,9 +4,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -85,5 +88,32 @@ func TestEnrolledUnreadable(t *testing.T) {
 	}
 	if Enrolled(filepath.Dir(file)) || !Enrolled(filepath.Join(file, "dir")) {
 		t.Error("want true only for what cannot be read")
+	}
+}
+
+// No certificate is asked for that could not be kept: the manager would issue one after the other.
+func TestNoRenewalThatCannotBeKept(t *testing.T) {
+	var calls atomic.Int32
+	manager := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		calls.Add(1)
+		w.WriteHeader(http.StatusNotFound)
+	}))
+	defer manager.Close()
+	a, err := New(Config{Manager: manager.URL, JoinToken: "t", Kind: dxpuv1.NodeKind_NODE_KIND_HOST, Name: "h", StateDir: t.TempDir()}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := a.renew(t.Context()); err == nil || calls.Load() != 1 {
+		t.Fatalf("%d calls: %v", calls.Load(), err)
+	}
+	// A full directory in the file's place cannot be replaced, by root neither.
+	if err := os.RemoveAll(a.path(identityFile)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(a.path(identityFile), "x"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.renew(t.Context()); err == nil || calls.Load() != 1 {
+		t.Errorf("%d calls, the last one for a certificate that cannot be kept: %v", calls.Load(), err)
 	}
 }
