@@ -935,7 +935,8 @@ const (
 	EventType_EVENT_TYPE_NODE_LOST      EventType = 3
 	EventType_EVENT_TYPE_GPU_ADDED      EventType = 4
 	EventType_EVENT_TYPE_GPU_REMOVED    EventType = 5
-	// The health changed; message has the old and the new one.
+	// The health changed; message has the old and the new one. Or an operator cleared the
+	// errors of a GPU that stays out of service; message says why it does.
 	EventType_EVENT_TYPE_GPU_HEALTH     EventType = 6
 	EventType_EVENT_TYPE_LEASE_CREATED  EventType = 7
 	EventType_EVENT_TYPE_LEASE_QUEUED   EventType = 8
