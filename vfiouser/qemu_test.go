@@ -211,7 +211,7 @@ func TestQEMU(t *testing.T) {
 		useSilence(t, m, f, bar+0x100)
 
 		m.qmp("device_del", map[string]string{"id": "v0"})
-		m.qmp("system_reset", nil)
+		m.eject()
 		m.wait("DEVICE_DELETED")
 		if err := <-f.dev.disconnected; err != nil {
 			t.Errorf("disconnected: %v", err)
