@@ -351,6 +351,32 @@ func TestMoveCompiledProgram(t *testing.T) {
 	}
 }
 
+// A program that was compiled when a move began is built before its end.
+func TestMoveProgramBuiltMeanwhile(t *testing.T) {
+	r := newTenant(t, opencl.Spec{Memory: 256 << 20})
+	source := "__kernel void f(__global int *p) { *p = N; }"
+	r.do(0, reg.PacketQueue, 0, 0, fields(u32(hQueue), uint32(0)))
+	r.do(0, reg.PacketBuffer, 0, 0, fields(u32(hB), uint32(0), uint64(1), uint64(4<<20)))
+	r.vram(textAt, []byte(source))
+	r.do(0, reg.PacketProgram, 0, 0, fields(u32(hProgram), u32(reg.ProgramSource), uint64(textAt), uint64(len(source))))
+	translate := func(op reg.PacketOp, options string) {
+		r.vram(textAt, []byte(options))
+		r.do(0, op, 0, 0, fields(u32(hProgram), uint32(0), uint64(textAt), uint64(len(options))))
+	}
+	translate(reg.PacketCompile, "-DN=3")
+	// Without memory that has changed, the objects would all move at the end.
+	r.do(0, reg.PacketFill, hQueue, 0, fields(u32(hB), uint32(4), uint64(0), uint64(4<<20), uint64(7), noWaits))
+	m := r.newMover(opencl.Spec{Memory: 256 << 20})
+	m.copy(1 << 20)
+	translate(reg.PacketBuild, "-DN=4")
+	m.finish()
+	r.kernel("f")
+	r.do(0, reg.PacketNDRange, hQueue, 0, ndrange(1, bufferArg(hB)))
+	if got, _ := r.do(0, reg.PacketRead, hQueue, 0, fields(u32(hB), uint32(0), uint64(0), uint64(4), uint64(0), noWaits)); got[0] != 4 {
+		t.Errorf("the kernel stores %d, want 4, as it was built", got[0])
+	}
+}
+
 const image2D = 0x10f1
 
 // A move that fails at some step leaves the context as it was.

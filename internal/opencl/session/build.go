@@ -141,6 +141,11 @@ func (s *Session) buildTask(c *cursor) (task, error) {
 func (s *Session) fromSource(p *program) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.remake(p)
+}
+
+// remake is fromSource for a caller that holds the session's mutex.
+func (s *Session) remake(p *program) error {
 	if p.source == nil {
 		return nil
 	}

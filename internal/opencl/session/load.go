@@ -149,6 +149,9 @@ func (s *Session) rebuild(h reg.PacketHeader, options string) error {
 	if !strings.HasPrefix(options, argInfo) { // without it, the kinds of arguments are not known
 		return errRecord
 	}
+	if err := s.remake(p); err != nil { // it came before it was built
+		return err
+	}
 	p.options = options
 	p.take()
 	err = s.Library.Build(p.program, s.Device, options)
