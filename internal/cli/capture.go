@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -186,7 +187,8 @@ func (o *captureOptions) open(cmd *cobra.Command) (io.WriteCloser, error) {
 // capture ends, and adds statistics at the end. It stops after limit packets unless
 // limit is 0. The end of the proxy ends the capture without an error.
 func copyCapture(out io.Writer, in io.Reader, limit uint64) (written, dropped uint64, err error) {
-	buffer := bufio.NewReader(in) // the pcapng reader adds no buffer of its own
+	source := &endingReader{r: in}
+	buffer := bufio.NewReader(source) // the pcapng reader adds no buffer of its own
 	r, err := pcapgo.NewNgReader(buffer, pcapgo.DefaultNgReaderOptions)
 	if err != nil {
 		return 0, 0, err
@@ -198,6 +200,7 @@ func copyCapture(out io.Writer, in io.Reader, limit uint64) (written, dropped ui
 		var info gopacket.CaptureInfo
 		var opts pcapgo.NgPacketOptions
 		if data, info, opts, err = r.ZeroCopyReadPacketDataWithOptions(); err != nil {
+			err = cmp.Or(source.err, err)
 			break
 		}
 		if w == nil {
@@ -234,6 +237,20 @@ func copyCapture(out io.Writer, in io.Reader, limit uint64) (written, dropped ui
 		werr = w.Flush()
 	}
 	return written, dropped, errors.Join(err, werr)
+}
+
+// endingReader keeps the error that breaks off a stream: the pcapng reader tells some only in words.
+type endingReader struct {
+	r   io.Reader
+	err error // nil: none, or the end of the stream
+}
+
+func (e *endingReader) Read(p []byte) (int, error) {
+	n, err := e.r.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		e.err = err
+	}
+	return n, err
 }
 
 // newCaptureWriter starts a file with the section and the interface of r. The

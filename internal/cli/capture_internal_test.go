@@ -50,15 +50,15 @@ func TestCopyCaptureOfATruncatedStream(t *testing.T) {
 
 // copyTruncated copies captures that end with an error.
 func copyTruncated(t *testing.T, end error) {
-	ends := func(err error) bool { return err != nil && strings.Contains(err.Error(), end.Error()) }
-	if errors.Is(end, io.EOF) { // the end of the proxy
-		ends = func(err error) bool { return err == nil }
+	want := end
+	if errors.Is(end, io.EOF) {
+		want = nil // the end of the proxy
 	}
 	stream, begin, dropped := captureStream(t)
 	for n := begin; n <= len(stream); n++ {
 		var file bytes.Buffer
 		written, lost, err := copyCapture(&file, io.MultiReader(bytes.NewReader(stream[:n]), iotest.ErrReader(end)), 0)
-		if !ends(err) || lost != written*dropped {
+		if !errors.Is(err, want) || lost != written*dropped {
 			t.Fatalf("%d bytes: %d packets, %d dropped: %v", n, written, lost, err)
 		}
 		var stats pcapgo.NgInterfaceStatistics
