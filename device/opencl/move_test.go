@@ -377,6 +377,25 @@ func TestMoveProgramBuiltMeanwhile(t *testing.T) {
 	}
 }
 
+// A program that was compiled before a move serves as a header after it, also of itself.
+func TestMoveCompiledHeader(t *testing.T) {
+	r := newTenant(t, opencl.Spec{Memory: 256 << 20})
+	texts := []string{"#ifndef THREE\n#define THREE\nint three(void);\n#include \"h.h\"\n#endif\n", "#include \"h.h\"\nint nine(void) { return three() * three(); }\n"}
+	for i, text := range texts {
+		r.vram(textAt, []byte(text))
+		r.do(0, reg.PacketProgram, 0, 0, fields(u32(hA+i), u32(reg.ProgramSource), uint64(textAt), uint64(len(text))))
+	}
+	const name = "h.h"
+	compile := func(program int) {
+		r.do(0, reg.PacketCompile, 0, 0, fields(u32(program), uint32(1), uint64(textAt), uint64(0), u32(hA), u32(len(name)), name))
+	}
+	compile(hA)
+	m := r.newMover(opencl.Spec{Memory: 256 << 20})
+	m.finish()
+	compile(hB)
+	compile(hA)
+}
+
 const image2D = 0x10f1
 
 // A move that fails at some step leaves the context as it was.

@@ -166,7 +166,7 @@ func (s *Session) headersTask(c *cursor) (task, error) {
 		return task{}, err
 	}
 	options, err := s.options(at, n)
-	used, names, headers := []*program{p}, []string{}, []cl.Program{}
+	used, names := []*program{p}, []string{}
 	for range count {
 		if err != nil || c.bad {
 			return task{}, err
@@ -175,16 +175,40 @@ func (s *Session) headersTask(c *cursor) (task, error) {
 		header, err = object[*program](s, c.u32(), cl.InvalidProgram)
 		names = append(names, string(c.padded(c.u32())))
 		if err == nil {
-			used, headers = append(used, header), append(headers, header.program)
+			used = append(used, header)
 		}
 	}
 	run := func() error {
 		if err := s.fromSource(p); err != nil {
 			return err
 		}
-		return s.Library.Compile(p.program, s.Device, options, headers, names)
+		headers, made, err := s.headers(used[1:])
+		if err == nil {
+			err = s.Library.Compile(p.program, s.Device, options, headers, names)
+		}
+		for _, h := range made {
+			_ = s.Library.Release(h)
+		}
+		return err
 	}
 	return task{used, run, programMade}, err
+}
+
+// headers returns the programs that a task uses as headers, and those of them that it made, which
+// the caller releases: PoCL ends the process for a header without a source, as one is that has
+// moved here as a binary. The programs do not change while the task holds them.
+func (s *Session) headers(of []*program) (list, made []cl.Program, err error) {
+	for _, p := range of {
+		h := p.program
+		if p.source != nil {
+			if h, err = s.Library.NewProgram(s.context, p.source); err != nil {
+				return nil, made, err
+			}
+			made = append(made, h)
+		}
+		list = append(list, h)
+	}
+	return list, made, nil
 }
 
 // linkTask makes a program. It stays after an error of the linker, for its messages.
