@@ -17,7 +17,8 @@ const (
 // muxflow runs online and offline clients side by side with MPS. Offline clients get the
 // complement of the online clients' activity of multiprocessors, less a margin. Ours: the
 // activity is that while kernels of the online client run, because the mean with its pauses
-// leaves its requests too little. MPS fixes a client's share while it runs, so a new share is applied between two jobs.
+// leaves its requests too little. MPS fixes a client's share while it runs, so a new share
+// is applied between two jobs, or at the first launch after a resize.
 // SysMonitor admits, holds or evicts the offline clients. An offline client that gets a
 // signal to end starts nothing more, and ends when nothing of it runs, so that its end
 // cannot fail the shared context. A fault of the context evicts the offline clients and

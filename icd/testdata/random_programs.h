@@ -79,7 +79,7 @@ static void other_program(void)
 	say_program("compiled", list[2], code);
 	failed |= code;
 	cl_program linked = failed ? NULL : clLinkProgram(r.c, 1, &r.d, way == 2 ? "-create-library" : "", way == 3 ? 0 : way == 4 ? 2 : 3, way == 3 ? NULL : list, NULL, NULL, &code);
-		say_program("linked", linked, code);
+	say_program("linked", linked, code);
 	if (linked && !code && way != 2)
 		run_linked(linked);
 	for (int i = 0; i < 3; i++)

@@ -43,7 +43,7 @@ func Make(g *GPU, want []string) (Plan, error) {
 	for i := range ways {
 		w := &ways[i]
 		after, created, ok := layout.Plan(g.current(w.kept), w.missing)
-		if !ok { // so are those in the way
+		if !ok { // programs use what is in the way
 			inTheWay := slices.DeleteFunc(w.kept, func(i Instance) bool { return len(i.Busy) == 0 })
 			return Plan{}, &BusyError{GPU: g.UUID, Instances: inTheWay, Processes: g.Busy}
 		}
