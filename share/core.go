@@ -16,8 +16,8 @@ const StuckAfter = time.Minute
 // events, the account of memory, and evictions. S is the policy's state of a client.
 //
 // Invariant: a client has at most one waiting launch and MaxInFlight flights, and its
-// memory is at most its limit, unless a resize has lowered that; all clients together have at most the device's memory,
-// unless the policy over-commits.
+// memory is at most its limit, unless a resize has lowered that; all clients together have
+// at most the device's memory, unless the policy over-commits.
 type core[S any] struct {
 	device     Device
 	now        time.Duration
@@ -312,7 +312,7 @@ func (k *core[S]) take(c *client[S]) {
 }
 
 // first returns the one of two clients that had its turn longer ago, or joined then: clients
-// that join keep none waiting that was there before. A may be nil.
+// that join keep none waiting that was there before. The first may be nil.
 func first[S any](a, b *client[S]) *client[S] {
 	if a == nil || b.turn < a.turn {
 		return b

@@ -187,13 +187,12 @@ func printError(out io.Writer, err error) {
 // command line may have a word of 128 KiB.
 const maxWord = 400
 
-var longWord = regexp.MustCompile(`\S{400,}`)
-
 // shortWords leaves out the middle of words that are too long to read.
 func shortWords(text string) string {
 	if len(text) < maxWord {
 		return text
 	}
+	longWord := regexp.MustCompile(fmt.Sprintf(`\S{%d,}`, maxWord)) // few errors need it
 	return longWord.ReplaceAllStringFunc(text, func(w string) string {
 		const part = maxWord / 4
 		return fmt.Sprintf("%s...(%d bytes)...%s", strings.ToValidUTF8(w[:part], ""), len(w), strings.ToValidUTF8(w[len(w)-part:], ""))

@@ -109,17 +109,7 @@ func nodeState(n *dxpuv1.NodeInfo) string {
 	if n.Connected {
 		s = "connected"
 	}
-	switch {
-	case n.Draining:
-		s += ",draining"
-	case n.Drained:
-		s += ",drained"
-	case n.Cordoned:
-		s += ",cordoned"
-	}
-	if len(n.Taints) > 0 {
-		s += ",tainted"
-	}
+	s += withheld(n)
 	switch n.MaintenanceState {
 	case dxpuv1.MaintenanceState_MAINTENANCE_STATE_DRAINING, dxpuv1.MaintenanceState_MAINTENANCE_STATE_RUNNING:
 		s += ",maintenance"

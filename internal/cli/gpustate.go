@@ -22,19 +22,27 @@ func gpuHealth(g *dxpuv1.GPU) string {
 	return enumWord(g.Health)
 }
 
-// gpuState returns the state of a GPU, and whether it is cordoned or drained.
-func gpuState(g *dxpuv1.GPU) string {
-	state := enumWord(g.State)
+// gpuState returns the state of a GPU, and what keeps leases from it.
+func gpuState(g *dxpuv1.GPU) string { return enumWord(g.State) + withheld(g) }
+
+// withheld returns whether an operator keeps leases from a GPU or a node, as words after commas.
+func withheld(of interface {
+	GetCordoned() bool
+	GetDraining() bool
+	GetDrained() bool
+	GetTaints() []*dxpuv1.Taint
+},
+) (words string) {
 	switch {
-	case g.Draining:
-		state += ",draining"
-	case g.Drained:
-		state += ",drained"
-	case g.Cordoned:
-		state += ",cordoned"
+	case of.GetDraining():
+		words = ",draining"
+	case of.GetDrained():
+		words = ",drained"
+	case of.GetCordoned():
+		words = ",cordoned"
 	}
-	if len(g.Taints) > 0 {
-		state += ",tainted"
+	if len(of.GetTaints()) > 0 {
+		words += ",tainted"
 	}
-	return state
+	return words
 }

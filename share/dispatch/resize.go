@@ -8,7 +8,8 @@ import (
 )
 
 // Resize changes what a client may use. A launch that runs ends as it began, but for mps,
-// whose share sets the speed of what is left of it. It returns false, and changes nothing, if there is not that much memory, or the policy has no room.
+// whose share sets the speed of what is left of it. It returns false, and changes nothing,
+// if there is not that much memory, or the policy has no room.
 func (d *Dispatcher) Resize(now time.Duration, id share.ClientID, spec share.ClientSpec) bool {
 	d.now = max(d.now, now)
 	c := d.find(id)
