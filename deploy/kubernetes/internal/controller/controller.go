@@ -234,11 +234,7 @@ func (c *Controller) run(ctx context.Context) error {
 	case <-ctx.Done():
 		return nil
 	}
-	if err := c.startSlices(ctx); err != nil {
-		return err
-	}
-	defer c.devices.Stop()
-	tasks.Go(func() { c.keepPublished(ctx) })
+	c.renew(false)
 	// Leases of claims that ended while no controller ran.
 	_, orphans := c.watch.Ours()
 	for _, uid := range orphans {
@@ -247,8 +243,7 @@ func (c *Controller) run(ctx context.Context) error {
 	for range c.cfg.Workers {
 		tasks.Go(func() { c.work(ctx) })
 	}
-	<-ctx.Done()
-	return nil
+	return c.keepPublished(ctx)
 }
 
 func (c *Controller) work(ctx context.Context) {
@@ -273,7 +268,7 @@ func (c *Controller) work(ctx context.Context) {
 	}
 }
 
-// startSlices begins to publish the devices.
+// startSlices begins to publish the devices. The inventory then is that which has been published.
 func (c *Controller) startSlices(ctx context.Context) (err error) {
 	c.renew(false)
 	delay := sliceDelay
@@ -303,15 +298,30 @@ const (
 	selectorPause = 5 * time.Second
 )
 
-// keepPublished publishes the devices after each change.
-func (c *Controller) keepPublished(ctx context.Context) {
+// keepPublished publishes the devices, and again after each change, until ctx ends. The slices of an
+// earlier controller stay as they are until the pool is known.
+func (c *Controller) keepPublished(ctx context.Context) error {
+	for !c.watch.Complete() {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-c.publish:
+		}
+		began := time.Now()
+		c.renew(false)
+		pauseAfter(ctx, began)
+	}
+	if err := c.startSlices(ctx); err != nil {
+		return err
+	}
+	defer c.devices.Stop()
 	var selected time.Time
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			return
+			return nil
 		case <-c.publish:
 		case <-timer.C:
 		}
@@ -327,11 +337,15 @@ func (c *Controller) keepPublished(ctx context.Context) {
 		if held {
 			timer.Reset(wait)
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(max(publishPause, publishShare*time.Since(began))):
-		}
+		pauseAfter(ctx, began)
+	}
+}
+
+// pauseAfter waits between two updates of the devices, or until ctx ends.
+func pauseAfter(ctx context.Context, began time.Time) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(max(publishPause, publishShare*time.Since(began))):
 	}
 }
 
@@ -350,10 +364,14 @@ func (c *Controller) renew(hold bool) (changed, selects, held bool) {
 	}
 	ours, _ := c.watch.Ours()
 	nodes := c.nodeHosts()
+	var before *inventory.Inventory
+	if c.devices != nil {
+		before = c.current()
+	}
 	inv := inventory.New(inventory.State{
 		GPUs: s.GPUs, Spares: s.Spares, Hosts: hostsOf(nodes, s.Hosts), Nodes: nodes, Queued: c.watch.Queued(), Ours: ours,
 		Uses: c.uses(), Lost: c.lost(),
-		BoxTaints: s.BoxTaints, BoxLabels: s.BoxLabels, Performance: c.cfg.Performance, WholeGPUs: c.cfg.WholeGPUs, Before: c.current(),
+		BoxTaints: s.BoxTaints, BoxLabels: s.BoxLabels, Performance: c.cfg.Performance, WholeGPUs: c.cfg.WholeGPUs, Before: before,
 	})
 	inv.SetRacks(s.Racks)
 	c.cfg.Metrics.devices.Set(float64(len(inv.Devices)))

@@ -43,6 +43,11 @@ func (s *Snapshot) GPU(id string) *dxpuv1.GPU {
 	return s.byID[id]
 }
 
+// connected reports whether a host reported to the manager.
+func (s *Snapshot) connected(host string) bool {
+	return s != nil && s.Hosts[host].GetNode().GetConnected()
+}
+
 // index fills what is looked up.
 func (s *Snapshot) index() {
 	s.byID, s.leaving, s.inSlots = make(map[string]*dxpuv1.GPU, len(s.GPUs)), map[string]int{}, map[string]bool{}
@@ -78,14 +83,15 @@ type Watcher struct {
 	leases   map[string]*dxpuv1.Lease   // those that have not ended, and ended ones of claims that exist
 	byClaim  map[string]map[string]bool // claim -> leases
 	// away is whether the leases cannot be followed at present. returned is when they could be
-	// again, zero if they always could.
+	// at first, or again.
 	away     bool
 	returned time.Time
 	// unheard are the nodes that the snapshot shows as they were before, by ID: since when they
 	// have not reported to the manager that leads.
-	unheard map[string]time.Time
-	synced  chan struct{}
-	once    sync.Once
+	unheard  map[string]time.Time
+	complete bool // each node had reported once, or had the time to
+	synced   chan struct{}
+	once     sync.Once
 }
 
 // New returns a watcher for the leases with the label of a cluster.
@@ -325,7 +331,7 @@ func (w *Watcher) lost() {
 // the manager.
 func (w *Watcher) replace(all []*dxpuv1.Lease) {
 	w.mu.Lock()
-	if w.away {
+	if w.away || w.returned.IsZero() {
 		w.away, w.returned = false, time.Now()
 	}
 	changed := map[string]bool{}

@@ -76,7 +76,7 @@ func TestTaken(t *testing.T) {
 }
 
 // TestHostsAfterReturn: a host that does not report is not shut while the manager is away, whose GPUs
-// may be read before its leases, and until the hosts have had the time to find it.
+// may be read before its leases, and until the hosts have had the time to find it. A start is a return.
 func TestHostsAfterReturn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := New(nil, "c", func(string) {}, func() {})
@@ -90,6 +90,8 @@ func TestHostsAfterReturn(t *testing.T) {
 			}
 		}
 		w.replace([]*dxpuv1.Lease{waiting})
+		check("soon after a start", "")
+		time.Sleep(reconnectTime)
 		check("after a start", "host h1 does not report")
 		w.lost()
 		check("away", "")

@@ -11,12 +11,10 @@ const reconnectTime = 10 * time.Second
 
 // keepUnheardLocked shows the nodes as the snapshot before did that have not reported since the
 // manager leads, for reconnectTime: a new leader knows none until it reports, and the cluster would
-// see an empty pool. A node that was silent before stays silent.
+// see an empty pool. A node that was silent before stays silent. Without a snapshot before, such a
+// node may be alive, too: the snapshots are incomplete until it has reported, or had the time to.
 func (w *Watcher) keepUnheardLocked(s *Snapshot) {
 	before, unheard := w.snapshot, map[string]time.Time{}
-	if before == nil {
-		return
-	}
 	now := time.Now()
 	keeps := func(node string) bool {
 		since, known := w.unheard[node]
@@ -30,19 +28,34 @@ func (w *Watcher) keepUnheardLocked(s *Snapshot) {
 		return true
 	}
 	for id, h := range s.Hosts {
-		n := h.Node
-		if !n.GetConnected() && n.GetLastReportTime() == nil && before.Hosts[id].GetNode().GetConnected() && keeps(id) {
-			n.Connected = true
+		if n := h.Node; !n.GetConnected() && n.GetLastReportTime() == nil {
+			if was := before.connected(id); (was || !w.complete) && keeps(id) && was {
+				n.Connected = true
+			}
 		}
 	}
 	for _, g := range s.GPUs {
-		was := before.byID[g.Id]
-		if g.Health == dxpuv1.Health_HEALTH_UNREACHABLE && !s.LostBoxes[g.BoxId] && was != nil && was.Health != g.Health && keeps(g.BoxId) {
+		if g.Health != dxpuv1.Health_HEALTH_UNREACHABLE || s.LostBoxes[g.BoxId] {
+			continue
+		}
+		was := before.GPU(g.Id)
+		switch {
+		case before == nil && keeps(g.BoxId):
+			g.Health, g.HealthDetail = dxpuv1.Health_HEALTH_UNSPECIFIED, ""
+		case was != nil && was.Health != g.Health && keeps(g.BoxId):
 			keepReachable(g, was)
 			s.Spares = before.Spares // those of the manager are of the boxes that have reported
 		}
 	}
-	w.unheard = unheard
+	w.unheard, w.complete = unheard, w.complete || len(unheard) == 0
+}
+
+// Complete reports whether the pool has been known once: each of its nodes has reported to the
+// manager that leads, or has had the time to.
+func (w *Watcher) Complete() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.complete
 }
 
 // keepReachable shows a GPU as if its box had reported what it had before.

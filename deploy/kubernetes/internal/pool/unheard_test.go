@@ -36,7 +36,7 @@ func TestUnheardGPU(t *testing.T) {
 				g.Id, g.BoxId = "b1/0", "b1"
 			}
 			test.now.Health = unreachable
-			w.SetSnapshot(&Snapshot{GPUs: []*dxpuv1.GPU{test.was}})
+			w.SetSnapshot(&Snapshot{GPUs: []*dxpuv1.GPU{test.was}, LostBoxes: map[string]bool{"b1": true}})
 			w.SetSnapshot(&Snapshot{GPUs: []*dxpuv1.GPU{test.now}, LostBoxes: map[string]bool{"b1": test.lost}})
 			if got := w.Snapshot().GPU("b1/0"); !proto.Equal(got, test.want) {
 				t.Errorf("got %v, want %v", got, test.want)
@@ -93,5 +93,39 @@ func TestUnheardTime(t *testing.T) {
 		read("reports", true, true)
 		read("yet another leads", false, true)
 		wantIn(reconnectTime)
+	})
+}
+
+// TestUnheardAtFirst: the first snapshots do not say of a node that has not reported to the manager
+// how it is, and are incomplete for as long, at most ten seconds.
+func TestUnheardAtFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := New(nil, "c", nil, nil)
+		read := func(when string, reported bool, health dxpuv1.Health, complete bool) {
+			t.Helper()
+			h := &dxpuv1.Host{Node: &dxpuv1.NodeInfo{Id: "h1"}}
+			silent := &dxpuv1.GPU{Id: "b1/0", BoxId: "b1", Health: dxpuv1.Health_HEALTH_UNREACHABLE}
+			lost := &dxpuv1.GPU{Id: "b2/0", BoxId: "b2", Health: dxpuv1.Health_HEALTH_UNREACHABLE}
+			if reported {
+				silent.Health, h.Node.Connected, h.Node.LastReportTime = dxpuv1.Health_HEALTH_OK, true, timestamppb.Now()
+			}
+			w.SetSnapshot(&Snapshot{Hosts: map[string]*dxpuv1.Host{"h1": h}, GPUs: []*dxpuv1.GPU{silent, lost}, LostBoxes: map[string]bool{"b2": true}})
+			s := w.Snapshot()
+			if s.GPU("b1/0").Health != health || s.GPU("b2/0").Health != dxpuv1.Health_HEALTH_UNREACHABLE || s.Hosts["h1"].Node.Connected != reported || w.Complete() != complete {
+				t.Errorf("%s: complete %v, host %v, GPUs %v", when, w.Complete(), s.Hosts["h1"], s.GPUs)
+			}
+		}
+		w.replace(nil)
+		read("at first", false, dxpuv1.Health_HEALTH_UNSPECIFIED, false)
+		time.Sleep(reconnectTime - 1)
+		read("soon", false, dxpuv1.Health_HEALTH_UNSPECIFIED, false)
+		time.Sleep(1)
+		read("later", false, dxpuv1.Health_HEALTH_UNREACHABLE, true)
+		read("it reports", true, dxpuv1.Health_HEALTH_OK, true)
+
+		w = New(nil, "c", nil, nil)
+		w.replace(nil)
+		read("at first again", false, dxpuv1.Health_HEALTH_UNSPECIFIED, false)
+		read("it reports soon", true, dxpuv1.Health_HEALTH_OK, true)
 	})
 }
