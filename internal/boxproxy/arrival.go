@@ -120,7 +120,7 @@ func (a *arrival) learn() {
 // refuse ends the arrival.
 func (a *arrival) refuse(e engine.Entry, why string) {
 	a.over, a.state, a.commit, a.waits = true, nil, nil, false
-	a.slot.say(e, migration.Refused, a.epoch)
+	a.slot.refuse(e, a.epoch, why)
 	a.publish(dxpuv1.MigrationState_MIGRATION_STATE_FAILED, why)
 }
 

@@ -87,7 +87,7 @@ func (d *departure) Transmit(e engine.Entry) {
 	}
 	if err := d.device.Movable(); err != nil {
 		d.fail(e, err.Error())
-		d.slot.say(e, migration.Refused, d.epoch)
+		d.slot.refuse(e, d.epoch, err.Error())
 		return
 	}
 	if d.phase == readyToStop {

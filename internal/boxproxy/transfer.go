@@ -114,7 +114,7 @@ func (s *slot) order(e engine.Entry, m migration.Message) {
 		s.stopping = true
 		s.migratable.Freeze()
 	case m.Order == migration.Stop:
-		s.say(e, migration.Refused, m.Epoch)
+		s.refuse(e, m.Epoch, "it is not copying the device to another box, or has stopped already")
 	case m.Order == migration.Resume && s.stopping:
 		s.stopping = false
 		s.migratable.Thaw(e.Now())
@@ -143,6 +143,12 @@ func (s *slot) snapshot(e engine.Entry) {
 // has no room it is sent later, because nothing follows it.
 func (s *slot) say(e engine.Entry, o migration.Order, epoch uint16) {
 	s.word = &migration.Message{Order: o, Epoch: epoch}
+	s.sayOn(e)
+}
+
+// refuse tells the host that the device cannot move, and why.
+func (s *slot) refuse(e engine.Entry, epoch uint16, why string) {
+	s.word = &migration.Message{Order: migration.Refused, Epoch: epoch, Why: why}
 	s.sayOn(e)
 }
 

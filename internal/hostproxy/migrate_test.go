@@ -207,8 +207,8 @@ func TestMigrationFails(t *testing.T) {
 				return host.GetBindingId() == next.id && host.GetState() == fault.host &&
 					(fault.host == migrationFailed || box.GetBindingId() == next.id && box.GetState() >= migrationReady)
 			})
-			if state, why := r.switchOver(b); state != migrationFailed {
-				t.Fatalf("%s: the migration is %v: %s; target: %v", fault.name, state, why, r.atBox(next))
+			if state, why := r.switchOver(b); state != migrationFailed || why != "the box of the target: no" {
+				t.Fatalf("%s: the migration is %v: %q; target: %v", fault.name, state, why, r.atBox(next))
 			}
 			r.until("the target is free", func() bool { return r.atBox(next) == nil })
 			with(func(o *odd) { o.restore, o.store = nil, nil })

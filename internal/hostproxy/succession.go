@@ -1,6 +1,7 @@
 package hostproxy
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -145,7 +146,11 @@ func (n *succession) heard(e engine.Entry, m migration.Message, source bool) {
 	case m.Epoch != n.epoch() || n.phase >= switched:
 		return
 	case m.Order == migration.Refused:
-		n.fail(e, "a box refused the state of the device")
+		box := "the box of the target: "
+		if source {
+			box = "the box of the source: "
+		}
+		n.fail(e, box+cmp.Or(m.Why, "the device cannot move"))
 		return
 	case n.phase != stopping:
 		return

@@ -11,6 +11,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
+	"strings"
 
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
@@ -26,7 +27,7 @@ const (
 	Resume                     // host to source: go on
 	Start                      // host to target: begin
 	Installed                  // target to host: the state is in place
-	Refused                    // source or target to host: the device cannot move
+	Refused                    // source or target to host: the device cannot move, with the reason
 	Commit                     // source to target, with a Sum of the state
 	Settle                     // source to target: answer when the memory so far is in place
 	Settled                    // target to source
@@ -50,6 +51,7 @@ type Message struct {
 	Order Order
 	Epoch uint16 // the lower half of the epoch of the successor
 	Sum   Sum    // of Commit
+	Why   string // of Refused; "": not said
 }
 
 // Sum describes a state.
@@ -58,8 +60,10 @@ type Sum struct {
 	CRC    uint32 // CRC-32C
 }
 
-// sumSize is the size of the payload of Commit in bytes.
-const sumSize = 8
+const (
+	sumSize = 8 // the size of the payload of Commit in bytes
+	maxWhy  = 256
+)
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
@@ -68,16 +72,22 @@ func SumOf(state []byte) Sum {
 	return Sum{Length: uint32(len(state)), CRC: crc32.Checksum(state, castagnoli)}
 }
 
-// Packet returns the message as a TLP.
+// Packet returns the message as a TLP. Of Why it carries the first 256 bytes.
 func (m Message) Packet() tlp.Packet {
 	p := tlp.Packet{Type: tlp.Msg, DW4: true, Code: tlp.CodeVendorType1, Routing: tlp.RouteLocal}
 	binary.BigEndian.PutUint16(p.MsgHeader[2:], vendor)
 	p.MsgHeader[4], p.MsgHeader[5] = uint8(m.Order), version
 	binary.BigEndian.PutUint16(p.MsgHeader[6:], m.Epoch)
-	if m.Order == Commit {
-		p.Type, p.Length = tlp.MsgD, sumSize/pcie.DW
+	switch {
+	case m.Order == Commit:
 		p.Data = binary.LittleEndian.AppendUint32(nil, m.Sum.Length)
 		p.Data = binary.LittleEndian.AppendUint32(p.Data, m.Sum.CRC)
+	case m.Order == Refused:
+		p.Data = []byte(m.Why[:min(len(m.Why), maxWhy)])
+		p.Data = append(p.Data, make([]byte, -len(p.Data)&(pcie.DW-1))...)
+	}
+	if len(p.Data) > 0 {
+		p.Type, p.Length = tlp.MsgD, uint16(len(p.Data)/pcie.DW)
 	}
 	return p
 }
@@ -89,9 +99,11 @@ func Parse(p *tlp.Packet) (m Message, ok bool) {
 	}
 	m = Message{Order: Order(p.MsgHeader[4]), Epoch: binary.BigEndian.Uint16(p.MsgHeader[6:])}
 	switch {
-	case m.Order < Stop || m.Order > Settled || (m.Order == Commit) != (p.Type == tlp.MsgD):
+	case m.Order < Stop || m.Order > Settled:
 		return Message{}, false
-	case m.Order == Commit && len(p.Data) != sumSize:
+	case m.Order == Refused && len(p.Data) <= maxWhy:
+		m.Why = strings.ToValidUTF8(strings.TrimRight(string(p.Data), "\x00"), "")
+	case m.Order == Commit && len(p.Data) != sumSize || m.Order != Commit && len(p.Data) > 0:
 		return Message{}, false
 	case m.Order == Commit:
 		m.Sum = Sum{Length: binary.LittleEndian.Uint32(p.Data), CRC: binary.LittleEndian.Uint32(p.Data[4:])}
