@@ -14,7 +14,7 @@ import (
 type readKind uint8
 
 const (
-	readIndex       readKind = iota // flags and index of the available ring
+	readIndex       readKind = iota // index of the available ring
 	readRing                        // entries of the available ring
 	readDescriptors                 // a window of descriptors
 	readData                        // a buffer
@@ -109,8 +109,7 @@ func (d *Device) ended(res transaction.Result) {
 	}
 	switch readKind(res.Cookie >> 16) {
 	case readIndex:
-		q.looking = false
-		d.advance(q, binary.LittleEndian.Uint16(q.head[2:]))
+		d.lookedUp(q)
 	case readRing:
 		d.fetchedRing(q)
 	case readDescriptors:

@@ -22,8 +22,9 @@ type queue struct {
 	// The available ring: entries from next to end are available, and not yet fetched.
 	look, looking bool // the available index is to be read; its read is outstanding
 	next, end     uint16
-	fetching      int // entries that an outstanding read brings
-	head          [4]byte
+	before        uint16 // end at the time of that read
+	fetching      int    // entries that an outstanding read brings
+	head          [2]byte
 	entries       [2 * MaxRequests]byte
 
 	chains  []chain // by ID
@@ -82,26 +83,37 @@ func (q *queue) inRange() bool {
 	return q.desc+16*n >= q.desc && q.avail+6+2*n >= q.avail && q.used+6+8*n >= q.used
 }
 
-// notified takes a write to the notification address of a virtqueue (section 4.1.5.2).
+// notified takes a write to the notification address of a virtqueue (section 4.1.5.2). The
+// index in a notification may be of any age, since the processor that writes it may stand still
+// before: only the one in memory shows that a driver breaks the rules.
 func (d *Device) notified(index int, b []byte) {
 	q := &d.queues[index]
 	if !d.session.Running || !q.enabled || d.broken != "" {
 		return
 	}
-	if d.session.Features&featureNotificationData != 0 && len(b) == 4 {
-		d.advance(q, binary.LittleEndian.Uint16(b[2:]))
-		return
+	if d.session.Features&featureNotificationData == 0 || len(b) != 4 || !q.advance(binary.LittleEndian.Uint16(b[2:])) {
+		q.look = true
 	}
-	q.look = true
 }
 
-// advance takes an available index. The one of a notification may be older than the one
-// that was read.
-func (d *Device) advance(q *queue, index uint16) {
-	switch {
-	case index-q.next <= q.size && index-q.end <= q.size:
+// advance takes an available index, which may be up to a size of the virtqueue older than the
+// last one. It reports whether the index is in that range.
+func (q *queue) advance(index uint16) bool {
+	if index-q.next <= q.size && index-q.end <= q.size {
 		q.end = index
-	case q.end-index <= q.size:
+		return true
+	}
+	return q.end-index <= q.size
+}
+
+// lookedUp takes the available index that was read. Only a notification from after the read can
+// make that of a driver which keeps the rules too old.
+func (d *Device) lookedUp(q *queue) {
+	q.looking = false
+	switch index := binary.LittleEndian.Uint16(q.head[:]); {
+	case q.advance(index):
+	case q.end != q.before:
+		q.look = true
 	default:
 		d.Break(fmt.Sprintf("virtqueue %d: available index %d, after %d", q.index, index, q.end))
 	}
@@ -167,8 +179,8 @@ func (d *Device) fetch(q *queue, emit func(p *tlp.Packet) bool) stepResult {
 	for {
 		switch {
 		case q.look && !q.looking:
-			q.look = false
-			r := d.reads.send(d, emit, q.avail, q.head[:], q.cookie(readIndex, 0))
+			q.look, q.before = false, q.end
+			r := d.reads.send(d, emit, q.avail+2, q.head[:], q.cookie(readIndex, 0))
 			q.looking = r != readNoTag
 			q.look = r == readNoTag
 			return r.step()

@@ -110,6 +110,9 @@ func (d *Driver) queue(i, size int) *Queue {
 	return q
 }
 
+// Addr returns the bus address of the rings.
+func (q *Queue) Addr() uint64 { return q.addr }
+
 // Alloc returns memory for buffers, until the next Start.
 func (d *Driver) Alloc(n int) (b []byte, addr uint64) {
 	all, base := d.Host.Memory()

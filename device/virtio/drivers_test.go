@@ -1,0 +1,262 @@
+package virtio_test
+
+import (
+	"encoding/binary"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/dxpu-project/dxpu/cfgspace"
+	"github.com/dxpu-project/dxpu/device/virtio/virtiotest"
+)
+
+// act does one thing.
+func (w *world) act() {
+	i := w.r.IntN(worldQueues)
+	q := w.queues[i]
+	switch k := w.r.IntN(100); {
+	case k < 50:
+		for range 1 + w.r.IntN(6) {
+			w.submit(i)
+		}
+		if w.r.IntN(4) == 0 {
+			q.late = append(q.late, q.next)
+		} else {
+			w.notify(i, q.next)
+		}
+	case k < 70:
+		w.reap(i)
+	case k < 78 && len(q.late) > 0:
+		k := w.r.IntN(len(q.late))
+		w.notify(i, q.late[k])
+		q.late = slices.Delete(q.late, k, k+1)
+	case k < 82:
+		w.answers = !w.answers
+	case k < 85:
+		w.setBackend(nil)
+	case k < 90:
+		w.setBackend(newLateBackend(w))
+	case k < 92:
+		w.msix(0xc000) // all vectors are masked
+	case k < 94:
+		w.msix(0x8000)
+	case k < 97:
+		w.setMaster(!w.master)
+	case k < 98:
+		w.reset()
+	}
+}
+
+func (w *world) setMaster(on bool) {
+	w.master = on
+	command := uint32(cfgspace.CmdMemory)
+	if on {
+		command |= cfgspace.CmdBusMaster
+	}
+	w.ConfigWrite(cfgspace.OffCommand, 2, command)
+}
+
+// reset resets the device or the function, and begins another session. The answers of the host
+// and of the back end to the one before come meanwhile.
+func (w *world) reset() {
+	if w.r.IntN(2) == 0 {
+		w.running = false
+		w.Write(virtiotest.Status, 1, 0)
+	} else {
+		at := cfgspace.Find(w.ReadConfigSpace(), cfgspace.CapExpress) + 8
+		control := w.ConfigRead(at, 2)
+		w.running = false
+		w.ConfigWrite(at, 2, control|1<<15)
+		w.powerUp()
+	}
+	if w.back != nil {
+		w.back.closed = true
+	}
+	w.Run(time.Duration(w.r.IntN(50)) * time.Microsecond)
+	w.setMaster(true)
+	w.msix(0x8000)
+	w.start()
+}
+
+// setBackend changes the back end. The former one answers no more.
+func (w *world) setBackend(b *lateBackend) {
+	if w.back != nil {
+		w.back.closed = true
+	}
+	w.back = b
+	if b == nil {
+		w.dev.SetBackend(nil)
+		return
+	}
+	w.dev.SetBackend(b)
+}
+
+// Drivers that keep the rules get each request back once, with the data of the back end, and an
+// interrupt behind it, whatever happens besides: late notifications, other back ends, resets,
+// no Bus Master. The device touches nothing that the driver has not made available.
+func TestDriversAgainstModel(t *testing.T) {
+	for seed := range uint64(40) {
+		w := newWorld(t, seed)
+		w.start()
+		for step := range 300 {
+			w.act()
+			w.Run(time.Duration(w.r.IntN(20)) * time.Microsecond)
+			if w.err != "" || w.dev.Broken() != "" {
+				t.Fatalf("seed %d, step %d: %s %s", seed, step, w.err, w.dev.Broken())
+			}
+		}
+		w.finish(seed)
+	}
+}
+
+// finish lets all requests end.
+func (w *world) finish(seed uint64) {
+	w.answers = true
+	w.setMaster(true)
+	w.msix(0x8000)
+	w.setBackend(newLateBackend(w))
+	for i, q := range w.queues {
+		w.notify(i, q.next)
+	}
+	w.settle()
+	for i, q := range w.queues {
+		w.reap(i)
+		if len(q.open) > 0 || q.owed {
+			w.fail("queue %d: %d requests are left; an interrupt is missing: %v", i, len(q.open), q.owed)
+		}
+	}
+	if i := firstDifference(w.mem, w.want); i >= 0 {
+		w.fail("byte %#x is %#x, want %#x", i, w.mem[i], w.want[i])
+	}
+	if w.err != "" || w.dev.Broken() != "" {
+		w.t.Fatalf("seed %d, at the end: %s %s", seed, w.err, w.dev.Broken())
+	}
+}
+
+// submit makes a request available, if there is room for one.
+func (w *world) submit(index int) {
+	q := w.queues[index]
+	if len(q.freeSlot) == 0 || len(q.freeDesc) == 0 || len(q.open) == q.size {
+		return
+	}
+	j := &job{slot: q.freeSlot[0]}
+	at := memBase + uint64(index*queueArea+ringArea+j.slot*slotArea)
+	end := at + slotArea
+	take := func(n int) extent {
+		at += uint64(w.r.IntN(3))
+		e := extent{at, min(n, int(end-at))}
+		at += uint64(e.n)
+		return e
+	}
+	indirect := w.r.IntN(3) == 0
+	buffers := 1 + w.r.IntN(4)
+	if !indirect {
+		buffers = min(buffers, len(q.freeDesc))
+	}
+	reads := w.r.IntN(buffers + 1)
+	var all []extent
+	for i := range buffers {
+		e := take([]int{1 + w.r.IntN(12), 1 + w.r.IntN(12), 1 + w.r.IntN(3500), min(i, 1) * w.r.IntN(2)}[w.r.IntN(4)])
+		if i == 0 && e.n == 0 {
+			e = take(1)
+		}
+		all = append(all, e)
+		if i >= reads {
+			j.write = append(j.write, e)
+			continue
+		}
+		b := make([]byte, e.n)
+		for k := range b {
+			b[k] = byte(w.r.Uint32())
+		}
+		w.put(e.addr, b)
+		j.read, j.content = append(j.read, e), append(j.content, b...)
+	}
+	direct, used := buffers, buffers // descriptors of buffers, and with that of the table
+	if indirect {
+		direct = w.r.IntN(min(buffers, len(q.freeDesc)))
+		used = direct + 1
+	}
+	for _, p := range w.r.Perm(len(q.freeDesc))[:used] {
+		j.descs = append(j.descs, q.freeDesc[p])
+	}
+	q.freeDesc = slices.DeleteFunc(q.freeDesc, func(d uint16) bool { return slices.Contains(j.descs, d) })
+	w.chain(q.desc, j.descs, all[:direct], reads, !indirect)
+	if indirect {
+		places := []uint16{0}
+		for _, p := range w.r.Perm(buffers - direct - 1 + w.r.IntN(4)) {
+			places = append(places, uint16(p+1))
+		}
+		table := take(16 * len(places))
+		j.tables = append(j.tables, table)
+		w.chain(table.addr, places, all[direct:], reads-direct, true)
+		flags := virtiotest.FlagIndirect | uint16(w.r.IntN(2)*virtiotest.FlagWrite) // that is ignored
+		w.describe(q.desc+16*uint64(j.descs[direct]), table, flags, uint16(w.r.Uint32()))
+	}
+	in := 0
+	for _, e := range j.write {
+		in += e.n
+	}
+	j.n = len(answer(j.content, in))
+	q.freeSlot = q.freeSlot[1:]
+	q.open[j.descs[0]] = j
+	w.put16(q.avail+4+2*uint64(int(q.next)%q.size), j.descs[0])
+	q.next++
+	w.put16(q.avail+2, q.next)
+}
+
+// chain writes descriptors, of which the first ones are read by the device.
+func (w *world) chain(table uint64, places []uint16, buffers []extent, reads int, ends bool) {
+	for i, e := range buffers {
+		next, flags := uint16(w.r.Uint32()), uint16(0)
+		if i+1 < len(buffers) || !ends {
+			next, flags = places[i+1], virtiotest.FlagNext
+		}
+		if i >= reads {
+			flags |= virtiotest.FlagWrite
+		}
+		w.describe(table+16*uint64(places[i]), e, flags, next)
+	}
+}
+
+func (w *world) describe(at uint64, e extent, flags, next uint16) {
+	b := binary.LittleEndian.AppendUint64(nil, e.addr)
+	b = binary.LittleEndian.AppendUint32(b, uint32(e.n))
+	b = binary.LittleEndian.AppendUint16(b, flags)
+	w.put(at, binary.LittleEndian.AppendUint16(b, next))
+}
+
+// notify writes the notification of an available index, which may be an old one.
+func (w *world) notify(index int, avail uint16) {
+	at := virtiotest.Notify + 4*uint64(index)
+	if w.r.IntN(2) == 0 && w.dev.Session().Features&notificationData == 0 {
+		w.Write(at, 2, uint64(index))
+		return
+	}
+	w.Write(at, 4, uint64(index)|uint64(avail)<<16)
+}
+
+// A processor of the guest may stand still between the read of the available index and its
+// notification, while others get more requests done than the virtqueue has entries.
+func TestOldNotification(t *testing.T) {
+	const entries = 16
+	h, d, e := start(t)
+	if err := d.Start(virtiotest.Version1|notificationData, entries); err != nil {
+		t.Fatal(err)
+	}
+	h.dev.SetBackend(e)
+	q := d.Queues[0]
+	_, at := d.Alloc(8)
+	for i := range 5 * entries {
+		q.Submit(i%entries, virtiotest.Buffer{Addr: at, Len: 8, Write: true})
+		h.settle()
+		if _, _, ok := q.Used(); !ok {
+			t.Fatalf("request %d has not ended (%s)", i, h.dev.Broken())
+		}
+		h.Write(virtiotest.Notify, 4, 1<<16)
+	}
+	h.settle()
+	if h.dev.Broken() != "" || h.dev.Pending() > 0 {
+		t.Errorf("%d requests, %s", h.dev.Pending(), h.dev.Broken())
+	}
+}
