@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/dxpu-project/dxpu/cfgspace"
+	"github.com/dxpu-project/dxpu/device/virtio"
 	"github.com/dxpu-project/dxpu/device/virtio/virtiotest"
 )
 
@@ -258,5 +259,28 @@ func TestOldNotification(t *testing.T) {
 	h.settle()
 	if h.dev.Broken() != "" || h.dev.Pending() > 0 {
 		t.Errorf("%d requests, %s", h.dev.Pending(), h.dev.Broken())
+	}
+}
+
+// A request as long as the pool has room in it, whatever the pool's size is.
+func TestRequestOfThePoolsSize(t *testing.T) {
+	dev, err := virtio.New(virtio.Spec{Kind: virtio.Block, Queues: 1, Pool: 5000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev.Offer(virtio.FeatureVersion1, nil)
+	for _, n := range []int{4992, 5000} {
+		h, d := newHostOf(t, dev), &virtiotest.Driver{}
+		d.Host = h
+		if err := d.Start(virtiotest.Version1, 16); err != nil {
+			t.Fatal(err)
+		}
+		dev.SetBackend(newEcho(t))
+		_, at := d.Alloc(n)
+		d.Queues[0].Submit(0, virtiotest.Buffer{Addr: at, Len: n, Write: true})
+		h.settle()
+		if _, _, ok := d.Queues[0].Used(); ok == (dev.Broken() != "") {
+			t.Errorf("%d bytes: used %v, broken %q: want either", n, ok, dev.Broken())
+		}
 	}
 }

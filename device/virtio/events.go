@@ -51,7 +51,7 @@ func (d *Device) poolSize(q *queue) int {
 	if d.ownsQueue(q) {
 		return eventPool
 	}
-	return d.spec.Pool
+	return largest(d.spec.Pool)
 }
 
 // reset forgets the events of a session.

@@ -21,8 +21,12 @@ func (d *Device) fire(vector uint16, isr uint8) {
 	}
 }
 
-// fireConfig interrupts for a change of the configuration.
-func (d *Device) fireConfig() { d.fire(d.common.configVector, isrConfig) }
+// fireConfig interrupts for a change of the configuration. The ISR status tells it with MSI-X,
+// too (section 4.1.4.5.1).
+func (d *Device) fireConfig() {
+	d.isr |= isrConfig
+	d.fire(d.common.configVector, isrConfig)
+}
 
 // flushInterrupts sends the pending vectors that are not masked.
 func (d *Device) flushInterrupts(emit func(p *tlp.Packet) bool) bool {

@@ -13,6 +13,9 @@ const grain = 64
 
 func round(n int) int { return (n + grain - 1) &^ (grain - 1) }
 
+// largest returns the number of bytes that take can give out of a pool of size bytes.
+func largest(size int) int { return size &^ (grain - 1) }
+
 func (p *pool) reset(size int) { p.free = append(p.free[:0], extent{0, size}) }
 
 // take returns the offset of n free bytes.

@@ -137,10 +137,12 @@ func (d *Device) Offer(features uint64, config []byte) {
 	d.offered = features & d.spec.Kind.Features
 	changed := string(config) != string(d.config)
 	d.config = append(d.config[:0], config[:min(len(config), deviceSize)]...)
+	if changed {
+		d.common.generation++ // a driver reads the configuration before DRIVER_OK, too
+	}
 	if missing := d.session.Features & d.spec.Kind.Features &^ d.offered; d.session.Running && missing != 0 {
 		d.Break(fmt.Sprintf("the back end lacks the features %#x, which the driver uses", missing))
 	} else if changed && d.session.Running {
-		d.common.generation++
 		d.fireConfig()
 		d.ResetTransport()
 	}

@@ -453,6 +453,7 @@ func TestFeaturesRefused(t *testing.T) {
 // A change of the configuration interrupts a running driver, and raises the generation.
 func TestConfigChange(t *testing.T) {
 	h, _, _ := start(t)
+	before := h.Read(21, 1)
 	config := make([]byte, 60)
 	binary.LittleEndian.PutUint64(config, 4096)
 	h.dev.Offer(1<<6|1<<9|virtio.FeatureVersion1, config)
@@ -463,8 +464,17 @@ func TestConfigChange(t *testing.T) {
 	if n := len(h.Interrupts); n != 1 || h.Interrupts[0].Data != 0 {
 		t.Errorf("interrupts %v", h.Interrupts)
 	}
-	if g := h.Read(21, 1); g != 1 {
-		t.Errorf("generation %d", g)
+	if g := h.Read(21, 1); g != before+1 {
+		t.Errorf("generation %d, before the change %d", g, before)
+	}
+	if isr := h.Read(0x1000, 1); isr != 2 {
+		t.Errorf("ISR status %d, want 2", isr)
+	}
+	h.Write(virtiotest.Status, 1, 0) // a driver that has not started yet reads it, too
+	binary.LittleEndian.PutUint64(config, 8192)
+	h.dev.Offer(1<<6|1<<9|virtio.FeatureVersion1, config)
+	if g := h.Read(21, 1); g != before+2 {
+		t.Errorf("generation %d before DRIVER_OK, want %d", g, before+2)
 	}
 }
 
