@@ -363,8 +363,9 @@ func (d *Dispatcher) Ran(now time.Duration, t Turn, took time.Duration, more boo
 	c.late = false
 	c.ran += took
 	c.told = d.now
-	c.meter.Serve(took)
-	d.total.Serve(took)
+	c.meter.Serve(d.now, took)
+	c.meter.Tell(d.now, long)
+	d.total.Serve(d.now, took)
 	if c.gone {
 		return
 	}

@@ -25,11 +25,17 @@ func (d *Dispatcher) read() {
 		return
 	}
 	d.readAt = machine.After(d.now, meter.ReadPeriod)
+	var meters []*meter.Meter
+	var samples []share.Sample
 	for _, c := range d.clients {
 		d.tellWaited(c)
-		d.policy.Receive(d.now, share.Event{Kind: share.Sampled, Client: c.id, Sample: c.meter.Sample(d.now, 0)})
+		meters, samples = append(meters, &c.meter), append(samples, c.meter.Sample(d.now, 0))
 	}
 	all := d.total.Sample(d.now, 0)
+	meter.Divide(all.Utilisation, meters, samples)
+	for i, c := range d.clients {
+		d.policy.Receive(d.now, share.Event{Kind: share.Sampled, Client: c.id, Sample: samples[i]})
+	}
 	all.Temperature = meter.CoolTemperature
 	d.policy.Receive(d.now, share.Event{Kind: share.Sampled, Sample: all})
 }

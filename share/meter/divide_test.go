@@ -27,7 +27,7 @@ func TestDivide(t *testing.T) {
 		total.Begin(0)
 		for i, m := range meters {
 			m.Begin(0)
-			m.Tell(c.told[i])
+			m.Tell(0, c.told[i])
 			samples = append(samples, m.Sample(span, 0))
 		}
 		Divide(total.Sample(span, 0).Utilisation, meters, samples)

@@ -19,24 +19,46 @@ const (
 // enforcement without a sensor.
 const CoolTemperature = 60
 
-// Meter adds up the work of a client, or of a GPU. The zero value is an idle one.
+// Meter adds up the work of a client, or of a GPU. The zero value is an idle one. Its times are
+// not negative and do not go backwards.
 type Meter struct {
 	busy    time.Duration // time with a launch that runs, until from
 	service time.Duration
-	told    time.Duration // that the programs say their launches ran
 	from    time.Duration // since when launches run
 	running int           // launches that run
-	history [readSpan]reading
-	n       int       // readings
+	// The work of each ReadPeriod since time zero, the newest one being number last: those of the
+	// span, and the one that the span begins in.
+	periods [readSpan + 1]work
+	last    int64
 	said    share.PPM // of the last reading, by Tell
 }
 
-type reading struct{ at, busy, service, told time.Duration }
+type work struct{ busy, service, told time.Duration }
+
+// period returns the work of the present period.
+func (m *Meter) period() *work { return &m.periods[m.last%int64(len(m.periods))] }
+
+// move forgets the periods before the span.
+func (m *Meter) move(now time.Duration) {
+	n := int64(now / ReadPeriod)
+	for m.last = max(m.last, n-int64(len(m.periods))); m.last < n; {
+		m.last++
+		*m.period() = work{}
+	}
+}
 
 func (m *Meter) pass(now time.Duration) {
 	if m.running > 0 {
 		m.busy += now - m.from
+		// No reading has work before the span.
+		for at := max(m.from, now-(readSpan+1)*ReadPeriod); at < now; {
+			end := min((at/ReadPeriod+1)*ReadPeriod, now)
+			m.move(at)
+			m.period().busy += end - at
+			at = end
+		}
 	}
+	m.move(now)
 	m.from = now
 }
 
@@ -56,13 +78,21 @@ func (m *Meter) End(now time.Duration) {
 func (m *Meter) Ran(now, d time.Duration) {
 	m.pass(now)
 	m.busy += d
+	m.period().busy += d
 }
 
 // Serve adds time of all multiprocessors.
-func (m *Meter) Serve(d time.Duration) { m.service += d }
+func (m *Meter) Serve(now, d time.Duration) {
+	m.pass(now)
+	m.service += d
+	m.period().service += d
+}
 
 // Tell adds time that a program says its launch ran, without waits for launches of others.
-func (m *Meter) Tell(d time.Duration) { m.told += d }
+func (m *Meter) Tell(now, d time.Duration) {
+	m.pass(now)
+	m.period().told += d
+}
 
 // Busy returns the time with a launch that ran, until the last call with a time.
 func (m *Meter) Busy() time.Duration { return m.busy }
@@ -70,22 +100,17 @@ func (m *Meter) Busy() time.Duration { return m.busy }
 // Service returns the time of Serve.
 func (m *Meter) Service() time.Duration { return m.service }
 
-// Sample takes a reading. Memory is in bytes.
+// Sample takes a reading, over the span and the rest of the period that it begins in, whenever
+// others were taken. Memory is in bytes.
 func (m *Meter) Sample(now time.Duration, memory int64) share.Sample {
 	m.pass(now)
-	old := &m.history[m.n%readSpan]
-	was := *old
-	*old = reading{now, m.busy, m.service, m.told}
-	m.n++
-	d := now - was.at
-	if m.n <= readSpan { // it did nothing before it was there
-		d = readSpan * ReadPeriod
+	var sum work
+	for _, w := range m.periods {
+		sum = work{sum.busy + w.busy, sum.service + w.service, sum.told + w.told}
 	}
-	m.said = share.Ratio(m.told-was.told, d)
-	return share.Sample{
-		Utilisation: share.Ratio(m.busy-was.busy, d), SMActivity: share.Ratio(m.service-was.service, d), Memory: memory,
-		Clock: share.Whole,
-	}
+	d := now - time.Duration(m.last-readSpan)*ReadPeriod
+	m.said = share.Ratio(sum.told, d)
+	return share.Sample{Utilisation: share.Ratio(sum.busy, d), SMActivity: share.Ratio(sum.service, d), Memory: memory, Clock: share.Whole}
 }
 
 // Divide takes from the last samples of the clients, of which one has a meter at each place, the

@@ -371,7 +371,7 @@ func (g *Gate) doneBefore(p *process, launch uint64, ran time.Duration) bool {
 		return false
 	}
 	w := c.queue[i]
-	c.meter.Tell(min(max(ran, 0), g.now-w.since+reportDelay))
+	c.meter.Tell(g.now, min(max(ran, 0), g.now-w.since+reportDelay))
 	if ran <= 0 {
 		ran = g.now - w.since
 	}
@@ -390,7 +390,7 @@ func (g *Gate) doneBefore(p *process, launch uint64, ran time.Duration) bool {
 func (g *Gate) complete(c *client, i int, ran time.Duration) {
 	f := c.flights[i]
 	most := g.now - f.since + f.launch.before()
-	c.meter.Tell(min(max(ran, 0), most))
+	c.meter.Tell(g.now, min(max(ran, 0), most))
 	if ran <= 0 {
 		ran = g.now - max(f.since, min(c.last, g.now))
 	}
@@ -429,7 +429,7 @@ func (g *Gate) charge(p *process, l Launch, since, ran time.Duration) {
 	k := g.kernel(c, l)
 	for _, m := range []*meter.Meter{&c.meter, &g.total} {
 		m.Ran(g.now, max(ran-(g.now-since), 0))
-		m.Serve(ran * time.Duration(k.SMs) / time.Duration(g.device.SMs))
+		m.Serve(g.now, ran*time.Duration(k.SMs)/time.Duration(g.device.SMs))
 	}
 }
 
