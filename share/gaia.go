@@ -61,24 +61,27 @@ func (p *gaia) Receive(now time.Duration, e Event) {
 	}
 	switch e.Kind {
 	case Join:
-		c.state = gaiaClient{soft: int64(c.spec.Limit * 100 / Whole)}
 		for _, o := range p.clients { // a new process resets the elastic limits
-			if o.spec.Request > 0 && len(p.clients) > 1 {
-				o.state.soft = int64(o.spec.Request * 100 / Whole)
-			}
+			p.reset(o)
 		}
 		p.rounds, p.idle = 0, 0
 	case Resized:
-		limit := int64(c.spec.Limit * 100 / Whole)
-		c.state.soft = limit
-		if c.spec.Request > 0 && len(p.clients) > 1 {
-			c.state.soft = int64(c.spec.Request * 100 / Whole)
-		}
+		p.reset(c)
 	case Sampled:
 		c.state.util = int64(e.Sample.Utilisation * 100 / Whole)
 		p.delta(c)
 	default:
 	}
+}
+
+// reset sets the limit of a client to what it has before the elastic limits grow: its Limit if
+// it is alone, or has no request.
+func (p *gaia) reset(c *client[gaiaClient]) {
+	limit := c.spec.Limit
+	if c.spec.Request > 0 && len(p.clients) > 1 {
+		limit = c.spec.Request
+	}
+	c.state.soft = int64(limit * 100 / Whole)
 }
 
 // delta is the controller.
