@@ -138,6 +138,7 @@ func New(cfg Config, h Handler) (*Agent, error) {
 	if err := a.load(); err != nil {
 		return nil, err
 	}
+	a.sweep()
 	if a.client, err = a.newClient(a.identity); err != nil {
 		return nil, fmt.Errorf("agent: manager: %w", err)
 	}

@@ -167,6 +167,18 @@ func (a *Agent) saveState(name string, data []byte, err error) error {
 	return nil
 }
 
+// sweep removes what a former process of the node, which was killed, left in the state directory.
+func (a *Agent) sweep() {
+	if a.cfg.StateDir == "" {
+		return
+	}
+	for _, name := range []string{identityFile, desiredFile} {
+		if err := atomicfile.Sweep(a.path(name)); err != nil {
+			a.log.Warn("files of a former process are not removed", "err", err)
+		}
+	}
+}
+
 // notSaved writes to the log that an enrolled node cannot save its state, once until it can.
 // Its guests keep their GPUs, and each caller tries again.
 func (a *Agent) notSaved(err error) {

@@ -117,3 +117,20 @@ func TestNoRenewalThatCannotBeKept(t *testing.T) {
 		t.Errorf("%d calls, the last one for a certificate that cannot be kept: %v", calls.Load(), err)
 	}
 }
+
+// A node that starts removes the temporary files of a killed process of it.
+func TestRestsOfAKilledNode(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{".node.json-1", ".desired.pb-22"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("a key"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := New(Config{Manager: "http://127.0.0.1:1", JoinToken: "t", Kind: dxpuv1.NodeKind_NODE_KIND_HOST, Name: "h", StateDir: dir}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left, err := filepath.Glob(filepath.Join(dir, ".*-*")); err != nil || len(left) > 0 {
+		t.Errorf("%q are left, %v", left, err)
+	}
+}

@@ -48,6 +48,23 @@ func Write(path string, data []byte) error {
 	})
 }
 
+// Sweep removes the temporary files of processes that were killed while they replaced a file.
+// No other process replaces the file meanwhile.
+func Sweep(path string) error {
+	dir, prefix := filepath.Dir(path), hidden(path)
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, e := range entries {
+		rest, ok := strings.CutPrefix(e.Name(), prefix)
+		if ok && e.Type().IsRegular() && rest != "" && strings.Trim(rest, "0123456789") == "" {
+			err = errors.Join(err, os.Remove(filepath.Join(dir, e.Name())))
+		}
+	}
+	return err
+}
+
 // rename closes a file and gives it the name path, or removes it after an error.
 func rename(f *os.File, path string, err error) error {
 	if err = errors.Join(err, f.Close()); err == nil {

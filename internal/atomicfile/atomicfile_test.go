@@ -25,6 +25,33 @@ func TestReplace(t *testing.T) {
 	}
 }
 
+// Sweep removes the temporary files of killed processes, and nothing else.
+func TestSweep(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "s.json")
+	if err := errors.Join(Write(path, nil), os.Mkdir(filepath.Join(dir, ".s.json-7"), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	left := []string{".s.json-7", ".s.json-", ".s.json-old", ".t.json-1", "s.json"}
+	for _, name := range append([]string{".s.json-1", ".s.json-4096"}, left[1:4]...) {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(Sweep(path), Sweep(filepath.Join(dir, "absent", "s.json"))); err != nil {
+		t.Error(err)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != len(left) {
+		t.Errorf("%v are left, %v, want %v", entries, err, left)
+	}
+	for _, name := range left {
+		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // A directory and a pipe are not replaced.
 func TestReplaceOnlyFiles(t *testing.T) {
 	dir := t.TempDir()

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/dxpu-project/dxpu/internal/atomicfile"
 	"github.com/dxpu-project/dxpu/internal/pool/gpuerr"
 	"github.com/dxpu-project/dxpu/internal/rawio/rights"
 	"github.com/dxpu-project/dxpu/internal/sharing/broker"
@@ -138,6 +139,11 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	}
 	defer unlock()
+	if a.config.State != "" {
+		if err := atomicfile.Sweep(a.config.State); err != nil {
+			a.config.Log.Warn("files of a former agent are not removed", "error", err)
+		}
+	}
 	if err := a.openMPS(); err != nil {
 		return err
 	}
