@@ -4,6 +4,7 @@ package hook
 
 import (
 	"bytes"
+	"cmp"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,6 +24,9 @@ type installed struct {
 	*served
 	dir, dxpu string
 	gpus      []string // empty: one
+	// The policy, "" is timeslice, and what holds without an agent, "" is open.
+	policy, without string
+	pid             int // of the agent
 }
 
 var dxpuOnce sync.Once
@@ -66,7 +70,7 @@ func stopOrContinue(t testing.TB, p *os.Process, s syscall.Signal) {
 func (c *installed) serve(t *testing.T) func(os.Signal) {
 	t.Helper()
 	run := filepath.Join(c.dir, "run")
-	args := []string{"share", "serve", "--policy", "timeslice", "--dir", run, "--state", filepath.Join(c.dir, "state", "s.json"), "--kernel-log", "none"}
+	args := []string{"share", "serve", "--policy", cmp.Or(c.policy, "timeslice"), "--without-agent", cmp.Or(c.without, "open"), "--dir", run, "--state", filepath.Join(c.dir, "state", "s.json"), "--kernel-log", "none"}
 	if len(c.gpus) == 0 {
 		c.gpus = []string{"test"}
 	}
@@ -79,6 +83,7 @@ func (c *installed) serve(t *testing.T) func(os.Signal) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	c.pid = cmd.Process.Pid
 	c.served = &served{t: t, api: agent.NewClient(run)}
 	c.until("the agent serves", func() bool { _, err := c.api.GPUs(t.Context()); return err == nil })
 	return func(s os.Signal) {
