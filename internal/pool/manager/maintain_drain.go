@@ -156,7 +156,8 @@ func drainEvent(n *nodeRecord, s *slotRecord, typ dxpuv1.EventType) *dxpuv1.Even
 	return nodeEvent(n, typ)
 }
 
-// boundAt returns the bindings that still occupy a node, or one of its slots.
+// boundAt returns the bindings that still occupy a node, or one of its slots: of a host also
+// those of leases that have lost their GPUs and get others there.
 func (t *tx) boundAt(n *nodeRecord, s *slotRecord) []string {
 	if s != nil {
 		t.reindex()
@@ -168,10 +169,19 @@ func (t *tx) boundAt(n *nodeRecord, s *slotRecord) []string {
 		}
 		return out
 	}
-	return slices.DeleteFunc(t.bindingsAt(n.ID), func(id string) bool {
+	bound := slices.DeleteFunc(t.bindingsAt(n.ID), func(id string) bool {
 		b := t.bindings.get(id)
 		return b.HostID == n.ID && !b.holdsHostSlot() || b.BoxID == n.ID && !b.holdsGPU()
 	})
+	for lease := range t.unreplaced {
+		for _, id := range t.bindingsByLease[lease] {
+			if k := t.indexedBindings[id]; k.unreplaced && k.slot.host == n.ID {
+				bound = append(bound, id)
+			}
+		}
+	}
+	slices.Sort(bound)
+	return slices.Compact(bound)
 }
 
 func (t *tx) advanceDrain(n *nodeRecord, s *slotRecord) {
@@ -200,7 +210,7 @@ func (t *tx) advanceDrain(n *nodeRecord, s *slotRecord) {
 func (t *tx) evict(n *nodeRecord, bound []string, late bool, reason dxpuv1.Reason, why string) (moving bool) {
 	byLease := map[string][]string{}
 	for _, id := range bound {
-		if b := t.bindings.get(id); b.serving() {
+		if b := t.bindings.get(id); b.serving() || b.HostID == n.ID && t.awaitsReplacement(b) {
 			byLease[b.LeaseID] = append(byLease[b.LeaseID], id)
 		} else {
 			moving = true
