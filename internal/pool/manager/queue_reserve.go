@@ -187,10 +187,10 @@ func (t *tx) gatherAgain(lease string, gpu placement.Ref, slot placement.HostSlo
 }
 
 // tookMore begins another pass of the queue if a tenant that has got GPUs, or a promise, leaves
-// some to others by that: it would borrow what is promised to it, or its quota does not admit the
-// lease for which GPUs are held.
+// some to others by that: it would borrow what is promised to it, others may take back what it
+// borrows now, or its quota does not admit the lease for which GPUs are held.
 func (t *tx) tookMore(tenant string) {
-	if t.capacityGrew = t.capacityGrew || t.promisesTo(tenant); t.reserved == nil || t.capacityGrew {
+	if t.capacityGrew = t.capacityGrew || t.promisesTo(tenant) || t.lendsTo(tenant); t.reserved == nil || t.capacityGrew {
 		return
 	}
 	l := t.leases.get(t.reserved.lease)

@@ -3,6 +3,7 @@ package manager
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -197,6 +198,30 @@ func (t *tx) borrowsLater(id string, s *dxpuv1.LeaseSpec) bool {
 // which is preemptible too and has no ID if it does not exist yet; see borrowing.
 func takenBackAfter(o *leaseRecord, id string, priority int32) bool {
 	return cmp.Or(cmp.Compare(o.spec.Priority, priority), compareLeaseIDs(id, o.ID)) > 0 || id == "" && o.spec.Priority == priority
+}
+
+// lendsTo reports whether a tenant borrows GPUs in leases that some of other tenants in the queue
+// may preempt: it is above its guarantee, and they are within theirs or of higher priority.
+func (t *tx) lendsTo(tenant string) bool {
+	if t.borrowed(tenant) == 0 || len(t.pendingByShape) == 0 {
+		return false
+	}
+	borrowing := t.borrowing(tenant)
+	if len(borrowing) == 0 {
+		return false
+	}
+	lowest := int32(math.MaxInt32)
+	for id := range borrowing {
+		lowest = min(lowest, t.leases.get(id).spec.Priority)
+	}
+	for priority, class := range t.waiting {
+		for other := range class.lines {
+			if other != tenant && (priority > lowest || t.turnOf(other) == firstShare) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // preemptible is what some leases may preempt.

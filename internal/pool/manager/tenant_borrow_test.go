@@ -52,6 +52,23 @@ func TestGuaranteeGoesFirst(t *testing.T) {
 	w.wantLease(other, leasePending)
 }
 
+// A tenant that gets a GPU above its guarantee borrows with its older leases by that, and one in
+// the queue takes back what it borrows.
+func TestReclaimFromTheOneThatGrew(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 3))
+	w.putTenant("a", guaranteed(2, 0))
+	w.putTenant("b", guaranteed(2, 0))
+	old := w.create(&dxpuv1.LeaseSpec{Count: 2, Tenant: "b", Preemptible: true})
+	waits := w.create(&dxpuv1.LeaseSpec{Count: 2, Tenant: "a", Priority: -1, Wait: true})
+	w.settle()
+	w.wantLease(waits, leasePending)
+	more := w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "b"})
+	w.settle()
+	w.wantLease(more, leaseActive)
+	w.wantLease(old, dxpuv1.LeaseState_LEASE_STATE_RELEASED)
+	w.wantLease(waits, leaseActive)
+}
+
 // A tenant takes back GPUs on the host that it needs, though the leases there are the oldest
 // of those that borrow. No tenant loses more than it borrows by that.
 func TestReclaimOnTheHost(t *testing.T) {
