@@ -244,7 +244,12 @@ func (t *tx) evictForPlan(id string) {
 		return
 	}
 	t.attempts += len(bound)
-	late := p.Phase == planRunning && !p.KeepLeases
+	late := false
+	for _, o := range t.plansOf(n) {
+		if o.Phase == planRunning && !o.KeepLeases && (!late || o.ID < p.ID) {
+			p, late = o, true // another one may let them stay
+		}
+	}
 	if t.evict(n, bound, late, dxpuv1.Reason_REASON_DRAINED, fmt.Sprintf("host %s is in maintenance %s", n.ID, p.ID)) {
 		t.maintainSoon(id)
 	} else {

@@ -61,6 +61,27 @@ func planRequest(w *world, box string, in, lasts time.Duration) *dxpuv1.PlanMain
 	}}
 }
 
+// Of two plans for a host one lets the leases stay, and began first. The other one ends them.
+func TestPlanBesideOneThatKeepsLeases(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 1), boxNode("b1", 1))
+	id := w.create(&dxpuv1.LeaseSpec{Count: 1})
+	w.settle()
+	for i, keep := range []bool{true, false} {
+		start := w.clock.now().Add(time.Duration(1+i) * time.Minute)
+		if _, err := w.api().PlanMaintenance(context.Background(), connect.NewRequest(&dxpuv1.PlanMaintenanceRequest{Maintenance: &dxpuv1.Maintenance{
+			Target: &dxpuv1.Maintenance_HostId{HostId: "h1"}, StartTime: timestamppb.New(start), EndTime: timestamppb.New(start.Add(time.Hour)), KeepLeases: keep,
+		}})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.passReporting(90 * time.Second)
+	w.wantLease(id, leaseActive)
+	w.passReporting(time.Minute)
+	if l := w.wantLease(id, dxpuv1.LeaseState_LEASE_STATE_RELEASED); !strings.Contains(l.StateReason, "m-2") {
+		t.Errorf("it ended: %s", l.StateReason)
+	}
+}
+
 // TestPlanIsChecked has requests that would be mistakes, and the bound of plans.
 func TestPlanIsChecked(t *testing.T) {
 	w := newWorld(t, Config{}, boxNode("b1", 1))
