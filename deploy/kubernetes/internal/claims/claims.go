@@ -133,6 +133,16 @@ type Plan struct {
 	Status []Status // of each device; nil: nothing to report
 }
 
+// Failures returns the status of the devices that must be given back.
+func (p *Plan) Failures() (out []Status) {
+	for _, s := range p.Status {
+		if s.Phase == Failed {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
 // Policy is the part of a lease that does not depend on the claim.
 type Policy struct {
 	Cluster string

@@ -8,6 +8,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/inventory"
 )
 
 // TestHandover: another controller goes on where one has stopped in the middle of an attach. No lease
@@ -62,4 +64,21 @@ func TestHandover(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestFailsFirst: a claim whose host is lost fails before its lease is deleted. The call to delete it
+// may come late, and another controller would take the claim for one that is served.
+func TestFailsFirst(t *testing.T) {
+	inOutage(t, always, func(o *outage) {
+		o.allocate("train")
+		o.manager.set(func(m *awayManager) { m.keeps, m.lost = true, true })
+		o.after(time.Minute)
+		o.wantLeases(1, "which the manager does not delete")
+		if d := deviceStatus(o.claim("train"), "b1-0", ""); d == nil || !isTrue(*d, inventory.Failed) {
+			o.Errorf("the claim has not failed: %+v", d)
+		}
+		o.manager.set(func(m *awayManager) { m.keeps, m.lost = false, false })
+		o.after(time.Minute)
+		o.wantLeases(0, "which the manager deletes")
+	})
 }

@@ -48,7 +48,7 @@ func healthOf(t *testing.T, b *dxpuv1.Binding) {
 			GPUs:      []*dxpuv1.GPU{{Id: "b1/0", BoxId: "b1", Health: step.health, HealthDetail: step.detail}},
 			LostBoxes: map[string]bool{"b1": step.health == dxpuv1.Health_HEALTH_UNREACHABLE},
 		})
-		if err := c.report(t.Context(), claim, status); err != nil {
+		if _, err := c.report(t.Context(), claim, status); err != nil {
 			t.Fatal(err)
 		}
 		before := writes

@@ -34,7 +34,7 @@ func TestLocalData(t *testing.T) {
 	}
 	for _, gpus := range [][]*dxpuv1.GPU{{own, box}, nil} {
 		c.watch.SetSnapshot(&pool.Snapshot{GPUs: gpus})
-		if err := c.report(t.Context(), claim, status); err != nil {
+		if _, err := c.report(t.Context(), claim, status); err != nil {
 			t.Fatal(err)
 		}
 		var err error

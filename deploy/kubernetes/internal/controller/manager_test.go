@@ -35,6 +35,7 @@ type awayManager struct {
 	away    bool
 	refuses bool              // to create leases, as one without a quorum
 	rejects string            // the claim whose leases it fails to create, by UID
+	keeps   bool              // fails to delete leases
 	silent  bool              // the host has not reported since the manager leads
 	lost    bool              // the host does not report any more
 	noBox   bool              // the box has not reported since the manager leads
@@ -50,28 +51,35 @@ type awayManager struct {
 // newAwayManager starts a manager, and returns a client of it.
 func newAwayManager(t *testing.T) (*awayManager, dxpuv1connect.PoolServiceClient) {
 	m := &awayManager{dials: make(chan net.Conn), conns: map[net.Conn]bool{}, leases: map[string]bool{}, specs: map[string]*dxpuv1.LeaseSpec{}}
-	mux := http.NewServeMux()
-	mux.Handle(dxpuv1connect.NewPoolServiceHandler(m))
-	mux.HandleFunc("/readyz", func(http.ResponseWriter, *http.Request) {})
-	srv := &http.Server{Handler: mux}
-	var serving sync.WaitGroup
-	serving.Go(func() { _ = srv.Serve(&pipeListener{conns: m.dials, closed: make(chan struct{})}) })
-	transport := &http.Transport{DialContext: m.dial}
-	c, err := client.New(client.Config{Managers: []string{managerURL}, Transport: transport})
+	stop := serveManager(m, m.dials)
+	c, err := client.New(client.Config{Managers: []string{managerURL}, Transport: &http.Transport{DialContext: m.dial}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		c.Close()
-		_ = srv.Close()
-		serving.Wait()
+		stop()
 	})
 	return m, c.Pool
 }
 
+// serveManager serves the API of a manager on connections.
+func serveManager(m dxpuv1connect.PoolServiceHandler, dials <-chan net.Conn) (stop func()) {
+	mux := http.NewServeMux()
+	mux.Handle(dxpuv1connect.NewPoolServiceHandler(m))
+	mux.HandleFunc("/readyz", func(http.ResponseWriter, *http.Request) {})
+	srv := &http.Server{Handler: mux}
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = srv.Serve(&pipeListener{conns: dials, closed: make(chan struct{})}) })
+	return func() {
+		_ = srv.Close()
+		serving.Wait()
+	}
+}
+
 // pipeListener accepts the connections of a channel.
 type pipeListener struct {
-	conns  chan net.Conn
+	conns  <-chan net.Conn
 	closed chan struct{}
 	once   sync.Once
 }
@@ -218,6 +226,9 @@ func (m *awayManager) CreateLease(_ context.Context, req *connect.Request[dxpuv1
 func (m *awayManager) DeleteLease(_ context.Context, req *connect.Request[dxpuv1.DeleteLeaseRequest]) (*connect.Response[dxpuv1.DeleteLeaseResponse], error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.keeps {
+		return nil, connect.NewError(connect.CodeUnavailable, errors.New("the manager has no quorum"))
+	}
 	delete(m.leases, req.Msg.LeaseId)
 	return connect.NewResponse(&dxpuv1.DeleteLeaseResponse{Lease: m.leaseLocked(req.Msg.LeaseId)}), nil
 }

@@ -46,6 +46,13 @@ func (c *Controller) reconcile(ctx context.Context, uid string) error {
 			return err
 		}
 	}
+	if len(plan.Delete) > 0 && claim != nil {
+		// First the failure, which is for ever: a call that is late, of a controller that has died
+		// meanwhile, would take the GPU from a claim that another one has called attached.
+		if claim, err = c.report(ctx, claim, plan.Failures()); err != nil || claim == nil {
+			return err
+		}
+	}
 	for _, id := range plan.Delete {
 		if err := c.deleteLease(ctx, id); err != nil {
 			return err
@@ -60,7 +67,7 @@ func (c *Controller) reconcile(ctx context.Context, uid string) error {
 		c.forget(uid)
 		return nil
 	}
-	if err := c.report(ctx, claim, plan.Status); err != nil {
+	if claim, err = c.report(ctx, claim, plan.Status); err != nil || claim == nil {
 		return err
 	}
 	return c.evict(ctx, claim)

@@ -26,9 +26,10 @@ import (
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/inventory"
 )
 
-// report writes the status of a claim's devices, if it has changed. The API server refuses
-// it if the claim has changed since it was read, its allocation above all.
-func (c *Controller) report(ctx context.Context, old *resourceapi.ResourceClaim, status []claims.Status) error {
+// report writes the status of a claim's devices, if it has changed, and returns the claim, nil if it
+// is gone. The API server refuses it if the claim has changed since it was read, its allocation above
+// all.
+func (c *Controller) report(ctx context.Context, old *resourceapi.ResourceClaim, status []claims.Status) (*resourceapi.ResourceClaim, error) {
 	claim := old.DeepCopy()
 	attached := false
 	for _, s := range status {
@@ -46,20 +47,20 @@ func (c *Controller) report(ctx context.Context, old *resourceapi.ResourceClaim,
 		}
 	}
 	if equality.Semantic.DeepEqual(old.Status.Devices, claim.Status.Devices) {
-		return nil
+		return old, nil
 	}
-	_, err := c.cfg.Kube.ResourceV1().ResourceClaims(claim.Namespace).UpdateStatus(ctx, claim, metav1.UpdateOptions{})
+	written, err := c.cfg.Kube.ResourceV1().ResourceClaims(claim.Namespace).UpdateStatus(ctx, claim, metav1.UpdateOptions{})
 	if apierrors.IsNotFound(err) {
-		return nil // the deletion is an event of its own
+		return nil, nil // the deletion is an event of its own
 	}
 	if err != nil {
-		return fmt.Errorf("report the status of claim %s/%s: %w", claim.Namespace, claim.Name, err)
+		return nil, fmt.Errorf("report the status of claim %s/%s: %w", claim.Namespace, claim.Name, err)
 	}
 	c.cfg.Metrics.reports.Inc()
 	if at := claim.Status.Allocation.AllocationTimestamp; attached && at != nil {
 		c.cfg.Metrics.attach.Observe(time.Since(at.Time).Seconds())
 	}
-	return nil
+	return written, nil
 }
 
 // worthReporting reports whether a status says more than the allocation does: most claims

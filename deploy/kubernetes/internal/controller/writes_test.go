@@ -33,7 +33,7 @@ func TestWrites(t *testing.T) {
 		{claims.Failed, "LeaseEnded", "deleted by the controller", false},
 	} {
 		kube.ClearActions()
-		if err := c.report(t.Context(), claim, []claims.Status{{Device: "b1-0", Phase: step.phase, Reason: step.reason, Message: step.message}}); err != nil {
+		if _, err := c.report(t.Context(), claim, []claims.Status{{Device: "b1-0", Phase: step.phase, Reason: step.reason, Message: step.message}}); err != nil {
 			t.Fatal(err)
 		}
 		if written := len(kube.Actions()) > 0; written != step.written {
