@@ -1,0 +1,224 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/client"
+
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/claims"
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/inventory"
+)
+
+var errCut = errors.New("the machine of the controller is off")
+
+// startReplica starts another controller, with an API server of its own before the same objects.
+func (w *torture) startReplica() {
+	ctx, cancel := context.WithCancel(w.ctx)
+	r := &replica{stop: cancel}
+	w.replicas = append(w.replicas, r)
+	kube := &fake.Clientset{}
+	kube.AddReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+		if r.cut.Load() {
+			return true, nil, errCut
+		}
+		return false, nil, nil
+	})
+	kube.AddReactor("*", "events", func(clienttesting.Action) (bool, runtime.Object, error) { return true, &corev1.Event{}, nil })
+	kube.AddReactor("get", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
+		if w.chance(5) {
+			return true, nil, apierrors.NewInternalError(errors.New("etcd is slow"))
+		}
+		return false, nil, nil
+	})
+	kube.AddReactor("update", "resourceclaims", w.updateStatus)
+	kube.AddReactor("create", "pods", w.evict)
+	kube.AddReactor("update", "resourceslices", completeSlice)
+	kube.AddReactor("*", "*", clienttesting.ObjectReaction(w.kube.Tracker()))
+	kube.AddWatchReactor("*", func(a clienttesting.Action) (bool, watch.Interface, error) {
+		if r.cut.Load() {
+			return true, nil, errCut
+		}
+		src, err := w.kube.Tracker().Watch(a.GetResource(), a.GetNamespace())
+		if err != nil {
+			return true, nil, err
+		}
+		return true, w.lag(src, a.GetResource().Resource == "resourceclaims"), nil
+	})
+	transport := &http.Transport{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+		if r.cut.Load() {
+			return nil, errCut
+		}
+		return w.manager.dial(ctx, network, address)
+	}}
+	c, err := client.New(client.Config{Managers: []string{managerURL}, Transport: transport})
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.running.Go(func() {
+		defer c.Close()
+		err := Run(ctx, Config{
+			Kube: kube, Pool: c.Pool, Managers: managerURL, Workers: 2, Metrics: NewMetrics(prometheus.NewRegistry()),
+			Policy: claims.Policy{Tenant: func(string) string { return "lab" }, QueueTimeout: time.Minute},
+		})
+		if err != nil && ctx.Err() == nil {
+			w.Error(err)
+		}
+	})
+}
+
+// lagging is a watch whose changes come late.
+type lagging struct {
+	result chan watch.Event
+	done   chan struct{}
+	once   sync.Once
+}
+
+func (l *lagging) Stop() { l.once.Do(func() { close(l.done) }) }
+
+func (l *lagging) ResultChan() <-chan watch.Event { return l.result }
+
+func (l *lagging) send(e watch.Event) bool {
+	select {
+	case l.result <- e:
+		return true
+	case <-l.done:
+		return false
+	}
+}
+
+// lag hands the changes of a watch on late, and ends it after some time.
+func (w *torture) lag(src watch.Interface, late bool) watch.Interface {
+	out := &lagging{result: make(chan watch.Event), done: make(chan struct{})}
+	queue := make(chan watch.Event, 10000)
+	end := time.After(time.Duration(5+w.roll(10)) * time.Second)
+	w.running.Go(func() { // the source has no room for many
+		defer close(queue)
+		defer src.Stop()
+		for {
+			select {
+			case e := <-src.ResultChan():
+				queue <- e
+			case <-end:
+				return
+			case <-out.done:
+				return
+			}
+		}
+	})
+	w.running.Go(func() {
+		defer close(out.result)
+		for e := range queue {
+			if late && w.chance(20) {
+				time.Sleep(time.Duration(w.roll(4000)) * time.Millisecond)
+			}
+			if !out.send(e) {
+				return
+			}
+		}
+		gone := apierrors.NewResourceExpired("too old").Status() // the reader lists again
+		out.send(watch.Event{Type: watch.Error, Object: &gone})
+	})
+	return out
+}
+
+// roll returns a random number below n.
+func (w *torture) roll(n int) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.random.IntN(n)
+}
+
+// updateStatus writes the status of a claim as the API server does: not over a change, and the answer
+// may be lost. It notes a claim that becomes ready without a lease of its own.
+func (w *torture) updateStatus(a clienttesting.Action) (bool, runtime.Object, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	update := a.(clienttesting.UpdateAction).GetObject().(*resourceapi.ResourceClaim)
+	obj, err := w.kube.Tracker().Get(claimsOf, update.Namespace, update.Name)
+	if err != nil {
+		return true, nil, err
+	}
+	is := obj.(*resourceapi.ResourceClaim).DeepCopy()
+	switch {
+	case w.chanceLocked(5):
+		return true, nil, apierrors.NewTimeoutError("the API server is slow", 1)
+	case is.UID != update.UID || is.ResourceVersion != update.ResourceVersion || w.chanceLocked(5):
+		return true, nil, apierrors.NewConflict(claimsOf.GroupResource(), update.Name, errors.New("it has changed"))
+	}
+	w.checkReadyLocked(is, update)
+	is.Status.Devices = update.DeepCopy().Status.Devices
+	w.putLocked(is)
+	if w.chanceLocked(10) {
+		return true, nil, apierrors.NewTimeoutError("though it has been written", 1)
+	}
+	return true, is.DeepCopy(), nil
+}
+
+func (w *torture) checkReadyLocked(was, is *resourceapi.ResourceClaim) {
+	for i := range is.Status.Devices {
+		d := is.Status.Devices[i]
+		by := attachedBy(d)
+		if old := deviceStatus(was, d.Device, ""); by.Lease == "" || old != nil && attachedBy(*old).Lease == by.Lease {
+			continue
+		}
+		w.manager.mu.Lock()
+		served := w.manager.served[by.Lease+" "+string(is.UID)]
+		w.manager.mu.Unlock()
+		if !served || by.GPU != "" && inventory.DeviceName(by.GPU) != d.Device {
+			w.wrong = append(w.wrong, fmt.Sprintf("claim %s/%s (%s) is ready by lease %s of GPU %s, served: %v", is.Namespace, is.Name, is.UID, by.Lease, by.GPU, served))
+		}
+	}
+}
+
+// evict deletes a pod, unless it is another one by now.
+func (w *torture) evict(a clienttesting.Action) (bool, runtime.Object, error) {
+	if a.GetSubresource() != "eviction" {
+		return false, nil, nil
+	}
+	e := a.(clienttesting.CreateAction).GetObject().(*policyv1.Eviction)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	obj, err := w.kube.Tracker().Get(podsOfCore, e.Namespace, e.Name)
+	if err != nil {
+		return true, nil, err
+	}
+	if obj.(*corev1.Pod).UID != *e.DeleteOptions.Preconditions.UID {
+		return true, nil, apierrors.NewConflict(podsOfCore.GroupResource(), e.Name, errors.New("another pod"))
+	}
+	w.deleteLocked(podsOfCore, e.Namespace, e.Name)
+	w.done["evictions"]++
+	return true, e, nil
+}
+
+// mayDelete notes a lease that is deleted although a pod uses it.
+func (w *torture) mayDelete(l *dxpuv1.Lease) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, c := range w.claimsLocked() {
+		if w.manager.hasLost(l) || string(c.UID) != l.Spec.Labels[claims.LabelClaim] || c.Status.Allocation == nil || l.State != dxpuv1.LeaseState_LEASE_STATE_ACTIVE {
+			continue
+		}
+		for _, d := range c.Status.Devices {
+			if pod := w.podLocked(c); attachedBy(d).Lease == l.Id && pod != nil && pod.Status.Phase == corev1.PodRunning {
+				w.wrong = append(w.wrong, fmt.Sprintf("lease %s of claim %s/%s (%s), whose pod runs, is deleted", l.Id, c.Namespace, c.Name, c.UID))
+			}
+		}
+	}
+}
