@@ -10,6 +10,8 @@ import (
 
 	"connectrpc.com/connect"
 
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
 	"github.com/dxpu-project/dxpu/internal/pool/auth"
 )
 
@@ -103,14 +105,15 @@ func TestNotTheAPI(t *testing.T) {
 	tests := []struct {
 		method, path, contentType string
 		status                    int
+		text                      string
 	}{
-		{http.MethodGet, whoAmI, "", http.StatusUnsupportedMediaType}, // a GET names its encoding in the query
-		{http.MethodGet, "/dxpu.v1.PoolService/DeleteLease?encoding=json&message=%7B%7D", "", http.StatusMethodNotAllowed},
-		{http.MethodDelete, whoAmI, "application/json", http.StatusMethodNotAllowed},
-		{http.MethodPost, whoAmI, "text/plain", http.StatusUnsupportedMediaType},
-		{http.MethodPost, "/dxpu.v1.PoolService/Frobnicate", "application/json", http.StatusNotFound},
-		{http.MethodPost, "/dxpu.v1.OtherService/WhoAmI", "application/json", http.StatusNotFound},
-		{http.MethodGet, "/../../etc/passwd", "", http.StatusTemporaryRedirect}, // to the clean path
+		{http.MethodGet, whoAmI, "", http.StatusUnsupportedMediaType, "?encoding=json&message={}"}, // a GET names its encoding in the query
+		{http.MethodGet, "/dxpu.v1.PoolService/DeleteLease?encoding=json&message=%7B%7D", "", http.StatusMethodNotAllowed, "/DeleteLease is called with POST, not with GET"},
+		{http.MethodDelete, whoAmI, "application/json", http.StatusMethodNotAllowed, "not with DELETE"},
+		{http.MethodPost, whoAmI, "text/plain", http.StatusUnsupportedMediaType, `"text/plain" is none of the API: send JSON`},
+		{http.MethodPost, "/dxpu.v1.PoolService/Frobnicate", "application/json", http.StatusNotFound, ""},
+		{http.MethodPost, "/dxpu.v1.OtherService/WhoAmI", "application/json", http.StatusNotFound, ""},
+		{http.MethodGet, "/../../etc/passwd", "", http.StatusTemporaryRedirect, ""}, // to the clean path
 	}
 	for _, tt := range tests {
 		r := httptest.NewRequest(tt.method, "http://m"+tt.path, strings.NewReader("{}"))
@@ -121,6 +124,31 @@ func TestNotTheAPI(t *testing.T) {
 		if res.Code != tt.status {
 			t.Errorf("%s %s: %d, want %d", tt.method, tt.path, res.Code, tt.status)
 		}
+		if !strings.Contains(res.Body.String(), tt.text) {
+			t.Errorf("%s %s: %q, want %q in it", tt.method, tt.path, res.Body, tt.text)
+		}
+	}
+}
+
+// A request above the limit is refused as such, and not as one of too many.
+func TestRequestIsTooLarge(t *testing.T) {
+	w := newAccessWorld(t)
+	body := `{"note":"` + strings.Repeat("x", maxRequest) + `"}`
+	r := httptest.NewRequest(http.MethodPost, "http://m"+whoAmI, strings.NewReader(body))
+	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("Authorization", "Bearer "+w.secrets["admin"])
+	res := httptest.NewRecorder()
+	w.handler.ServeHTTP(res, r)
+	if res.Code != http.StatusRequestEntityTooLarge || !strings.Contains(res.Body.String(), "at most 4194304 (4 MiB): send several smaller ones") {
+		t.Errorf("%d %s", res.Code, res.Body)
+	}
+	srv := httptest.NewServer(w.handler)
+	defer srv.Close()
+	c := dxpuv1connect.NewPoolServiceClient(srv.Client(), srv.URL)
+	call := connect.NewRequest(&dxpuv1.CreateLeaseRequest{RequestId: body})
+	call.Header().Set("Authorization", "Bearer "+w.secrets["admin"])
+	if _, err := c.CreateLease(t.Context(), call); connect.CodeOf(err) != connect.CodeResourceExhausted || !strings.Contains(err.Error(), "send several smaller ones") {
+		t.Errorf("by the client: %v", err)
 	}
 }
 

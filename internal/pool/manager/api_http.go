@@ -36,9 +36,9 @@ func (m *Manager) Handler() http.Handler {
 			connect.WithInterceptors(callMeter{m.metrics}, leaderOnly{m}, newGate(gateWidth), &guard{m}))
 	}
 	path, pool := dxpuv1connect.NewPoolServiceHandler(&poolService{m: m}, connect.WithInterceptors(tracing()), options())
-	mux.Handle(path, m.Protect(uncached(pool)))
+	mux.Handle(path, m.Protect(explainRefusals(uncached(pool))))
 	path, node := dxpuv1connect.NewNodeServiceHandler(&nodeService{m: m}, options())
-	mux.Handle(path, m.Protect(node))
+	mux.Handle(path, m.Protect(explainRefusals(node)))
 	m.describe(mux)
 	mux.HandleFunc("GET /healthz", m.healthz)
 	mux.HandleFunc("GET /readyz", m.readyz)
