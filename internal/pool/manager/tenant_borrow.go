@@ -206,19 +206,21 @@ func (t *tx) lendsTo(tenant string) bool {
 	if t.borrowed(tenant) == 0 || len(t.pendingByShape) == 0 {
 		return false
 	}
-	borrowing := t.borrowing(tenant)
-	if len(borrowing) == 0 {
-		return false
-	}
-	lowest := int32(math.MaxInt32)
-	for id := range borrowing {
-		lowest = min(lowest, t.leases.get(id).spec.Priority)
-	}
+	highest := int32(math.MinInt32) // of those that may preempt: above a priority, or any
 	for priority, class := range t.waiting {
 		for other := range class.lines {
-			if other != tenant && (priority > lowest || t.turnOf(other) == firstShare) {
-				return true
+			switch {
+			case other == tenant:
+			case t.turnOf(other) == firstShare:
+				highest = math.MaxInt32
+			default:
+				highest = max(highest, priority)
 			}
+		}
+	}
+	for id := range t.openLeasesOf(tenant) { // those of the lowest priority are borrowed first
+		if t.preemptibleLeases[id] && t.leases.get(id).spec.Priority < highest {
+			return true
 		}
 	}
 	return false
