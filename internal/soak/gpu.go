@@ -39,9 +39,7 @@ func openGPU(ctx context.Context, s *session) (*gpuUser, error) {
 	if u.window, err = apertureAddress(s.bus); err != nil {
 		return nil, errors.Join(err, dev.Close())
 	}
-	u.regs = registers{
-		session: s, region: dev.Registers(), scratch: reg.Scratch, numbers: &s.cluster.gpu(s.slot).numbers, alive: dev.Alive,
-	}
+	u.regs = newRegisters(s, dev.Registers(), reg.Scratch, &s.cluster.gpu(s.slot).numbers, dev.Alive)
 	s.peers.join(s.slot, u)
 	return u, nil
 }

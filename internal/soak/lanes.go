@@ -17,6 +17,9 @@ type wrongError struct{ error }
 
 func wrong(format string, args ...any) error { return wrongError{fmt.Errorf(format, args...)} }
 
+// errReset is the end of an operation whose device was reset before its writes were counted.
+var errReset = errors.New("the device was reset")
+
 // errAllOnes is the result of a read without an answer.
 var errAllOnes = errors.New("all ones")
 
@@ -27,8 +30,15 @@ type registers struct {
 	region  driver.Region
 	scratch uint64
 	numbers *numbers
+	resets  uint64 // of numbers, when the session began
 	alive   func() error
 	writes  uint64 // numbered ones so far
+}
+
+// newRegisters returns the registers of a device that has just been opened.
+func newRegisters(s *session, region driver.Region, scratch uint64, n *numbers, alive func() error) registers {
+	_, _, resets := n.counts()
+	return registers{session: s, region: region, scratch: scratch, numbers: n, resets: resets, alive: alive}
 }
 
 // use writes and reads registers.
@@ -52,7 +62,10 @@ func (p *registers) posted(n int) error {
 	if err := p.expect(p.region.Read32(p.scratch), uint32(p.writes-1)); err != nil {
 		return err
 	}
-	if seen, bad := p.numbers.seen.Load(), p.numbers.wrong.Load(); seen != p.writes || bad != 0 {
+	switch seen, bad, resets := p.numbers.counts(); {
+	case resets != p.resets:
+		return errReset // between the read and now, since it has returned the last number
+	case seen != p.writes || bad != 0:
 		return wrong("of %d posted writes %d arrived, %d of them out of order", p.writes, seen, bad)
 	}
 	p.session.ledger.add(func(a *Account) { a.PostedWrites += uint64(n) })
@@ -115,12 +128,22 @@ func (s *session) operation(what string, n int, do func(ctx context.Context) err
 	case errors.As(err, &gone):
 	case errors.As(err, &w):
 		s.ledger.violate("slot %d: %s: %v", s.slot, what, err)
+	case errors.Is(err, errReset) && !s.over():
+		s.ledger.violate("slot %d: %s: %v, and is attached", s.slot, what, err)
 	case ctx.Err() != nil:
 		s.ledger.violate("slot %d: %s: neither finished nor lost after %v", s.slot, what, operationLimit)
 	default:
 		s.ledger.lose(began, "slot %d: %s of %d bytes: %v: %s", s.slot, what, n, err, s.ends(s.want))
 	}
 	return false
+}
+
+// over waits for the end of the binding. A box resets a device for no other reason.
+func (s *session) over() bool {
+	return s.cluster.until(operationLimit, func() bool {
+		h, x := s.cluster.observed(s.slot, s.want)
+		return h.GetState() != attached || x.GetState() != attached
+	})
 }
 
 // fill fills p with a byte sequence that is unique to the seed.

@@ -2,7 +2,7 @@ package soak
 
 import (
 	"encoding/binary"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/dxpu-project/dxpu/device"
@@ -14,19 +14,32 @@ import (
 // numbers checks the writes to a register: they should be the numbers 0, 1, 2 and so
 // on after each reset.
 type numbers struct {
-	seen  atomic.Uint64 // writes since the reset
-	wrong atomic.Uint64 // writes that were not the next number
+	mu     sync.Mutex // guards the fields below
+	seen   uint64     // writes since the reset
+	wrong  uint64     // writes that were not the next number
+	resets uint64
 }
 
 func (n *numbers) note(v uint32) {
-	if next := n.seen.Add(1) - 1; uint64(v) != next&0xffff_ffff {
-		n.wrong.Add(1)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if uint64(v) != n.seen&0xffff_ffff {
+		n.wrong++
 	}
+	n.seen++
 }
 
 func (n *numbers) restart() {
-	n.seen.Store(0)
-	n.wrong.Store(0)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.seen, n.wrong = 0, 0
+	n.resets++
+}
+
+func (n *numbers) counts() (seen, wrong, resets uint64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.seen, n.wrong, n.resets
 }
 
 // sequence is a software GPU that checks the writes to its first scratch register.

@@ -26,7 +26,7 @@ func openServer(s *session) (*serverUser, error) {
 		return nil, err
 	}
 	u := &serverUser{session: s}
-	u.regs = registers{session: s, region: region, scratch: serverScratch, numbers: &s.cluster.servers[s.slot].numbers, alive: u.alive}
+	u.regs = newRegisters(s, region, serverScratch, &s.cluster.servers[s.slot].numbers, u.alive)
 	return u, errors.Join(u.alive(), s.bus.EnableMSIX(1))
 }
 
