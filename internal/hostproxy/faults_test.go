@@ -2,6 +2,7 @@ package hostproxy_test
 
 import (
 	"errors"
+	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -163,6 +164,43 @@ func TestBoxKilled(t *testing.T) {
 			closeBoth(t, bus, dev)
 		})
 	}
+}
+
+// A box that falls silent is noticed although a stranger's datagrams keep the socket of the host
+// from being empty for long: its links must not take the silence for datagrams that wait there.
+func TestSilentBoxInATrickle(t *testing.T) {
+	r := newCluster(t, options{})
+	b := r.attach(0, 0, 0, 0)
+	bus, dev := r.open1(0, 0)
+	stranger, err := net.Dial("udp", r.hosts[0].addrs[0])
+	check(t, err)
+	defer stranger.Close()
+	quit := make(chan struct{})
+	var trickle sync.WaitGroup
+	trickle.Go(func() {
+		tick := time.NewTicker(5 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				_, _ = stranger.Write([]byte{0})
+			case <-quit:
+				return
+			}
+		}
+	})
+	defer trickle.Wait()
+	defer close(quit)
+	cut := fault.Plan{Partitions: []fault.Window{{To: time.Hour}}}
+	check(t, r.hosts[0].fab.SetFault(0, cut, 1)) // or a closed port could refuse its datagrams
+	check(t, r.boxes[0].fab.SetFault(0, cut, 1))
+	began := time.Now()
+	r.await(b, lost)
+	t.Logf("lost after %v", time.Since(began))
+	if v := dev.Registers().Read32(scratch); v != 0xffff_ffff {
+		t.Errorf("a register of a silent box reads %#x", v)
+	}
+	closeQuietly(bus, dev)
 }
 
 // loaded is what a limit becomes where everything takes longer.
