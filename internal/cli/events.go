@@ -119,24 +119,7 @@ the revision of the last entry that it has.`,
 		if err != nil {
 			return nil, err
 		}
-		all := &dxpuv1.ListAuditResponse{}
-		enough := errors.New("enough")
-		req.PageSize = 1000
-		if limit > 0 {
-			req.PageSize = int32(min(1000, limit))
-		}
-		err = callPages(cmd.Context(), api, poolAPI.ListAudit, req, func(page *dxpuv1.ListAuditResponse) error {
-			all.Entries = append(all.Entries, page.Entries...)
-			if limit > 0 && len(all.Entries) >= limit {
-				all.Entries = all.Entries[:limit]
-				return enough
-			}
-			return nil
-		})
-		if errors.Is(err, enough) {
-			err = nil
-		}
-		return all, err
+		return listAudit(cmd.Context(), api, req, limit)
 	}, printAudit)
 	f := cmd.Flags()
 	f.StringVar(&req.Actor, "actor", "", "show only calls by this token or node")
@@ -144,6 +127,37 @@ the revision of the last entry that it has.`,
 	afterFlag(f, &req.AfterRevision, "entries")
 	f.IntVar(&limit, "limit", 100, "number of entries, 0 for all")
 	return cmd
+}
+
+// listAudit returns at most limit entries of the audit log, or all if limit is 0, and the
+// revision after which a program continues.
+func listAudit(ctx context.Context, api poolAPI, req *dxpuv1.ListAuditRequest, limit int) (*dxpuv1.ListAuditResponse, error) {
+	all := &dxpuv1.ListAuditResponse{}
+	enough := errors.New("enough")
+	req.PageSize = 1000
+	if limit > 0 {
+		req.PageSize = int32(min(1000, limit))
+	}
+	err := callPages(ctx, api, poolAPI.ListAudit, req, func(page *dxpuv1.ListAuditResponse) error {
+		// From the newest entry on, later pages lack what was added since the first one.
+		if req.AfterRevision != 0 || all.Revision == 0 {
+			all.Revision = page.Revision
+		}
+		all.Entries = append(all.Entries, page.Entries...)
+		if limit == 0 || len(all.Entries) < limit {
+			return nil
+		}
+		more := len(all.Entries) > limit || page.NextPageToken != ""
+		all.Entries = all.Entries[:limit]
+		if req.AfterRevision != 0 && more {
+			all.Revision = all.Entries[limit-1].Revision
+		}
+		return enough
+	})
+	if errors.Is(err, enough) {
+		err = nil
+	}
+	return all, err
 }
 
 func printAudit(w io.Writer, all *dxpuv1.ListAuditResponse) {
