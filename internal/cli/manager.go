@@ -183,6 +183,13 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 		started()
 		return nil
 	}
+	if o.https() && o.dataDir != "" {
+		cfg.OnRotate = func(pem []byte) {
+			if err := o.writeAuthority(pem); err != nil {
+				cfg.Log.Error("the file of the authority stays as it was", "err", err)
+			}
+		}
+	}
 	if o.shared() {
 		started() // it also serves while another manager leads
 	}

@@ -151,8 +151,8 @@ func (o *managerOptions) publish(ctx context.Context, out io.Writer, m *manager.
 			fmt.Fprintf(out, "Flag for nodes: --ca-hash %s\n", hash)
 		}
 		if o.dataDir != "" {
-			if err := atomicfile.Output(filepath.Join(o.dataDir, "ca.crt"), pem, 0o644); err != nil {
-				return fmt.Errorf("authority: %w", err)
+			if err := o.writeAuthority(pem); err != nil {
+				return err
 			}
 		}
 	}
@@ -166,6 +166,14 @@ func (o *managerOptions) publish(ctx context.Context, out io.Writer, m *manager.
 		}
 		return atomicfile.Write(filepath.Join(o.dataDir, "admin-token"), []byte(token+"\n"))
 	})
+}
+
+// writeAuthority writes the certificates of the pool's authorities to the data directory.
+func (o *managerOptions) writeAuthority(pem []byte) error {
+	if err := atomicfile.Output(filepath.Join(o.dataDir, "ca.crt"), pem, 0o644); err != nil {
+		return fmt.Errorf("authority: %w", err)
+	}
+	return nil
 }
 
 // newServer returns a server that bounds the cost of unauthenticated callers: a

@@ -100,13 +100,17 @@ func (s *poolService) RotateAuthority(ctx context.Context, req *connect.Request[
 		return nil, apiError(err)
 	}
 	alike := s.m.alike() // tx.alike is out of date when a leader begins
-	return updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.RotateAuthorityResponse) (err error) {
+	res, err := updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.RotateAuthorityResponse) (err error) {
 		if err := t.rotate(alike, req.Msg.Step, req.Msg.Force); err != nil {
 			return err
 		}
 		res.Authority, err = t.authorityMessage(&s.m.ca)
 		return err
 	})
+	if err == nil && s.m.cfg.OnRotate != nil {
+		s.m.cfg.OnRotate([]byte(res.Msg.Authority.CaPem))
+	}
+	return res, err
 }
 
 // rotate takes a step of a rotation. alike says that all managers run one version.

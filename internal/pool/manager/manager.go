@@ -100,6 +100,9 @@ type Config struct {
 	// OnLead is called by Run each time the manager has become the leader and
 	// has read the state; nil: nothing. An error ends Run.
 	OnLead func(ctx context.Context) error
+	// OnRotate gets the trusted authorities in PEM after each step of a rotation that this
+	// manager has carried out; nil: nothing.
+	OnRotate func(pem []byte)
 	// Echo sends a message by the way of the reports, and returns when it has arrived: it
 	// shows how late the manager hears its nodes. Nil: that is not measured.
 	Echo func(ctx context.Context) error
