@@ -39,6 +39,7 @@ clean() {
 		for pid in "$work/$m/root/run/units/"*.pid; do
 			[ ! -e "$pid" ] || kill -KILL "$(cat "$pid")" 2>/dev/null
 		done
+		ip netns pids "$prefix-$m" 2>/dev/null | xargs -r kill -KILL
 		umount "$work/$m/root/proc" "$work/$m/root/dev" 2>/dev/null
 		umount "$work/$m/root" 2>/dev/null
 		ip netns del "$prefix-$m" 2>/dev/null
@@ -139,5 +140,7 @@ for m in box host manager; do
 		! ls -d /var/lib/dxpu-$m* 2>/dev/null
 		dxpu version
 		test -e /usr/share/man/man1/dxpu-get-gpus.1.gz"
+	left=$(ip netns pids "$prefix-$m" | paste -sd,)
+	[ -z "$left" ] || { echo "$me: on $m these go on after the removal: $(ps -o args= -p "$left")" >&2; exit 1; }
 done
 echo "$me: ok"
