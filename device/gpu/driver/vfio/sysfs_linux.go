@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	"github.com/dxpu-project/dxpu/cfgspace"
 	"github.com/dxpu-project/dxpu/device/gpu/driver"
@@ -20,6 +21,9 @@ type sysfsAccess struct {
 }
 
 func openSysfs(dir string) (*sysfsAccess, error) {
+	if err := checkPhysical(dir); err != nil {
+		return nil, err
+	}
 	cfg, err := os.OpenFile(filepath.Join(dir, "config"), os.O_RDWR, 0)
 	if err != nil {
 		return nil, fmt.Errorf("sysfs: %w", err)
@@ -29,6 +33,16 @@ func openSysfs(dir string) (*sysfsAccess, error) {
 		return nil, errors.Join(fmt.Errorf("sysfs: enable: is a driver bound? %w", err), cfg.Close())
 	}
 	return a, nil
+}
+
+// checkPhysical returns an error if an IOMMU translates the addresses of a device: it has no
+// mapping for physical ones, so each DMA would fail, and a driver wait for it.
+func checkPhysical(dir string) error {
+	domain, err := os.ReadFile(filepath.Join(dir, "iommu_group", "type"))
+	if err == nil && strings.HasPrefix(string(domain), "DMA") {
+		return errors.New("sysfs: the device is behind an IOMMU, which blocks DMA to physical addresses; bind the device to vfio-pci, and use the IOMMU")
+	}
+	return nil // no IOMMU, one that passes addresses on, or an old kernel that does not say
 }
 
 func (a *sysfsAccess) config(off int, p []byte, wr bool) error {
