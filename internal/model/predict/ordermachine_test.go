@@ -10,18 +10,26 @@ import (
 // each turn, and streams, events and synchronisations are those of CUDA. With out it
 // records a trace that tells all waits.
 type machine struct {
-	untold bool // the trace tells for nothing what waits for it
+	traits
 	*drawn
 	delta time.Duration
 	out   *recorder
 
 	now         []time.Duration // by thread
 	done        []int           // by thread: actions
+	entered     []bool          // by thread: it is in a call whose launch takes effect now
 	streams     map[int]*queueOf
 	events      map[int]*eventOf
 	signalled   map[int]time.Duration
 	first, last time.Duration // first launch, last end
 	started     bool
+}
+
+// traits are what a machine does that the predictor does not know, or not always.
+type traits struct {
+	untold bool // the trace tells for nothing what waits for it
+	graphs bool // half of the launches are those of CUDA graphs of three kernels
+	late   bool // a launch takes effect at any moment of its call, which the trace does not tell
 }
 
 // queueOf is a stream: the end of its last operation, and the least start of the next one by
@@ -46,9 +54,18 @@ const (
 // run returns the time from the first launch to the last end.
 func (m *machine) run() time.Duration {
 	m.now, m.done = make([]time.Duration, len(m.threads)), make([]int, len(m.threads))
+	m.entered = make([]bool, len(m.threads))
 	m.streams, m.events, m.signalled = map[int]*queueOf{}, map[int]*eventOf{}, map[int]time.Duration{}
 	for th := m.next(); th >= 0; th = m.next() {
 		a := &m.threads[th][m.done[th]]
+		if m.late && a.launches() {
+			into := time.Duration(a.effect * float64(a.call))
+			if m.entered[th] = !m.entered[th]; m.entered[th] {
+				m.now[th] += into
+				continue
+			}
+			m.now[th] -= into
+		}
 		m.done[th]++
 		m.act(th, a)
 	}
@@ -135,7 +152,11 @@ func (m *machine) launch(th int, a *action) {
 	if !m.started {
 		m.first, m.started = now, true
 	}
-	start := max(now+a.lag+c.Launch.At(m.delta), q.wait, waiting(m.behind(a.stream)))
+	launch, graph := c.Launch, m.graphs && a.kind == launches && a.effect < 0.5
+	if graph {
+		launch = c.GraphLaunch
+	}
+	start := max(now+a.lag+launch.At(m.delta), q.wait, waiting(m.behind(a.stream)))
 	if q.used {
 		start = max(start, q.end+simNext)
 	}
@@ -148,6 +169,10 @@ func (m *machine) launch(th int, a *action) {
 	case copiesAndWaits:
 		op, kind, term = workload.CopyDtoH, workload.SyncCopy, c.DtoH
 	}
+	if graph {
+		m.graph(th, a, start)
+		return
+	}
 	*q = queueOf{end: start + a.dur + term.At(m.delta), used: true}
 	m.last = max(m.last, q.end)
 	if a.kind == copiesAndWaits {
@@ -157,6 +182,19 @@ func (m *machine) launch(th int, a *action) {
 	if m.out != nil {
 		m.out.op(op, corr, a.stream, start, q.end-start)
 	}
+}
+
+// graph launches a graph of three kernels.
+func (m *machine) graph(th int, a *action, start time.Duration) {
+	corr, q := m.call(th, workload.GraphLaunch, a.call), m.queue(a.stream)
+	for range 3 {
+		*q = queueOf{end: start + a.dur/3 + m.costs.GraphNode.At(m.delta), used: true}
+		if m.out != nil {
+			m.out.node(corr, a.stream, start, q.end)
+		}
+		start = q.end + simNext
+	}
+	m.last = max(m.last, q.end)
 }
 
 // number returns the index of a stream in the trace.

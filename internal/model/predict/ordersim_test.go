@@ -41,14 +41,20 @@ func (d *deviations) over(points float64) (n int) {
 
 // Random programs whose threads share streams, devices, events and the default stream are
 // predicted as simulations of them say. The figures are those of docs/model.md.
-func TestOrderOfThreads(t *testing.T) { orderOfThreads(t, false, 1, 0.05) }
+func TestOrderOfThreads(t *testing.T) { orderOfThreads(t, traits{}, 1, 0.05) }
 
 // Less is known of the same programs if the trace does not tell for what each call waits.
-func TestOrderOfThreadsUntold(t *testing.T) { orderOfThreads(t, true, 2, 0.2) }
+func TestOrderOfThreadsUntold(t *testing.T) { orderOfThreads(t, traits{untold: true}, 2, 0.2) }
+
+// The same programs with CUDA graphs.
+func TestOrderOfThreadsGraphs(t *testing.T) { orderOfThreads(t, traits{graphs: true}, 1, 0.05) }
+
+// The order of calls that overlap is not in the trace.
+func TestOrderOfThreadsLate(t *testing.T) { orderOfThreads(t, traits{late: true}, 2, 0.2) }
 
 // orderOfThreads fails if predictions deviate by more than mostMean points in the mean, or if
 // more than a share of them does by more than 3 points.
-func orderOfThreads(t *testing.T, untold bool, mostMean, mostOver float64) {
+func orderOfThreads(t *testing.T, does traits, mostMean, mostOver float64) {
 	programs := 1000
 	if raceEnabled {
 		programs = 100
@@ -58,12 +64,12 @@ func orderOfThreads(t *testing.T, untold bool, mostMean, mostOver float64) {
 	var largest, alone deviations // by program
 	for n := range programs {
 		p := drawProgram(uint64(10_000 + n))
-		native := &machine{drawn: p, out: record(t), untold: untold}
+		native := &machine{drawn: p, out: record(t), traits: does}
 		recorded := native.run()
 		plan := native.out.plan()
 		most, before := 0.0, 1.0
 		for k, delta := range added {
-			dev, outside, g, predicted := p.compare(t, plan, recorded, delta)
+			dev, outside, g, predicted := p.compare(t, does, plan, recorded, delta)
 			most = max(most, math.Abs(dev))
 			if len(p.threads) == 1 {
 				continue
@@ -98,8 +104,8 @@ func orderOfThreads(t *testing.T, untold bool, mostMean, mostOver float64) {
 
 // compare returns the prediction minus the simulation of a program, and by how much the
 // simulation is outside of the range, in points.
-func (p *drawn) compare(t *testing.T, plan *Plan, recorded, delta time.Duration) (dev, outside float64, g Range, predicted float64) {
-	longer := &machine{drawn: p, delta: delta}
+func (p *drawn) compare(t *testing.T, does traits, plan *Plan, recorded, delta time.Duration) (dev, outside float64, g Range, predicted float64) {
+	longer := &machine{drawn: p, delta: delta, traits: does}
 	truth := float64(recorded) / float64(longer.run())
 	s := at(perf.NativeRTT + delta)
 	s.Costs, s.HostScale = p.costs, 1
@@ -141,7 +147,11 @@ type action struct {
 	stream, event int
 	dur           time.Duration // of computing, or of the operation
 	call, lag     time.Duration // of the call, and from its start until the operation's
+	effect        float64       // the part of the call after which a launch takes effect, if it does so late
 }
+
+// launches reports whether the action launches an operation.
+func (a *action) launches() bool { return a.kind >= launches && a.kind <= copiesAndWaits }
 
 // drawer draws a program.
 type drawer struct {
@@ -169,6 +179,12 @@ func drawProgram(seed uint64) *drawn {
 		p.threads = append(p.threads, d.drawThread())
 	}
 	p.dropAwaits()
+	effects := rand.New(rand.NewPCG(seed, 100))
+	for _, actions := range p.threads {
+		for n := range actions {
+			actions[n].effect = effects.Float64()
+		}
+	}
 	return p
 }
 
