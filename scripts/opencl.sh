@@ -183,8 +183,17 @@ needs() {
 	esac
 }
 
+# ended SIDE notes after a run that failed whether it ran out of time or ended with an error.
+ended() {
+	if [ $? -eq 124 ]; then
+		late="${late:+$late, }$1"
+	else
+		echo "$1: failed" >>"$work/$1"
+	fi
+}
+
 programs() {
-	local name bad=0 result
+	local name bad=0 result late
 	[ $# -gt 0 ] || set -- clinfo clpeak pyopencl clblast hashcat
 	export -f program_clinfo program_clpeak program_pyopencl program_clblast program_hashcat
 	export work
@@ -195,14 +204,18 @@ programs() {
 			printf '%s: %s is not installed and left out; remedy: scripts/install-tools.sh\n' "$me" "$name" >&2
 			continue
 		}
-		timeout "${TIMEOUT:-600}" bash -c "program_$name" >"$work/native" 2>>"$work/log" || echo "native: failed" >>"$work/native"
-		timeout "${TIMEOUT:-600}" "$bin/dxpu" run --host h1 -- bash -c "program_$name" >"$work/pool" 2>>"$work/log" || echo "pool: failed" >>"$work/pool"
+		late=
+		timeout "${TIMEOUT:-600}" bash -c "program_$name" >"$work/native" 2>>"$work/log" || ended native
+		timeout "${TIMEOUT:-600}" "$bin/dxpu" run --host h1 -- bash -c "program_$name" >"$work/pool" 2>>"$work/log" || ended pool
 		result=equal
-		[ -s "$work/native" ] && cmp -s "$work/native" "$work/pool" || {
+		if [ -n "$late" ]; then
+			result="not compared: no end within ${TIMEOUT:-600} s ($late)"
+			bad=1
+		elif ! { [ -s "$work/native" ] && cmp -s "$work/native" "$work/pool"; }; then
 			result=different
 			bad=1
 			diff "$work/native" "$work/pool" >&2 || true
-		}
+		fi
 		echo "| $name | $(wc -l <"$work/native") | $result |"
 	done
 	return $bad
