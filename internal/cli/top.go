@@ -20,6 +20,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/plural"
 )
 
 // topOptions are the flags of "dxpu top".
@@ -71,7 +72,7 @@ it. With --json it prints an object per table.`,
 		Example: `  dxpu top
   dxpu top --admin http://127.0.0.1:9100
   dxpu top --once --interval 5s
-  dxpu top --json | jq -c '.leases[] | [.id, .state, .rtt_ns]'
+  dxpu top --json | jq -c '.leases[] | [.id, .state, .round_trip_ns]'
   dxpu top --admin http://127.0.0.1:9100 --json | jq -c '.slots[] | [.slot, .network_ns, .rates.mb_out]'`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
@@ -333,7 +334,7 @@ func (t *top) write(w io.Writer) {
 	for i := range t.Slots {
 		out, in = out+t.Slots[i].Rates.MBOut, in+t.Slots[i].Rates.MBIn
 	}
-	fmt.Fprintf(w, "%s at %s, %d slots, %.1f MB/s out, %.1f MB/s in\n\n", t.Role, t.Time.Format(time.TimeOnly), len(t.Slots), out, in)
+	fmt.Fprintf(w, "%s at %s, %s, %.1f MB/s out, %.1f MB/s in\n\n", t.Role, t.Time.Format(time.TimeOnly), plural.Count(len(t.Slots), "slot", "slots"), out, in)
 	tw := newTable(w, "SLOT", "BINDING", "EPOCH", "PEER", "STATE", "LEAST", "NETWORK", "REQUEST", "FAR", "HERE",
 		"TLP/S OUT", "IN", "MB/S OUT", "IN", "RESENT/S", "TAGS", "IRQ/S", "NOTES")
 	for i := range t.Slots {

@@ -2,6 +2,9 @@ package cli
 
 import (
 	"bytes"
+	"encoding/json"
+	"regexp"
+	"strings"
 	"testing"
 	"time"
 
@@ -46,5 +49,32 @@ QUEUE  LEASE  TENANT  GPUS  PRIORITY  AGE    WHY
 `
 	if got := out.String(); got != want {
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+	}
+}
+
+// The examples of the help name fields that the JSON has; one named a field of another command,
+// so that jq printed null.
+func TestTopExamples(t *testing.T) {
+	var names string
+	for _, v := range []any{poolTop{Leases: []topLease{{}}, Queue: []topQueued{{}}}, top{Slots: []topSlot{{}}}} {
+		b, err := json.Marshal(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		names += string(b)
+	}
+	fields := regexp.MustCompile(`[ \[.]\.?([a-z]\w*)`)
+	checked := 0
+	for line := range strings.Lines(newTopCommand(&connection{}).Example) {
+		_, filter, _ := strings.Cut(line, "jq -c ")
+		for _, f := range fields.FindAllStringSubmatch(filter, -1) {
+			checked++
+			if !strings.Contains(names, `"`+f[1]+`":`) {
+				t.Errorf("%s names the field %s", strings.TrimSpace(line), f[1])
+			}
+		}
+	}
+	if checked < 8 {
+		t.Errorf("%d fields are named, want 8 or more", checked)
 	}
 }
