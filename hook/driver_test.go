@@ -155,7 +155,7 @@ func TestBadSettings(t *testing.T) {
 		})
 	}
 	for _, tc := range []struct{ set, message string }{
-		{"DXPU_TAGS=0", "DXPU_TAGS=0: want a number"},
+		{"DXPU_TAGS=0", "DXPU_TAGS=0: want a number from 1 to 15360; ignored"},
 		{"DXPU_MRRS=1e9", "DXPU_MRRS=1e9: want a number"},
 		{"DXPU_GRAPHS=some", "launch, node or none"},
 		{"DXPU_SYNCS=yes", "0 or 1"},

@@ -69,10 +69,14 @@ static void get_number(const char *name, double *to, double low, double high)
 	if (!v)
 		return;
 	x = strtod(v, &end);
-	if (end == v || *end || !(x >= low && x <= high))
-		complain(name, v, "a number within the bounds in hook/README.md");
-	else
+	if (end == v || *end || !(x >= low && x <= high)) {
+		char want[64];
+
+		snprintf(want, sizeof(want), "a number from %.10g to %.10g", low, high);
+		complain(name, v, want);
+	} else {
 		*to = x;
+	}
 }
 
 static bool get_flag(const char *name, bool def)
