@@ -69,6 +69,10 @@ const prefix = "gpu.dxpu.dev-"
 
 func (d Dir) path(claim string) string { return filepath.Join(string(d), prefix+claim+".json") }
 
+func (d Dir) temporary(claim string) string {
+	return filepath.Join(string(d), "."+prefix+claim+".tmp")
+}
+
 // ID returns the qualified name of a device.
 func ID(name string) string { return Kind + "=" + name }
 
@@ -82,25 +86,25 @@ func (d Dir) Write(claim Owner, devices []Device) error {
 	if err := os.MkdirAll(string(d), 0o755); err != nil {
 		return fmt.Errorf("the directory of CDI specifications: %w", err)
 	}
-	// The runtime reads names that end in .json only.
-	f, err := os.CreateTemp(string(d), "."+prefix+"*.tmp")
-	if err != nil {
-		return fmt.Errorf("CDI specification: %w", err)
-	}
-	_, err = f.Write(raw)
-	err = errors.Join(err, f.Chmod(0o644), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), d.path(claim.UID))
+	// The runtime reads names that end in .json only. The name is that of the claim, so that what a
+	// plugin leaves which is killed here goes with the claim.
+	temporary := d.temporary(claim.UID)
+	if err = os.WriteFile(temporary, raw, 0o644); err == nil {
+		err = os.Rename(temporary, d.path(claim.UID))
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("CDI specification of claim %s: %w", claim.UID, err), os.Remove(f.Name()))
+		return errors.Join(fmt.Errorf("CDI specification of claim %s: %w", claim.UID, err), d.remove(temporary))
 	}
 	return nil
 }
 
 // Remove removes the devices of a claim. It is no error if there are none.
 func (d Dir) Remove(claim string) error {
-	if err := os.Remove(d.path(claim)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	return errors.Join(d.remove(d.path(claim)), d.remove(d.temporary(claim)))
+}
+
+func (d Dir) remove(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("CDI specification: %w", err)
 	}
 	return nil

@@ -108,6 +108,31 @@ func TestPrepare(t *testing.T) {
 	}
 }
 
+// TestPrepareKilled: a plugin that is killed while it writes the specification of a claim leaves a file,
+// which goes with the claim, also if the claim is not prepared again.
+func TestPrepareKilled(t *testing.T) {
+	for _, again := range []bool{true, false} {
+		p, dir := socketPlugin(t)
+		if err := os.Mkdir(filepath.Join(dir, "cdi"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "cdi", ".gpu.dxpu.dev-u1.tmp"), []byte("{"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if again {
+			if r := prepare(t, p, claim(condition(inventory.Attached, "True"))); r.Err != nil {
+				t.Fatal(r.Err)
+			}
+		}
+		if out, err := p.UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{UID: "u1"}}); err != nil || out["u1"] != nil {
+			t.Fatalf("unprepare: %v, %v", out, err)
+		}
+		if files, _ := os.ReadDir(filepath.Join(dir, "cdi")); len(files) != 0 {
+			t.Errorf("prepared again: %v; files are left: %v", again, files)
+		}
+	}
+}
+
 // TestPrepareAdmin: access for monitoring is prepared without a device, whose slot another pod
 // has.
 func TestPrepareAdmin(t *testing.T) {
