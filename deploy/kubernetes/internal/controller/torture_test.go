@@ -44,6 +44,8 @@ type torture struct {
 	wrong   []string // what has been found
 	done    map[string]int
 
+	allocated map[types.UID]time.Time // when each claim was last
+
 	replicas []*replica
 	running  sync.WaitGroup
 }
@@ -73,7 +75,7 @@ func TestTorture(t *testing.T) {
 }
 
 func tortured(t *testing.T, seed uint64, rounds int) {
-	w := &torture{T: t, random: rand.New(rand.NewPCG(seed, 1)), done: map[string]int{}}
+	w := &torture{T: t, random: rand.New(rand.NewPCG(seed, 1)), done: map[string]int{}, allocated: map[types.UID]time.Time{}}
 	objects := []runtime.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kube-system", UID: "c"}}}
 	for i := range modelHosts {
 		objects = append(objects, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("w%d", i+1), Labels: map[string]string{inventory.HostLabel: fmt.Sprintf("h%d", i+1)}}})
@@ -291,9 +293,11 @@ func (w *torture) allocateLocked(c *resourceapi.ResourceClaim, taken map[string]
 			free = append(free, d)
 		}
 	}
-	if len(free) == 0 || w.random.IntN(4) > 0 {
-		return
+	now := time.Now().Truncate(time.Second)
+	if len(free) == 0 || w.random.IntN(4) > 0 || w.allocated[c.UID].Equal(now) {
+		return // the scheduler takes a second until it tries again
 	}
+	w.allocated[c.UID] = now
 	device, host := free[w.random.IntN(len(free))], fmt.Sprintf("w%d", 1+w.random.IntN(modelHosts))
 	taken[device] = true
 	w.deleteLocked(podsOfCore, c.Namespace, c.Name)
@@ -301,7 +305,7 @@ func (w *torture) allocateLocked(c *resourceapi.ResourceClaim, taken map[string]
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: c.Name, UID: types.UID(fmt.Sprintf("p%d", w.uids))}}
 	r := resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: inventory.Driver, Pool: "dxpu/" + device[:2], Device: device}
 	c.Status.Allocation = &resourceapi.AllocationResult{
-		AllocationTimestamp: &metav1.Time{Time: time.Now().Truncate(time.Second)},
+		AllocationTimestamp: &metav1.Time{Time: now},
 		Devices:             resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{r}},
 	}
 	c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: pod.Name, UID: pod.UID}}
