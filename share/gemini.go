@@ -16,6 +16,10 @@ const (
 	geminiMerge   = 2 * time.Millisecond   // bursts with a shorter gap are one
 )
 
+// geminiBuckets is how finely the window moves: every 25 ms. A limit holds over one bucket more
+// than the window, so a client with its limit all the time waits that long in each window. Ours.
+const geminiBuckets = 400
+
 // geminiMost is how long the length of a kernel bounds the credit. Ours.
 const geminiMost = 30 * time.Second
 
@@ -72,7 +76,7 @@ func (p *gemini) Receive(now time.Duration, e Event) {
 	switch e.Kind {
 	case Join:
 		*s = geminiClient{
-			used: newUsage(geminiWindow, 100), bursts: newPeak(geminiPredict, 30), longest: newPeak(geminiPredict, 30),
+			used: newUsage(geminiWindow, geminiBuckets), bursts: newPeak(geminiPredict, 30), longest: newPeak(geminiPredict, 30),
 			most: newPeak(geminiMost, 30), end: -geminiMerge, quota: geminiBase, joined: p.now, past: p.past(c),
 		}
 	case Leave:
@@ -183,6 +187,15 @@ func (p *gemini) rest(c *client[geminiClient]) time.Duration {
 	return c.spec.Limit.Of(geminiWindow) - c.state.used.sum(p.now)
 }
 
+// expects predicts how long a launch takes. One that came before the first launch of its client
+// ended has no time by its profile, also when all have ended long ago.
+func (p *gemini) expects(c *client[geminiClient], f *flight, longest time.Duration) time.Duration {
+	if longest == 0 && f.kernel.Expected == 0 {
+		return c.state.most.max(p.now)
+	}
+	return max(f.kernel.Expected, longest)
+}
+
 // fits reports whether the client's waiting launch, behind those in flight, is
 // predicted to end within the limit.
 func (p *gemini) fits(c *client[geminiClient]) bool {
@@ -190,9 +203,9 @@ func (p *gemini) fits(c *client[geminiClient]) bool {
 		return true
 	}
 	longest := c.state.longest.max(p.now)
-	need := max(c.head.kernel.Expected, longest)
+	need := p.expects(c, &c.head, longest)
 	for i := range c.flights {
-		need += max(c.flights[i].kernel.Expected, longest)
+		need += p.expects(c, &c.flights[i], longest)
 	}
 	if longest == 0 && c.head.kernel.Expected == 0 && len(c.flights) > 0 {
 		return false
@@ -232,7 +245,7 @@ func (p *gemini) freshEnd() time.Duration {
 // past returns what the client that has used the most has used, as the past of one that joins:
 // otherwise clients that come and go would always have used the least.
 func (p *gemini) past(c *client[geminiClient]) usage {
-	past, most := newUsage(geminiWindow, 100), time.Duration(0)
+	past, most := newUsage(geminiWindow, geminiBuckets), time.Duration(0)
 	for _, o := range p.clients {
 		if o == c {
 			continue

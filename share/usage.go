@@ -17,49 +17,48 @@ func newWindow(of time.Duration, buckets int) window {
 	return window{length: of / time.Duration(buckets), buckets: make([]time.Duration, buckets+1)}
 }
 
-// move forgets the buckets that have left the window.
-func (w *window) move(now time.Duration) {
-	n := int64(now / w.length)
-	if n-w.last >= int64(len(w.buckets)) {
-		clear(w.buckets)
-		w.last = n
-	}
-	for w.last < n {
+// move forgets the buckets that have left the window, and returns their sum.
+func (w *window) move(now time.Duration) (sum time.Duration) {
+	n, size := int64(now/w.length), int64(len(w.buckets))
+	for w.last = max(w.last, n-size); w.last < n; {
 		w.last++
-		w.buckets[w.last%int64(len(w.buckets))] = 0
+		b := &w.buckets[w.last%size]
+		sum += *b
+		*b = 0
 	}
+	return sum
 }
 
 // usage counts the time that a client used in a sliding window.
-type usage struct{ window }
+type usage struct {
+	window
+	total time.Duration
+}
 
-func newUsage(of time.Duration, buckets int) usage { return usage{newWindow(of, buckets)} }
+func newUsage(of time.Duration, buckets int) usage { return usage{window: newWindow(of, buckets)} }
 
 // add counts the time between from and to, where to is now.
 func (u *usage) add(from, to time.Duration) {
-	u.move(to)
+	u.total -= u.move(to)
 	oldest := time.Duration(u.last-int64(len(u.buckets))+1) * u.length
 	for from = max(from, oldest); from < to; {
 		n := int64(from / u.length)
 		end := min(to, time.Duration(n+1)*u.length)
 		u.buckets[n%int64(len(u.buckets))] += end - from
+		u.total += end - from
 		from = end
 	}
 }
 
 // sum returns the time used in the window before now.
 func (u *usage) sum(now time.Duration) time.Duration {
-	u.move(now)
-	var s time.Duration
-	for _, b := range u.buckets {
-		s += b
-	}
-	return s
+	u.total -= u.move(now)
+	return u.total
 }
 
 // plus returns the sum of two windows of the same form and time.
 func (u *usage) plus(o *usage) usage {
-	sum := usage{window{length: u.length, buckets: slices.Clone(u.buckets), last: u.last}}
+	sum := usage{window{length: u.length, buckets: slices.Clone(u.buckets), last: u.last}, u.total + o.total}
 	for i, b := range o.buckets {
 		sum.buckets[i] += b
 	}
