@@ -1,6 +1,7 @@
 package gate_test
 
 import (
+	"cmp"
 	"testing"
 	"time"
 
@@ -22,12 +23,19 @@ func (w *world) later(p *program, f func()) {
 }
 
 func (w *world) done(p *program, launch uint64) {
+	ran := p.kernel
+	if p.tell != nil {
+		ran = p.tell(ran)
+	}
+	if p.twice {
+		defer w.g.Done(w.now, p.id, launch, ran)
+	}
 	if !p.credit {
-		w.g.Done(w.now, p.id, launch, p.kernel)
+		w.g.Done(w.now, p.id, launch, ran)
 		return
 	}
 	w.later(p, func() {
-		if !w.g.Done(w.now, p.id, launch, p.kernel) && !w.resizes {
+		if !w.g.Done(w.now, p.id, launch, ran) && !w.resizes {
 			w.t.Errorf("the end of launch %d of process %d is not known", launch, p.id)
 		}
 	})
@@ -59,7 +67,7 @@ func (w *world) fillByCredit(p *program) {
 		p.next++
 		p.out++
 		p.left--
-		l := gate.Launch{ID: uint64(p.next), Blocks: 1000, Threads: 256, Kernels: 1, Function: uint64(p.id), Started: credit > 0}
+		l := gate.Launch{ID: uint64(p.next), Blocks: cmp.Or(p.blocks, 1000), Threads: 256, Kernels: 1, Function: uint64(p.id), Started: credit > 0}
 		launch := func() {
 			if !w.g.Launch(w.now, p.id, l) {
 				w.t.Fatalf("launch %d of process %d was refused", l.ID, p.id)

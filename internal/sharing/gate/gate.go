@@ -76,6 +76,7 @@ type Gate struct {
 	now       time.Duration
 	readAt    time.Duration
 	total     meter.Meter
+	last      time.Duration // end of a launch
 	out       []Permit
 	evicted   []Eviction
 	buffer    []share.Decision
@@ -99,8 +100,8 @@ type client struct {
 	credit  int32 // of each process
 	next    int32 // credit of all, while it is worked out
 	refused bool  // the policy has no room
-	last    time.Duration
 	meter   meter.Meter
+	owing   time.Duration // see ran
 	usage   Usage
 	profile map[uint64]time.Duration // by function and grid
 }
@@ -371,11 +372,7 @@ func (g *Gate) doneBefore(p *process, launch uint64, ran time.Duration) bool {
 		return false
 	}
 	w := c.queue[i]
-	c.meter.Tell(g.now, min(max(ran, 0), g.now-w.since+reportDelay))
-	if ran <= 0 {
-		ran = g.now - w.since
-	}
-	ran = min(ran, g.now-w.since+reportDelay)
+	ran = g.ran(c, w.since, reportDelay, ran)
 	c.queue = slices.Delete(c.queue, i, i+1)
 	p.waiting--
 	g.stop(c)
@@ -385,18 +382,41 @@ func (g *Gate) doneBefore(p *process, launch uint64, ran time.Duration) bool {
 	return true
 }
 
-// complete takes a launch out of the flights. A program that measured nothing is charged
-// from the permit, or from the end of the launch before.
+// owingMost is how much less than half of the time of its launches a program may tell, until it
+// is charged for more: ends are told some at a time.
+const owingMost = 2 * time.Millisecond
+
+// lateMost is how late an end is usually told at most.
+const lateMost = 200 * time.Microsecond
+
+// ran returns how long a launch that ends ran. The gate knows it since a time; it may have begun
+// before. A program that measured nothing is charged from then, or from the last end of any
+// launch. One that tells less than half of that time again and again is charged for half: on a
+// GPU where launches of several clients take turns, short ones end late.
+func (g *Gate) ran(c *client, since, before, told time.Duration) time.Duration {
+	most := g.now - since + before
+	took := g.now - max(since, g.last)
+	g.last = g.now
+	if told <= 0 {
+		c.meter.Took(g.now, took)
+		return took
+	}
+	told = min(told, most)
+	c.meter.Tell(g.now, told)
+	c.meter.Took(g.now, took-min(told/2, lateMost, took)) // the end was told late
+	c.owing = max(c.owing+took/2-told, -owingMost)
+	if more := c.owing - owingMost; more > 0 {
+		c.owing = owingMost
+		told += more
+	}
+	return told
+}
+
+// complete takes a launch out of the flights.
 func (g *Gate) complete(c *client, i int, ran time.Duration) {
 	f := c.flights[i]
-	most := g.now - f.since + f.launch.before()
-	c.meter.Tell(g.now, min(max(ran, 0), most))
-	if ran <= 0 {
-		ran = g.now - max(f.since, min(c.last, g.now))
-	}
-	ran = min(ran, most)
+	ran = g.ran(c, f.since, f.launch.before(), ran)
 	c.flights = slices.Delete(c.flights, i, i+1)
-	c.last = g.now
 	g.stop(c)
 	if f.process != nil {
 		g.charge(f.process, f.launch, f.since, ran)

@@ -1,6 +1,7 @@
 package gate_test
 
 import (
+	"cmp"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -26,6 +27,11 @@ type program struct {
 
 	credit bool // it launches by its credit, and reports later, as the library does
 	asking bool // its one thread waits for a permit
+
+	spans  [][2]time.Duration                // in which its kernels ran
+	blocks int64                             // that it tells; 0: 1000
+	tell   func(time.Duration) time.Duration // what it tells of a launch, nil: the truth
+	twice  bool                              // it tells each end twice
 }
 
 // world is a GPU that runs one kernel at a time, in the order of the permits.
@@ -88,7 +94,7 @@ func (w *world) fill(p *program) {
 		p.next++
 		p.out++
 		p.left--
-		if !w.g.Launch(w.now, p.id, gate.Launch{ID: uint64(p.next), Blocks: 1000, Threads: 256, Kernels: 1, Function: uint64(p.id)}) {
+		if !w.g.Launch(w.now, p.id, gate.Launch{ID: uint64(p.next), Blocks: cmp.Or(p.blocks, 1000), Threads: 256, Kernels: 1, Function: uint64(p.id)}) {
 			w.t.Fatalf("launch %d of process %d was refused", p.next, p.id)
 		}
 	}
@@ -106,6 +112,7 @@ func (w *world) start() {
 			continue
 		}
 		w.busy = true
+		p.spans = append(p.spans, [2]time.Duration{w.now, w.now + p.kernel})
 		w.events.Push(w.now+p.kernel, func() { w.ended(p, x) })
 	}
 }
