@@ -152,6 +152,12 @@ func (a *Agent) readState(name string) ([]byte, error) {
 	return raw, nil
 }
 
+// unsavedError reports that a file of the state directory could not be written.
+type unsavedError struct{ err error }
+
+func (e *unsavedError) Error() string { return fmt.Sprintf("agent: --state-dir: %v", e.err) }
+func (e *unsavedError) Unwrap() error { return e.err }
+
 // saveState replaces a file of the state directory by the encoded data. err is the error
 // of the encoder.
 func (a *Agent) saveState(name string, data []byte, err error) error {
@@ -159,7 +165,7 @@ func (a *Agent) saveState(name string, data []byte, err error) error {
 		err = atomicfile.Write(a.path(name), data)
 	}
 	if err != nil {
-		return fmt.Errorf("agent: --state-dir: %w", err)
+		return &unsavedError{err}
 	}
 	if a.unsaved.Swap(false) {
 		a.log.Info("the state directory can be written again")

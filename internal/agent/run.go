@@ -115,6 +115,7 @@ func (r *retries) after(err error) *backoff.ExponentialBackOff {
 		return r.refused
 	case code == connect.CodeAlreadyExists:
 		return r.nameTaken(err)
+	case errors.As(err, new(*unsavedError)): // notSaved has told the log
 	default:
 		log.Warn("no connection to the manager", "err", err)
 	}

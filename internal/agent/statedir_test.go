@@ -87,3 +87,46 @@ func TestStateDirectoryFull(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A node that cannot save its new identity has a connection to the manager, and does not say
+// that it has none.
+func TestStateDirectoryFullAtEnrolment(t *testing.T) {
+	p := newPool(t)
+	dir, log := t.TempDir(), &output{}
+	a, err := agent.New(agent.Config{
+		Manager: p.url, JoinToken: token, Kind: dxpuv1.NodeKind_NODE_KIND_BOX, Name: "b1", StateDir: dir,
+		Log: slog.New(slog.NewTextHandler(log, nil)),
+	}, &proxy{box: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- a.Run(ctx) }()
+	p.arrive(&manager.MemoryStore{})
+	eventually(t, "the box is connected", a.Connected)
+	p.leave()
+
+	// A full directory in the file's place cannot be replaced, by root neither.
+	identity := filepath.Join(dir, "node.json")
+	if err := errors.Join(os.Remove(identity), os.MkdirAll(filepath.Join(identity, "x"), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	tries := p.enrols.Load() + 3
+	p.arrive(&manager.MemoryStore{}) // it does not know the box
+	eventually(t, "the box tries again and again", func() bool { return p.enrols.Load() >= tries })
+	if n := log.count("the state directory cannot be written"); n != 1 {
+		t.Errorf("the log says %d times that the directory cannot be written, want 1", n)
+	}
+	if n := log.count(`"no connection to the manager" err="agent: --state-dir`); n > 0 {
+		t.Errorf("the log says %d times that there is no connection", n)
+	}
+	if err := os.RemoveAll(identity); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the box is connected again", a.Connected)
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
