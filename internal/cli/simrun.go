@@ -5,8 +5,10 @@ package cli
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
@@ -67,6 +69,10 @@ func (s *simFiles) run(ctx context.Context, file string, report func(format stri
 	}
 	e, err := cluster.Load(os.DirFS(dir), name, os.DirFS(data))
 	if err != nil {
+		var at *fs.PathError
+		if errors.As(err, &at) && at.Path == name {
+			at.Path = file // a file that is there, and cannot be read
+		}
 		return nil, err
 	}
 	if s.seeds != 0 {

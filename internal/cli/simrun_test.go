@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 )
@@ -158,5 +159,16 @@ func TestSimCompare(t *testing.T) {
 	a, b := simColumn(t, out, "allocation", "gpu_at_100_a"), simColumn(t, out, "allocation", "gpu_at_100_b")
 	if len(a) == 0 || a["pool"] != b["pool"] || a["pool"] < 90 {
 		t.Errorf("%v and %v", a, b)
+	}
+}
+
+// An error of a scenario that is there, and cannot be read, names it with its folder. The file
+// is one that root cannot read either.
+func TestUnreadableScenario(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("there is no /proc")
+	}
+	if _, err := runSim("run", "/proc/self/mem"); err == nil || !strings.Contains(err.Error(), "/proc/self/mem: input/output error") {
+		t.Errorf("%v", err)
 	}
 }
