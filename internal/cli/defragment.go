@@ -145,8 +145,10 @@ func (d *defragmenter) plan(ctx context.Context, made int) (defrag.Plan, error) 
 	}
 	p, ok := defrag.Find(all, d.o.model, d.o.gpus)
 	switch {
+	case !ok && p.Box == "" && d.o.model == "":
+		return p, &refusedError{errors.New("the pool has no GPU")}
 	case !ok && p.Box == "":
-		return p, withHint(&refusedError{errors.New("the pool has no GPU of this model")}, `"dxpu get gpus" shows the models`)
+		return p, withHint(&refusedError{fmt.Errorf("the pool has no GPU of model %q", d.o.model)}, `"dxpu get gpus" shows the models`)
 	case !ok:
 		return p, withHint(&refusedError{fmt.Errorf("no box can get room for %d GPUs of one model: %s comes nearest, with %d of %s", d.o.gpus, p.Box, p.Free, p.Model)}, agreesHint)
 	case made+len(p.Moves) > d.o.most:
