@@ -8,35 +8,48 @@ import (
 
 // chooseForAffinity chooses other GPUs for a lease, as chooseOthers does. Parts with one affinity
 // that have lost their GPU follow the first of them that gets another one, so it gets one with
-// room for all of them if there is one.
+// room and slots for all of them if there is one.
 func (t *tx) chooseForAffinity(l *leaseRecord, req placement.Request) placement.Decision {
-	if all := t.lostPart(l); all != nil {
+	if all, parts := t.lostPart(l); all != nil {
 		one := req
-		one.Part = all
-		if d := t.chooseOthers(l, one); d.OK() {
-			return d
+		one.Part, one.Exclude = all, slices.Clone(req.Exclude)
+		for range maxAffinityTries {
+			d := t.chooseOthers(l, one)
+			if !d.OK() {
+				break
+			}
+			gpu := t.gpuAt(d.Picks[0])
+			box := t.indexedNodes[gpu.Box].placementBox
+			if _, _, slots := placement.Room(&box, gpu.Slot); slots >= parts {
+				return d
+			}
+			one.Exclude = append(one.Exclude, gpu)
 		}
 	}
 	return t.chooseOthers(l, req)
 }
 
+// maxAffinityTries bounds the GPUs that have the room for all parts with an affinity, and are
+// looked at for one that also has the slots.
+const maxAffinityTries = 8
+
 // lostPart returns a part as large as all parts with the affinity of a lease that await other
-// GPUs, nil if only its own does or no GPU has the compute of all.
-func (t *tx) lostPart(l *leaseRecord) *placement.Part {
+// GPUs, and how many these are; nil if only its own does or no GPU has the compute of all.
+func (t *tx) lostPart(l *leaseRecord) (all *placement.Part, parts int) {
 	if l.affinity() == "" {
-		return nil
+		return nil, 0
 	}
 	t.reindex()
-	all, parts := placementPart(l.spec), 1
+	all, parts = placementPart(l.spec), 1
 	for id := range t.unreplaced {
 		if o := t.leases.get(id); o.ID != l.ID && o.sameAffinity(l) {
 			all.Memory, all.Compute, parts = all.Memory+o.spec.Part.MemoryBytes, all.Compute+o.spec.Part.Compute, parts+1
 		}
 	}
 	if parts == 1 || all.Compute > placement.Whole {
-		return nil
+		return nil, 0
 	}
-	return all
+	return all, parts
 }
 
 // joinsOthers reports whether a part with an affinity can be only on the GPU that it had, because

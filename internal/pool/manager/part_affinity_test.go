@@ -49,6 +49,24 @@ func TestFailedGPUOfPartsWithAffinity(t *testing.T) {
 	w.wantPair(t, "b2", a, b)
 }
 
+// Parts with an affinity that leave a GPU pass one by that has the room for all of them, but not
+// the slots.
+func TestFailedGPUOfPartsWithAffinityNeedsSlots(t *testing.T) {
+	few := dividedBox("b2", 1)
+	few.divided = 2
+	w := newWorld(t, Config{}, hostNode("h1", 4), dividedBox("b1", 1), few, dividedBox("b3", 1))
+	a, b := w.create(affine(256, 300)), w.create(affine(256, 300))
+	w.settle()
+	w.wantPair(t, "b1", a, b)
+	other := part(64, 50)
+	other.GpuIds = []string{"b2/0"}
+	w.wantLease(w.create(other), dxpuv1.LeaseState_LEASE_STATE_BINDING)
+	w.settle()
+	w.nodes["b1"].dead[0] = true
+	w.settle()
+	w.wantPair(t, "b3", a, b)
+}
+
 // Parts with an affinity leave a GPU that is drained.
 func TestDrainOfPartsWithAffinity(t *testing.T) {
 	w := newWorld(t, Config{}, hostNode("h1", 4), dividedBox("b1", 1), dividedBox("b2", 1))
@@ -188,7 +206,7 @@ func TestLostPartsWithAffinityBeyondOneGPU(t *testing.T) {
 	w.nodes["b2"].dead[0] = true
 	w.settle()
 	_ = w.m.peek(func(tx *tx) error {
-		if all := tx.lostPart(tx.leases.get(a)); all != nil {
+		if all, _ := tx.lostPart(tx.leases.get(a)); all != nil {
 			t.Errorf("a part of %d thousandths is sought", all.Compute)
 		}
 		return nil
