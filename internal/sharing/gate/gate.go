@@ -102,6 +102,7 @@ type client struct {
 	refused bool  // the policy has no room
 	meter   meter.Meter
 	owing   time.Duration // see ran
+	short   bool          // the last end owed some, see ran
 	usage   Usage
 	profile map[uint64]time.Duration // by function and grid
 }
@@ -380,36 +381,6 @@ func (g *Gate) doneBefore(p *process, launch uint64, ran time.Duration) bool {
 	g.charge(p, w.launch, w.since, ran)
 	g.calm(c)
 	return true
-}
-
-// owingMost is how much less than half of the time of its launches a program may tell, until it
-// is charged for more: ends are told some at a time.
-const owingMost = 2 * time.Millisecond
-
-// lateMost is how late an end is usually told at most.
-const lateMost = 200 * time.Microsecond
-
-// ran returns how long a launch that ends ran. The gate knows it since a time; it may have begun
-// before. A program that measured nothing is charged from then, or from the last end of any
-// launch. One that tells less than half of that time again and again is charged for half: on a
-// GPU where launches of several clients take turns, short ones end late.
-func (g *Gate) ran(c *client, since, before, told time.Duration) time.Duration {
-	most := g.now - since + before
-	took := g.now - max(since, g.last)
-	g.last = g.now
-	if told <= 0 {
-		c.meter.Took(g.now, took)
-		return took
-	}
-	told = min(told, most)
-	c.meter.Tell(g.now, told)
-	c.meter.Took(g.now, took-min(told/2, lateMost, took)) // the end was told late
-	c.owing = max(c.owing+took/2-told, -owingMost)
-	if more := c.owing - owingMost; more > 0 {
-		c.owing = owingMost
-		told += more
-	}
-	return told
 }
 
 // complete takes a launch out of the flights.
