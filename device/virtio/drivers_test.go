@@ -262,7 +262,37 @@ func TestOldNotification(t *testing.T) {
 	}
 }
 
-// A request as long as the pool has room in it, whatever the pool's size is.
+// The indexes of a virtqueue wrap at 65536, with notifications of now and of a while ago.
+func TestIndexesWrap(t *testing.T) {
+	const entries = 16
+	h, d, e := start(t)
+	if err := d.Start(virtiotest.Version1|notificationData, entries); err != nil {
+		t.Fatal(err)
+	}
+	h.dev.SetBackend(e)
+	q := d.Queues[0]
+	_, at := d.Alloc(8)
+	notify := func(index int) { h.Write(virtiotest.Notify, 4, uint64(index&0xffff)<<16) }
+	for n := entries; n < 1<<16+10*entries; n += entries {
+		for i := range entries {
+			q.Submit(i, virtiotest.Buffer{Addr: at, Len: 8, Write: true})
+		}
+		notify(n)
+		h.settle()
+		notify(max(n-5*entries, 0))
+		h.settle()
+		used := 0
+		for _, _, ok := q.Used(); ok; _, _, ok = q.Used() {
+			used++
+		}
+		if used != entries || h.dev.Broken() != "" {
+			t.Fatalf("%d of %d requests have ended at index %#x: %s", used, entries, n, h.dev.Broken())
+		}
+	}
+}
+
+// A request as long as the pool has room in it, in whole lines of the cache, and a longer one is
+// refused.
 func TestRequestOfThePoolsSize(t *testing.T) {
 	dev, err := virtio.New(virtio.Spec{Kind: virtio.Block, Queues: 1, Pool: 5000})
 	if err != nil {
@@ -279,8 +309,9 @@ func TestRequestOfThePoolsSize(t *testing.T) {
 		_, at := d.Alloc(n)
 		d.Queues[0].Submit(0, virtiotest.Buffer{Addr: at, Len: n, Write: true})
 		h.settle()
-		if _, _, ok := d.Queues[0].Used(); ok == (dev.Broken() != "") {
-			t.Errorf("%d bytes: used %v, broken %q: want either", n, ok, dev.Broken())
+		_, _, ok := d.Queues[0].Used()
+		if fits := n == 4992; ok != fits || (dev.Broken() == "") != fits {
+			t.Errorf("%d bytes: used %v, broken %q, want used: %v", n, ok, dev.Broken(), fits)
 		}
 	}
 }

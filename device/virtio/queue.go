@@ -84,8 +84,9 @@ func (q *queue) inRange() bool {
 }
 
 // notified takes a write to the notification address of a virtqueue (section 4.1.5.2). The
-// index in a notification may be of any age, since the processor that writes it may stand still
-// before: only the one in memory shows that a driver breaks the rules.
+// index in a notification may be old, since the processor that writes it may stand still before:
+// only the one in memory shows that a driver breaks the rules. One that is older by 65536 requests,
+// less those of a virtqueue, is taken for a new one: nothing in it tells them apart.
 func (d *Device) notified(index int, b []byte) {
 	q := &d.queues[index]
 	if !d.session.Running || !q.enabled || d.broken != "" {
