@@ -73,7 +73,7 @@ TEST = mkdir -p $(BIN) && rm -f $(BIN)/rerun && CGO_ENABLED=1 $(GO) tool gotests
 
 # Pure machines with long tests. They have no goroutine (TestMachinesHaveNoClockOrGoroutine), so
 # the race detector would find nothing in them, and make them five times slower.
-MACHINES = ./link ./share/scenario ./internal/model/network ./internal/pool/placement
+MACHINES = ./link ./share/scenario ./internal/model/network ./internal/pool/placement ./internal/sharing/gate
 
 # The packages with the longest tests, which begin first: one of them that begins last runs alone.
 LONG = ./internal/cli ./test/vm ./internal/pool/web ./internal/hostproxy ./internal/pool/manager ./hook ./test/torture
