@@ -2,10 +2,13 @@ package controller
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
 
@@ -80,5 +83,38 @@ func TestFailsFirst(t *testing.T) {
 		o.manager.set(func(m *awayManager) { m.keeps, m.lost = false, false })
 		o.after(time.Minute)
 		o.wantLeases(0, "which the manager deletes")
+	})
+}
+
+// TestEvictsFirst: a pod that has lost its GPU is evicted, also while the manager cannot delete the
+// lease. It may have a part, or tolerate the taint of the device.
+func TestEvictsFirst(t *testing.T) {
+	inOutage(t, func(m *awayManager) { m.active = true }, func(o *outage) {
+		var evicted atomic.Bool
+		o.kube.PrependReactor("create", "pods", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			if a.GetSubresource() != "eviction" {
+				return false, nil, nil
+			}
+			evicted.Store(true)
+			return true, nil, nil
+		})
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", UID: "p1"}, Spec: corev1.PodSpec{NodeName: "w1"}}
+		if _, err := o.kube.CoreV1().Pods("lab").Create(o.Context(), pod, metav1.CreateOptions{}); err != nil {
+			o.Fatal(err)
+		}
+		o.allocate("train")
+		o.manager.set(away)
+		o.manager.set(back) // its leases are listed, and the claim is looked at again
+		o.after(3 * time.Second)
+		if d := deviceStatus(o.claim("train"), "b1-0", ""); d == nil || !isTrue(*d, inventory.Attached) || evicted.Load() {
+			o.Fatalf("at first: %+v, evicted: %v", d, evicted.Load())
+		}
+		o.manager.set(func(m *awayManager) { m.active, m.keeps, m.away = false, true, true }) // it is in the queue again
+		o.manager.set(back)
+		o.after(time.Minute)
+		o.wantLeases(1, "which the manager does not delete")
+		if !evicted.Load() {
+			o.Error("the pod has not been evicted")
+		}
 	})
 }

@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -55,6 +56,9 @@ func (c *Controller) reconcile(ctx context.Context, uid string) error {
 	}
 	for _, id := range plan.Delete {
 		if err := c.deleteLease(ctx, id); err != nil {
+			if claim != nil { // its pods do not wait for the manager
+				err = errors.Join(err, c.evict(ctx, claim))
+			}
 			return err
 		}
 	}
