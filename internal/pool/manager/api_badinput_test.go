@@ -110,7 +110,8 @@ func TestNotTheAPI(t *testing.T) {
 		{http.MethodGet, whoAmI, "", http.StatusUnsupportedMediaType, "?encoding=json&message={}"}, // a GET names its encoding in the query
 		{http.MethodGet, "/dxpu.v1.PoolService/DeleteLease?encoding=json&message=%7B%7D", "", http.StatusMethodNotAllowed, "/DeleteLease is called with POST, not with GET"},
 		{http.MethodDelete, whoAmI, "application/json", http.StatusMethodNotAllowed, "not with DELETE"},
-		{http.MethodPost, whoAmI, "text/plain", http.StatusUnsupportedMediaType, `"text/plain" is none of the API: send JSON`},
+		{http.MethodPost, whoAmI, "text/plain", http.StatusUnsupportedMediaType, `"text/plain" is none of this call: send JSON with application/json`},
+		{http.MethodPost, "/dxpu.v1.PoolService/WatchEvents", "application/json", http.StatusUnsupportedMediaType, `"application/json" is none of this call: send JSON with application/connect+json, as a stream`},
 		{http.MethodPost, "/dxpu.v1.PoolService/Frobnicate", "application/json", http.StatusNotFound, ""},
 		{http.MethodPost, "/dxpu.v1.OtherService/WhoAmI", "application/json", http.StatusNotFound, ""},
 		{http.MethodGet, "/../../etc/passwd", "", http.StatusTemporaryRedirect, ""}, // to the clean path

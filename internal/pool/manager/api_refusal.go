@@ -56,7 +56,11 @@ func (w *refusalWriter) WriteHeader(status int) {
 	case status == http.StatusUnsupportedMediaType && w.r.Method == http.MethodGet:
 		text = "a GET has its message in the query: add ?encoding=json&message={}, escaped, or send a POST"
 	case status == http.StatusUnsupportedMediaType:
-		text = fmt.Sprintf("the Content-Type %q is none of the API: send JSON with application/json", w.r.Header.Get("Content-Type"))
+		send := "application/json"
+		if stream := "application/connect+json"; strings.Contains(w.Header().Get("Accept-Post"), stream) {
+			send = stream + ", as a stream: five bytes, a zero and the length, before each message"
+		}
+		text = fmt.Sprintf("the Content-Type %q is none of this call: send JSON with %s", w.r.Header.Get("Content-Type"), send)
 	default:
 		w.ResponseWriter.WriteHeader(status)
 		return
