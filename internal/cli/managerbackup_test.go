@@ -40,6 +40,7 @@ func TestRestoreIntoCluster(t *testing.T) {
 	}{
 		{"no state", "/one/", exitOK, "restored 1 records of pool c-1"},
 		{"existing state", "/one/", exitFailure, "a state exists below /one/"},
+		{"existing state, beside those of other pools", "/one", exitFailure, "etcdctl del --prefix /one/\n"},
 		{"another prefix", "/two/", exitOK, "restored 1 records of pool c-1"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -280,7 +280,7 @@ func (o *storeOptions) restoreState(ctx context.Context, records map[string][]by
 	}
 	_, err = store.Load(ctx, "")
 	if err == nil && !used {
-		err = withHint(fmt.Errorf("a state exists below %s", o.etcd.Prefix), "choose another --etcd-prefix, or delete the state with etcdctl del --prefix %s", o.etcd.Prefix)
+		err = withHint(fmt.Errorf("a state exists below %s", store.Prefix()), "choose another --etcd-prefix, or delete the state with etcdctl del --prefix %s", store.Prefix())
 	}
 	return errors.Join(err, store.Resign(context.WithoutCancel(ctx)))
 }

@@ -183,6 +183,9 @@ func (s *Store) Client() *clientv3.Client { return s.client }
 // MaxRecords implements manager.Batcher.
 func (s *Store) MaxRecords() int { return s.maxOps / 2 }
 
+// Prefix returns the prefix of all keys, with a slash at its end.
+func (s *Store) Prefix() string { return s.opts.Prefix }
+
 func (s *Store) key(k string) string      { return s.opts.Prefix + k }
 func (s *Store) stateKey(k string) string { return s.opts.Prefix + "state/" + k }
 
