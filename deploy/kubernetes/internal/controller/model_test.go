@@ -33,11 +33,13 @@ type modelManager struct {
 	leases   map[string]*dxpuv1.Lease
 	last     int                         // the number in the ID of the newest lease
 	revision uint64                      // of the newest change
+	restored uint64                      // the first revision after the last restore
 	streams  map[chan *dxpuv1.Lease]bool // of those that watch the leases
 	backup   map[string]*dxpuv1.Lease
-	served   map[string]bool // by lease and claim: those that have had their GPU
-	lost     map[string]bool // as served: those that have lost it
-	calls    sync.WaitGroup  // that are late
+	served   map[string]bool      // by lease and claim: those that have had their GPU
+	lost     map[string]bool      // as served: those that have lost it
+	ends     map[string]time.Time // by lease that waits: when it has waited in vain
+	calls    sync.WaitGroup       // that are late
 }
 
 const (
@@ -83,10 +85,17 @@ func (m *modelManager) step() {
 	defer m.mu.Unlock()
 	for _, id := range slices.Sorted(maps.Keys(m.leases)) {
 		l := proto.CloneOf(m.leases[id])
+		if l.State != dxpuv1.LeaseState_LEASE_STATE_PENDING {
+			delete(m.ends, id)
+		} else if m.ends[id].IsZero() {
+			m.ends[id] = time.Now().Add(l.Spec.WaitTimeout.AsDuration())
+		}
 		switch {
 		case l.State == dxpuv1.LeaseState_LEASE_STATE_PENDING && m.freeLocked(l):
 			l.State, l.StateReason = dxpuv1.LeaseState_LEASE_STATE_BINDING, "GPUs are being attached"
 			l.Bindings = []*dxpuv1.Binding{{GpuId: l.Spec.GpuIds[0], HostId: l.Spec.HostId, State: dxpuv1.BindingState_BINDING_STATE_PREPARING}}
+		case l.State == dxpuv1.LeaseState_LEASE_STATE_PENDING && time.Now().After(m.ends[id]):
+			l.State, l.StateReason = dxpuv1.LeaseState_LEASE_STATE_FAILED, "waited in vain"
 		case l.State == dxpuv1.LeaseState_LEASE_STATE_BINDING && m.random.IntN(3) == 0:
 			l.State, l.StateReason = dxpuv1.LeaseState_LEASE_STATE_ACTIVE, ""
 			l.Bindings[0].State = dxpuv1.BindingState_BINDING_STATE_ATTACHED
@@ -161,8 +170,15 @@ func (m *modelManager) restore() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.backup != nil {
+		for id, l := range m.leases {
+			if b := m.backup[id]; holds(l) && (b == nil || b.State != dxpuv1.LeaseState_LEASE_STATE_ACTIVE) {
+				m.lost[servedBy(l)] = true // it may get a GPU again, but its claim has seen it without
+			}
+		}
 		m.leases = m.backup // but no ID is given again
 	}
+	m.revision++
+	m.restored = m.revision
 	m.backup = maps.Clone(m.leases) // a lease that is recorded is not changed any more
 	for s := range m.streams {
 		m.breakLocked(s)
@@ -173,6 +189,10 @@ func (m *modelManager) restore() {
 func (m *modelManager) list() (out []*dxpuv1.Lease) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	return m.listLocked()
+}
+
+func (m *modelManager) listLocked() (out []*dxpuv1.Lease) {
 	for _, id := range slices.Sorted(maps.Keys(m.leases)) {
 		out = append(out, proto.CloneOf(m.leases[id]))
 	}
@@ -183,16 +203,18 @@ func (m *modelManager) ListLeases(context.Context, *connect.Request[dxpuv1.ListL
 	if m.change(5) {
 		return nil, errModel
 	}
-	res := &dxpuv1.ListLeasesResponse{Leases: m.list()}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	res.Revision = m.revision
-	return connect.NewResponse(res), nil
+	return connect.NewResponse(&dxpuv1.ListLeasesResponse{Leases: m.listLocked(), Revision: m.revision}), nil
 }
 
 func (m *modelManager) WatchLeases(ctx context.Context, req *connect.Request[dxpuv1.WatchLeasesRequest], out *connect.ServerStream[dxpuv1.WatchLeasesResponse]) error {
 	s := make(chan *dxpuv1.Lease, 64)
 	m.mu.Lock()
+	if req.Msg.AfterRevision < m.restored {
+		m.mu.Unlock()
+		return connect.NewError(connect.CodeOutOfRange, errors.New("that was before the restore"))
+	}
 	m.streams[s] = true
 	missed := m.revision > req.Msg.AfterRevision
 	m.mu.Unlock()

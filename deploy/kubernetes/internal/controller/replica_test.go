@@ -75,7 +75,7 @@ func (w *torture) startReplica() {
 		defer c.Close()
 		err := Run(ctx, Config{
 			Kube: kube, Pool: c.Pool, Managers: managerURL, Workers: 2, Metrics: NewMetrics(prometheus.NewRegistry()),
-			Policy: claims.Policy{Tenant: func(string) string { return "lab" }, QueueTimeout: time.Minute},
+			Policy: claims.Policy{Tenant: func(string) string { return "lab" }, QueueTimeout: 20 * time.Second},
 		})
 		if err != nil && ctx.Err() == nil {
 			w.Error(err)

@@ -91,7 +91,7 @@ func tortured(t *testing.T, seed uint64, rounds int) {
 	w.manager = &modelManager{
 		awayManager: &awayManager{dials: make(chan net.Conn), conns: map[net.Conn]bool{}},
 		deleting:    w.mayDelete, random: rand.New(rand.NewPCG(seed, 2)), leases: map[string]*dxpuv1.Lease{},
-		streams: map[chan *dxpuv1.Lease]bool{}, served: map[string]bool{}, lost: map[string]bool{},
+		streams: map[chan *dxpuv1.Lease]bool{}, served: map[string]bool{}, lost: map[string]bool{}, ends: map[string]time.Time{},
 	}
 	defer w.manager.calls.Wait()
 	defer serveManager(w.manager, w.manager.dials)()
