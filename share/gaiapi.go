@@ -1,7 +1,6 @@
 package share
 
 import (
-	"slices"
 	"time"
 
 	"github.com/dxpu-project/dxpu/machine"
@@ -12,18 +11,15 @@ const (
 	piTick  = 10 * time.Millisecond
 	piBurst = 20 * time.Millisecond // of the GPU's time, most that a bucket holds
 	piGain  = 8                     // the correction moves by 1/8 of the error for each reading
-	piMost  = Whole / 4             // of the correction: bounds the integral (anti-windup); half of the limit below
+	piMost  = Whole / 4             // of the correction: bounds the integral (anti-windup)
 	// piLongest is how long the time of a launch bounds the credit.
 	piLongest = 30 * time.Second
-	// piSwing is the length of launches with which the readings swing, and say little.
-	piSwing = 100 * time.Millisecond
 )
 
 // gaiapi is a better controller for the limits of gaia. Buckets hold time, not blocks:
 // a launch costs the time per block that earlier launches of its size took, so the
-// limit holds before the sensor has seen anything. At its end it costs what it took. The
-// sensor, which lags, only corrects the rate, by a bounded integral that rests while the
-// client does not use its limit, and while launches are long.
+// limit holds before the sensor has seen anything. The sensor, which lags, only corrects
+// the rate, by a bounded integral that rests while the client does not use its limit.
 type gaiapi struct {
 	core[piClient]
 	refill time.Duration
@@ -35,21 +31,6 @@ type piClient struct {
 	starved    bool                   // launches waited since the last reading
 	perBlock   [piSizes]time.Duration // ×1024, moving average, by size of the grid
 	longest    peak                   // launches
-	charged    []piCharge             // launches in flight
-}
-
-// piCharge is what a launch was predicted to take.
-type piCharge struct {
-	launch LaunchID
-	cost   time.Duration
-}
-
-// settle replaces the predicted cost of a launch that ended by what it took.
-func (s *piClient) settle(id LaunchID, ran time.Duration) {
-	if i := slices.IndexFunc(s.charged, func(c piCharge) bool { return c.launch == id }); i >= 0 {
-		s.bucket = min(s.bucket+s.charged[i].cost-ran, piBurst)
-		s.charged = slices.Delete(s.charged, i, i+1)
-	}
 }
 
 // piSizes is the number of classes of grids: by powers of two.
@@ -77,10 +58,7 @@ func (p *gaiapi) Receive(now time.Duration, e Event) {
 	switch e.Kind {
 	case Join:
 		s.longest = newPeak(piLongest, 30)
-	case Killed:
-		s.settle(e.Launch, e.Ran)
 	case Completed:
-		s.settle(e.Launch, e.Ran)
 		s.longest.add(p.now, e.Ran)
 		avg := &s.perBlock[piSize(e.Kernel.Blocks)]
 		ran := min(e.Ran, time.Minute) * 1024 / time.Duration(e.Kernel.Blocks)
@@ -89,11 +67,9 @@ func (p *gaiapi) Receive(now time.Duration, e Event) {
 		}
 		*avg += (ran - *avg) / 4
 	case Sampled:
-		if s.longest.max(p.now) >= piSwing || s.bucket < -piSwing {
-			s.correction = 0
-		} else if s.starved || e.Sample.Utilisation > c.spec.Limit { // otherwise the client does not want more
+		if s.starved { // otherwise the client does not want more
 			s.correction += (c.spec.Limit - e.Sample.Utilisation) / piGain
-			s.correction = min(max(s.correction, -max(piMost, c.spec.Limit/2)), piMost)
+			s.correction = min(max(s.correction, -piMost), piMost)
 		}
 		s.starved = false
 	default:
@@ -123,12 +99,10 @@ func (p *gaiapi) Transmit(now time.Duration, out []Decision) []Decision {
 	for _, c := range p.clients {
 		switch {
 		case !c.ready():
-		case c.spec.Limit == Whole:
-			out = p.permit(c, out, false, 0)
-		case c.state.bucket >= 0 && (len(c.flights) == 0 || p.cost(c) > 0): // the first of its size goes alone
-			cost := p.cost(c)
-			c.state.bucket -= cost
-			c.state.charged = append(c.state.charged, piCharge{c.head.id, cost})
+		case c.spec.Limit == Whole || c.state.bucket >= 0:
+			if c.spec.Limit < Whole {
+				c.state.bucket -= p.cost(c)
+			}
 			out = p.permit(c, out, false, 0)
 		default:
 			c.state.starved = true

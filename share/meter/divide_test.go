@@ -12,14 +12,13 @@ import (
 func TestDivide(t *testing.T) {
 	for _, c := range []struct {
 		name        string
-		told, took  [2]time.Duration
+		told        [2]time.Duration
 		first, last share.PPM
 	}{
-		{"both tell all", [2]time.Duration{600 * time.Millisecond, 360 * time.Millisecond}, [2]time.Duration{}, 625_000, 375_000},
-		{"one tells nothing", [2]time.Duration{600 * time.Millisecond, 0}, [2]time.Duration{}, 727_272, 272_727},
-		{"one tells nothing, and its launches end in time", [2]time.Duration{600 * time.Millisecond, 0}, [2]time.Duration{600 * time.Millisecond, 360 * time.Millisecond}, 625_000, 375_000},
-		{"none tells anything", [2]time.Duration{}, [2]time.Duration{}, 500_000, 500_000},
-		{"both tell too much", [2]time.Duration{time.Hour, time.Hour}, [2]time.Duration{}, share.Whole, share.Whole},
+		{"both tell all", [2]time.Duration{600 * time.Millisecond, 360 * time.Millisecond}, 625_000, 375_000},
+		{"one tells nothing", [2]time.Duration{600 * time.Millisecond, 0}, 727_272, 272_727},
+		{"none tells anything", [2]time.Duration{}, 500_000, 500_000},
+		{"both tell too much", [2]time.Duration{time.Hour, time.Hour}, share.Whole, share.Whole},
 	} {
 		const span = readSpan * ReadPeriod // 960 ms
 		var total Meter
@@ -29,7 +28,6 @@ func TestDivide(t *testing.T) {
 		for i, m := range meters {
 			m.Begin(0)
 			m.Tell(0, c.told[i])
-			m.Took(0, c.took[i])
 			samples = append(samples, m.Sample(span, 0))
 		}
 		Divide(total.Sample(span, 0).Utilisation, meters, samples)

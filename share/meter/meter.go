@@ -31,10 +31,9 @@ type Meter struct {
 	periods [readSpan + 1]work
 	last    int64
 	said    share.PPM // of the last reading, by Tell
-	took    share.PPM // of the last reading, by Took
 }
 
-type work struct{ busy, service, told, took time.Duration }
+type work struct{ busy, service, told time.Duration }
 
 // period returns the work of the present period.
 func (m *Meter) period() *work { return &m.periods[m.last%int64(len(m.periods))] }
@@ -95,13 +94,6 @@ func (m *Meter) Tell(now, d time.Duration) {
 	m.period().told += d
 }
 
-// Took adds time that a launch took as its ends say: since it began, or since the last end of any
-// launch. Launches that run at once have other times, but all together have that of the GPU.
-func (m *Meter) Took(now, d time.Duration) {
-	m.pass(now)
-	m.period().took += d
-}
-
 // Busy returns the time with a launch that ran, until the last call with a time.
 func (m *Meter) Busy() time.Duration { return m.busy }
 
@@ -114,47 +106,33 @@ func (m *Meter) Sample(now time.Duration, memory int64) share.Sample {
 	m.pass(now)
 	var sum work
 	for _, w := range m.periods {
-		sum = work{sum.busy + w.busy, sum.service + w.service, sum.told + w.told, sum.took + w.took}
+		sum = work{sum.busy + w.busy, sum.service + w.service, sum.told + w.told}
 	}
 	d := now - time.Duration(m.last-readSpan)*ReadPeriod
-	m.said, m.took = share.Ratio(sum.told, d), share.Ratio(sum.took, d)
+	m.said = share.Ratio(sum.told, d)
 	return share.Sample{Utilisation: share.Ratio(sum.busy, d), SMActivity: share.Ratio(sum.service, d), Memory: memory, Clock: share.Whole}
 }
 
 // Divide takes from the last samples of the clients, of which one has a meter at each place, the
 // waits for launches of the others: launches in flight wait for each other, and all of them ran
 // for no longer than the GPU did. Each client has the time that its program told. The other time of
-// the GPU is divided by the time that launches took longer than they told, as their ends say, and
-// where none did, by the other time of their samples. So a program that tells less than its
-// launches ran is charged for the rest.
+// the GPU is divided by the other time of their samples. So a program that tells less than its launches
+// ran is charged for the rest.
 func Divide(whole share.PPM, meters []*Meter, samples []share.Sample) {
-	var more, longer share.PPM
+	var more share.PPM
 	for i, m := range meters {
-		said, by := m.untold(&samples[i])
+		said := min(m.said, samples[i].Utilisation)
 		whole -= said
 		more += samples[i].Utilisation - said
-		longer += by
 	}
 	whole = max(whole, 0)
 	if more <= whole {
 		return
 	}
 	for i, m := range meters {
-		said, by := m.untold(&samples[i])
-		u := &samples[i].Utilisation
-		if longer > 0 {
-			*u = min(*u, said+by*whole/longer)
-		} else {
-			*u = said + (*u-said)*whole/more
-		}
+		said := min(m.said, samples[i].Utilisation)
+		samples[i].Utilisation = said + (samples[i].Utilisation-said)*whole/more
 	}
-}
-
-// untold returns how much of the last sample the program told, and how much more its launches
-// took.
-func (m *Meter) untold(s *share.Sample) (said, more share.PPM) {
-	said = min(m.said, s.Utilisation)
-	return said, max(min(m.took, s.Utilisation)-said, 0)
 }
 
 // Profile predicts how long a launch takes from its cost by some model: the two are in

@@ -76,7 +76,6 @@ type Gate struct {
 	now       time.Duration
 	readAt    time.Duration
 	total     meter.Meter
-	last      time.Duration // end of a launch
 	out       []Permit
 	evicted   []Eviction
 	buffer    []share.Decision
@@ -100,9 +99,8 @@ type client struct {
 	credit  int32 // of each process
 	next    int32 // credit of all, while it is worked out
 	refused bool  // the policy has no room
+	last    time.Duration
 	meter   meter.Meter
-	owing   time.Duration // see ran
-	short   bool          // the last end owed some, see ran
 	usage   Usage
 	profile map[uint64]time.Duration // by function and grid
 }
@@ -373,7 +371,11 @@ func (g *Gate) doneBefore(p *process, launch uint64, ran time.Duration) bool {
 		return false
 	}
 	w := c.queue[i]
-	ran = g.ran(c, w.since, reportDelay, ran)
+	c.meter.Tell(g.now, min(max(ran, 0), g.now-w.since+reportDelay))
+	if ran <= 0 {
+		ran = g.now - w.since
+	}
+	ran = min(ran, g.now-w.since+reportDelay)
 	c.queue = slices.Delete(c.queue, i, i+1)
 	p.waiting--
 	g.stop(c)
@@ -383,11 +385,18 @@ func (g *Gate) doneBefore(p *process, launch uint64, ran time.Duration) bool {
 	return true
 }
 
-// complete takes a launch out of the flights.
+// complete takes a launch out of the flights. A program that measured nothing is charged
+// from the permit, or from the end of the launch before.
 func (g *Gate) complete(c *client, i int, ran time.Duration) {
 	f := c.flights[i]
-	ran = g.ran(c, f.since, f.launch.before(), ran)
+	most := g.now - f.since + f.launch.before()
+	c.meter.Tell(g.now, min(max(ran, 0), most))
+	if ran <= 0 {
+		ran = g.now - max(f.since, min(c.last, g.now))
+	}
+	ran = min(ran, most)
 	c.flights = slices.Delete(c.flights, i, i+1)
+	c.last = g.now
 	g.stop(c)
 	if f.process != nil {
 		g.charge(f.process, f.launch, f.since, ran)

@@ -43,12 +43,10 @@ var lies = map[string]func(p *program){
 // Whatever programs at random want, none has more than its limit in ten seconds, and each has
 // it. One that tells no truth gains little, and takes little from the others.
 func TestLimitsOfAnyPrograms(t *testing.T) {
-	for _, policy := range []string{"gemini", "gaiapi"} {
-		for seed := range uint64(4) {
-			t.Run(fmt.Sprintf("%s, %d", policy, seed), func(t *testing.T) { testLimits(t, policy, nil, seed) })
-			for name, lie := range lies {
-				t.Run(fmt.Sprintf("%s, %d, one tells %s", policy, seed, name), func(t *testing.T) { testLimits(t, policy, lie, seed) })
-			}
+	for seed := range uint64(4) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) { testLimits(t, nil, seed) })
+		for name, lie := range lies {
+			t.Run(fmt.Sprintf("%d, one tells %s", seed, name), func(t *testing.T) { testLimits(t, lie, seed) })
 		}
 	}
 }
@@ -76,9 +74,9 @@ func anyPrograms(rng *rand.Rand, lie func(p *program)) (programs []*program, lim
 	return programs, limits
 }
 
-func testLimits(t *testing.T, policy string, lie func(p *program), seed uint64) {
+func testLimits(t *testing.T, lie func(p *program), seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 77))
-	w := newWorld(t, policy)
+	w := newWorld(t, "gemini")
 	w.resizes = true // a program may tell what it likes
 	programs, limits := anyPrograms(rng, lie)
 	for i, p := range programs {
@@ -90,14 +88,9 @@ func testLimits(t *testing.T, policy string, lie func(p *program), seed uint64) 
 	for at := 20 * time.Second; at <= 40*time.Second; at += time.Second {
 		w.run(at)
 		for i, p := range programs {
-			above, below := 0.03, 0.05
+			above, below := 0.03, 0.08 // it waits for turns of others
 			if p.burst > 0 {
-				above, below = 0.10, 0.10
-			}
-			if p.burst > 0 && policy == "gemini" {
-				below = 0.30 // the pauses in its turns count as use
-			} else if policy == "gemini" {
-				below = 0.08 // it waits for turns of others
+				above, below = 0.10, 0.30 // the pauses in its turns count as use
 			}
 			if lie != nil {
 				below = max(below, 0.10)
@@ -116,27 +109,22 @@ func testLimits(t *testing.T, policy string, lie func(p *program), seed uint64) 
 // Programs whose kernels are as long as the window, or a good part of it, have their limit in
 // time, and not more in any ten seconds than that and a kernel.
 func TestLimitsOfLongKernels(t *testing.T) {
-	for _, policy := range []string{"gemini", "gaiapi"} {
-		for _, limit := range []int{10, 30} {
-			for _, kernel := range []time.Duration{200 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second, 5 * time.Second, 12 * time.Second} {
-				for _, ahead := range []int{1, 4} {
-					w := newWorld(t, policy)
-					w.join(1, percent(limit))
-					w.join(2, percent(20))
-					p := &program{id: 100, client: 1, kernel: kernel, ahead: ahead}
-					w.add(p)
-					w.add(&program{id: 101, client: 2, kernel: 20 * time.Millisecond})
-					w.run(500 * time.Second)
-					bound := time.Duration(limit) * 100 * time.Millisecond
-					if policy == "gaiapi" {
-						bound += kernel
-					}
-					if got := p.most(w.now); got > max(bound, min(kernel, 10*time.Second)) {
-						t.Errorf("%s: kernels of %v ran for %v in ten seconds, limit %d %%", policy, kernel, got, limit)
-					}
-					if got, most := p.ranBetween(0, w.now), 5*time.Duration(limit)*time.Second; got > most+kernel {
-						t.Errorf("%s: kernels of %v ran for %v of %v, limit %d %%", policy, kernel, got, w.now, limit)
-					}
+	for _, limit := range []int{10, 30} {
+		for _, kernel := range []time.Duration{200 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second, 5 * time.Second, 12 * time.Second} {
+			for _, ahead := range []int{1, 4} {
+				w := newWorld(t, "gemini")
+				w.join(1, percent(limit))
+				w.join(2, percent(20))
+				p := &program{id: 100, client: 1, kernel: kernel, ahead: ahead}
+				w.add(p)
+				w.add(&program{id: 101, client: 2, kernel: 20 * time.Millisecond})
+				w.run(500 * time.Second)
+				bound := time.Duration(limit) * 100 * time.Millisecond
+				if got := p.most(w.now); got > max(bound, min(kernel, 10*time.Second)) {
+					t.Errorf("kernels of %v ran for %v in ten seconds, limit %d %%", kernel, got, limit)
+				}
+				if got, most := p.ranBetween(0, w.now), 5*time.Duration(limit)*time.Second; got > most+kernel {
+					t.Errorf("kernels of %v ran for %v of %v, limit %d %%", kernel, got, w.now, limit)
 				}
 			}
 		}
