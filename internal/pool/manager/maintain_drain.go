@@ -173,6 +173,9 @@ func (t *tx) boundAt(n *nodeRecord, s *slotRecord) []string {
 		b := t.bindings.get(id)
 		return b.HostID == n.ID && !b.holdsHostSlot() || b.BoxID == n.ID && !b.holdsGPU()
 	})
+	if n.Kind == dxpuv1.NodeKind_NODE_KIND_BOX {
+		return bound
+	}
 	for lease := range t.unreplaced {
 		for _, id := range t.bindingsByLease[lease] {
 			if k := t.indexedBindings[id]; k.unreplaced && k.slot.host == n.ID {
