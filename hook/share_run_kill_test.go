@@ -3,7 +3,6 @@
 package hook
 
 import (
-	"bufio"
 	"encoding/binary"
 	"fmt"
 	"maps"
@@ -47,23 +46,10 @@ func (k *runKills) run() *runner {
 	r := needBuilds(k.t)
 	k.started++
 	p := &runner{name: fmt.Sprintf("p-%d", k.started), limit: (1 + k.random.Uint64N(8)) << 20}
-	p.sharer = &sharer{t: k.t, cmd: exec.Command(k.dxpu, "share", "run", "--dir", filepath.Join(k.dir, "run"), "--hook-dir", filepath.Join(r.dir, "hook"),
-		"--name", p.name, "--gpu-memory", fmt.Sprintf("%dB", p.limit), "--compute", "1%", "--limit", "60%", filepath.Join(r.dir, "share"))}
-	p.cmd.Env = []string{"LD_LIBRARY_PATH=" + filepath.Join(r.dir, "gpu"), "FAKE_GPU=" + k.x.gpu, "PATH=" + os.Getenv("PATH")}
-	p.cmd.Stderr = &p.errOut
-	var err error
-	if p.in, err = p.cmd.StdinPipe(); err != nil {
-		k.t.Fatal(err)
-	}
-	out, err := p.cmd.StdoutPipe()
-	if err != nil {
-		k.t.Fatal(err)
-	}
-	p.out = bufio.NewScanner(out)
-	if err := p.cmd.Start(); err != nil {
-		k.t.Fatal(err)
-	}
-	k.t.Cleanup(p.kill)
+	cmd := exec.Command(k.dxpu, "share", "run", "--dir", filepath.Join(k.dir, "run"), "--hook-dir", filepath.Join(r.dir, "hook"),
+		"--name", p.name, "--gpu-memory", fmt.Sprintf("%dB", p.limit), "--compute", "1%", "--limit", "60%", filepath.Join(r.dir, "share"))
+	cmd.Env = []string{"LD_LIBRARY_PATH=" + filepath.Join(r.dir, "gpu"), "FAKE_GPU=" + k.x.gpu, "PATH=" + os.Getenv("PATH")}
+	p.sharer = startSharer(k.t, cmd)
 	p.order("init")
 	return p
 }
@@ -170,13 +156,15 @@ func (k *runKills) has(p *runner) (memory uint64, launches uint32) {
 // killAgent kills the agent, checks what its programs do without it, and starts the next one.
 func (k *runKills) killAgent() {
 	k.agents++
+	var looked []*runner
+	if k.random.IntN(2) == 0 {
+		looked = k.living() // before: a launch whose answer is to come may wait for the next agent
+	}
 	k.stop(os.Kill)
 	wait := map[*runner]uint32{}
-	if k.random.IntN(2) == 0 {
-		for _, p := range k.living() {
-			k.alone(p)
-			_, wait[p] = k.has(p)
-		}
+	for _, p := range looked {
+		k.alone(p)
+		_, wait[p] = k.has(p)
 	}
 	k.pause(50 * time.Millisecond)
 	for p, before := range wait {

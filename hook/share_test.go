@@ -99,8 +99,16 @@ func (x *sharing) start(t testing.TB, args ...string) *sharer {
 	if !x.bare {
 		dirs = filepath.Join(r.dir, x.hookDir) + ":" + dirs
 	}
-	p := &sharer{t: t, cmd: exec.Command(filepath.Join(r.dir, x.program), args...)}
-	p.cmd.Env = append([]string{"LD_LIBRARY_PATH=" + dirs, "DXPU_SHARE=" + x.agent.path, "FAKE_GPU=" + x.gpu, "PATH=" + os.Getenv("PATH")}, x.env...)
+	cmd := exec.Command(filepath.Join(r.dir, x.program), args...)
+	cmd.Env = append([]string{"LD_LIBRARY_PATH=" + dirs, "DXPU_SHARE=" + x.agent.path, "FAKE_GPU=" + x.gpu, "PATH=" + os.Getenv("PATH")}, x.env...)
+	return startSharer(t, cmd)
+}
+
+// startSharer starts a command that becomes, or is, a process that shares the fake GPU. It ends
+// with the test.
+func startSharer(t testing.TB, cmd *exec.Cmd) *sharer {
+	t.Helper()
+	p := &sharer{t: t, cmd: cmd}
 	p.cmd.Stderr = &p.errOut
 	var err error
 	if p.in, err = p.cmd.StdinPipe(); err != nil {
