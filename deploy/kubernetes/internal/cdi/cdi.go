@@ -90,6 +90,9 @@ func (d Dir) Write(claim Owner, devices []Device) error {
 	// plugin leaves which is killed here goes with the claim.
 	temporary := d.temporary(claim.UID)
 	if err = os.WriteFile(temporary, raw, 0o644); err == nil {
+		err = os.Chmod(temporary, 0o644) // also with another umask, and if a file was left
+	}
+	if err == nil {
 		err = os.Rename(temporary, d.path(claim.UID))
 	}
 	if err != nil {

@@ -116,12 +116,15 @@ func TestPrepareKilled(t *testing.T) {
 		if err := os.Mkdir(filepath.Join(dir, "cdi"), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(dir, "cdi", ".gpu.dxpu.dev-u1.tmp"), []byte("{"), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, "cdi", ".gpu.dxpu.dev-u1.tmp"), []byte("{"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if again {
 			if r := prepare(t, p, claim(condition(inventory.Attached, "True"))); r.Err != nil {
 				t.Fatal(r.Err)
+			}
+			if info, err := os.Stat(filepath.Join(dir, "cdi", "gpu.dxpu.dev-u1.json")); err != nil || info.Mode().Perm() != 0o644 {
+				t.Errorf("the specification is %v, %v; want a file that each runtime may read", info, err)
 			}
 		}
 		if out, err := p.UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{UID: "u1"}}); err != nil || out["u1"] != nil {
