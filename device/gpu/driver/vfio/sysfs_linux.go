@@ -38,8 +38,8 @@ func openSysfs(dir string) (*sysfsAccess, error) {
 // checkPhysical returns an error if an IOMMU translates the addresses of a device: it has no
 // mapping for physical ones, so each DMA would fail, and a driver wait for it.
 func checkPhysical(dir string) error {
-	domain, err := os.ReadFile(filepath.Join(dir, "iommu_group", "type"))
-	if err == nil && strings.HasPrefix(string(domain), "DMA") {
+	domain, _ := os.ReadFile(filepath.Join(dir, "iommu_group", "type"))
+	if kind := string(domain); strings.HasPrefix(kind, "DMA") || strings.HasPrefix(kind, "blocked") {
 		return errors.New("sysfs: the device is behind an IOMMU, which blocks DMA to physical addresses; bind the device to vfio-pci, and use the IOMMU")
 	}
 	return nil // no IOMMU, one that passes addresses on, or an old kernel that does not say

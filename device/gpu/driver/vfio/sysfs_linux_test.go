@@ -19,6 +19,7 @@ func TestSysfsBehindIOMMU(t *testing.T) {
 		{"unknown\n", false}, // the group of a device without an IOMMU
 		{"DMA\n", true},
 		{"DMA-FQ\n", true},
+		{"blocked\n", true},
 	} {
 		dir := t.TempDir()
 		for _, name := range []string{"config", "enable"} {
