@@ -103,7 +103,7 @@ func (a *arrival) install(e engine.Entry) {
 	a.state, a.commit = nil, nil
 	a.slot.installed = a
 	a.learn()
-	a.slot.say(e, migration.Installed, a.epoch)
+	a.slot.say(e, migration.Message{Order: migration.Installed, Epoch: a.epoch})
 }
 
 // learn shows the device's BARs to the box's mapping table, which has seen no
@@ -120,7 +120,7 @@ func (a *arrival) learn() {
 // refuse ends the arrival.
 func (a *arrival) refuse(e engine.Entry, why string) {
 	a.over, a.state, a.commit, a.waits = true, nil, nil, false
-	a.slot.refuse(e, a.epoch, why)
+	a.slot.say(e, migration.Message{Order: migration.Refused, Epoch: a.epoch, Why: why})
 	a.publish(dxpuv1.MigrationState_MIGRATION_STATE_FAILED, why)
 }
 

@@ -87,7 +87,7 @@ func (d *departure) Transmit(e engine.Entry) {
 	}
 	if err := d.device.Movable(); err != nil {
 		d.fail(e, err.Error())
-		d.slot.refuse(e, d.epoch, err.Error())
+		d.slot.say(e, migration.Message{Order: migration.Refused, Epoch: d.epoch, Why: err.Error()})
 		return
 	}
 	if d.phase == readyToStop {

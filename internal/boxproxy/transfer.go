@@ -114,7 +114,7 @@ func (s *slot) order(e engine.Entry, m migration.Message) {
 		s.stopping = true
 		s.migratable.Freeze()
 	case m.Order == migration.Stop:
-		s.refuse(e, m.Epoch, "it is not copying the device to another box, or has stopped already")
+		s.say(e, migration.Message{Order: migration.Refused, Epoch: m.Epoch, Why: "it is not copying the device to another box, or has stopped already"})
 	case m.Order == migration.Resume && s.stopping:
 		s.stopping = false
 		s.migratable.Thaw(e.Now())
@@ -135,20 +135,14 @@ func (s *slot) snapshot(e engine.Entry) {
 	}
 	if state, ok := s.migratable.Snapshot(e.Now()); ok {
 		d.stopped(e, state)
-		s.say(e, migration.Stopped, d.epoch)
+		s.say(e, migration.Message{Order: migration.Stopped, Epoch: d.epoch})
 	}
 }
 
 // say sends a message to the host, behind all TLPs of the device so far. When the link
 // has no room it is sent later, because nothing follows it.
-func (s *slot) say(e engine.Entry, o migration.Order, epoch uint16) {
-	s.word = &migration.Message{Order: o, Epoch: epoch}
-	s.sayOn(e)
-}
-
-// refuse tells the host that the device cannot move, and why.
-func (s *slot) refuse(e engine.Entry, epoch uint16, why string) {
-	s.word = &migration.Message{Order: migration.Refused, Epoch: epoch, Why: why}
+func (s *slot) say(e engine.Entry, m migration.Message) {
+	s.word = &m
 	s.sayOn(e)
 }
 

@@ -61,8 +61,8 @@ type Sum struct {
 }
 
 const (
-	sumSize = 8 // the size of the payload of Commit in bytes
-	maxWhy  = 256
+	sumSize = 8   // the size of the payload of Commit in bytes
+	maxWhy  = 256 // the most bytes of a reason
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
