@@ -29,16 +29,12 @@ const maxDiscarded = 4 * maxRequest
 // refuseSize answers a request whose body is too large.
 func refuseSize(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.CopyN(io.Discard, r.Body, maxDiscarded)
-	body, err := json.Marshal(map[string]string{
-		"code":    connect.CodeResourceExhausted.String(),
-		"message": fmt.Sprintf("the request has %d bytes, and the manager takes at most %d (4 MiB): send several smaller ones", r.ContentLength, maxRequest),
-	})
-	if err != nil {
-		panic("manager: two strings cannot be encoded: " + err.Error())
-	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusRequestEntityTooLarge)
-	_, _ = w.Write(body) // the caller may have gone
+	_ = json.NewEncoder(w).Encode(map[string]string{
+		"code":    connect.CodeResourceExhausted.String(),
+		"message": fmt.Sprintf("the request has %d bytes, and the manager takes at most %d (4 MiB): send several smaller ones", r.ContentLength, maxRequest),
+	}) // the caller may have gone
 }
 
 // refusalWriter writes a text after a status that connect sends without one.

@@ -187,6 +187,12 @@ func (t *tx) boundAt(n *nodeRecord, s *slotRecord) []string {
 	return slices.Compact(bound)
 }
 
+// uses reports whether a binding keeps its lease at a node: it serves the lease, or at its host
+// awaits another GPU.
+func (t *tx) uses(n *nodeRecord, b *bindingRecord) bool {
+	return b.serving() || b.HostID == n.ID && t.awaitsReplacement(b)
+}
+
 func (t *tx) advanceDrain(n *nodeRecord, s *slotRecord) {
 	c := n.Cordon
 	if s != nil {
@@ -213,7 +219,7 @@ func (t *tx) advanceDrain(n *nodeRecord, s *slotRecord) {
 func (t *tx) evict(n *nodeRecord, bound []string, late bool, reason dxpuv1.Reason, why string) (moving bool) {
 	byLease := map[string][]string{}
 	for _, id := range bound {
-		if b := t.bindings.get(id); b.serving() || b.HostID == n.ID && t.awaitsReplacement(b) {
+		if b := t.bindings.get(id); t.uses(n, b) {
 			byLease[b.LeaseID] = append(byLease[b.LeaseID], id)
 		} else {
 			moving = true

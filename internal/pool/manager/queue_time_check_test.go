@@ -201,6 +201,17 @@ func (w *timedWorld) checkWhy(tx *tx, p *plainTimes, l *leaseRecord, why string)
 	}
 }
 
+// deleteServed deletes the leases that do not wait, and reports whether there were any.
+func (w *world) deleteServed() (some bool) {
+	for _, l := range w.leases() {
+		if l.EndTime == nil && l.State != leasePending {
+			w.delete(l.Id, true)
+			some = true
+		}
+	}
+	return some
+}
+
 // empty repairs the pool, and ends all leases: each that waits gets its turn.
 func (w *timedWorld) empty() {
 	for _, id := range w.order {
@@ -218,13 +229,7 @@ func (w *timedWorld) empty() {
 	}
 	w.advance(40 * time.Minute)
 	for range 30 {
-		var ended bool
-		for _, l := range w.leases() {
-			if l.EndTime == nil && l.State != leasePending {
-				w.delete(l.Id, true)
-				ended = true
-			}
-		}
+		ended := w.deleteServed()
 		if w.settle(); !ended {
 			break
 		}

@@ -431,13 +431,7 @@ func (w *poolWalk) empty() {
 		return
 	}
 	for range 30 {
-		var ended bool
-		for _, l := range w.leases() {
-			if l.EndTime == nil && l.State != leasePending {
-				w.delete(l.Id, true)
-				ended = true
-			}
-		}
+		ended := w.deleteServed()
 		if w.rest(); !ended {
 			break
 		}

@@ -203,7 +203,7 @@ func (n *nodeRecord) expels() bool {
 // not tolerate; "" for none.
 func (t *tx) untolerated(n *nodeRecord, b *bindingRecord) string {
 	l := t.leases.get(b.LeaseID)
-	if l == nil || !b.serving() && (b.HostID != n.ID || !t.awaitsReplacement(b)) {
+	if l == nil || !t.uses(n, b) {
 		return ""
 	}
 	taints := n.Taints
