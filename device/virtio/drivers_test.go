@@ -237,17 +237,24 @@ func (w *world) notify(index int, avail uint16) {
 	w.Write(at, 4, uint64(index)|uint64(avail)<<16)
 }
 
-// A processor of the guest may stand still between the read of the available index and its
-// notification, while others get more requests done than the virtqueue has entries.
-func TestOldNotification(t *testing.T) {
-	const entries = 16
+// notified returns a device whose notifications have the available index, one of its virtqueues,
+// and a buffer of 8 bytes.
+func notified(t *testing.T, entries int) (*host, *virtiotest.Queue, uint64) {
+	t.Helper()
 	h, d, e := start(t)
 	if err := d.Start(virtiotest.Version1|notificationData, entries); err != nil {
 		t.Fatal(err)
 	}
 	h.dev.SetBackend(e)
-	q := d.Queues[0]
 	_, at := d.Alloc(8)
+	return h, d.Queues[0], at
+}
+
+// A processor of the guest may stand still between the read of the available index and its
+// notification, while others get more requests done than the virtqueue has entries.
+func TestOldNotification(t *testing.T) {
+	const entries = 16
+	h, q, at := notified(t, entries)
 	for i := range 5 * entries {
 		q.Submit(i%entries, virtiotest.Buffer{Addr: at, Len: 8, Write: true})
 		h.settle()
@@ -265,13 +272,7 @@ func TestOldNotification(t *testing.T) {
 // The indexes of a virtqueue wrap at 65536, with notifications of now and of a while ago.
 func TestIndexesWrap(t *testing.T) {
 	const entries = 16
-	h, d, e := start(t)
-	if err := d.Start(virtiotest.Version1|notificationData, entries); err != nil {
-		t.Fatal(err)
-	}
-	h.dev.SetBackend(e)
-	q := d.Queues[0]
-	_, at := d.Alloc(8)
+	h, q, at := notified(t, entries)
 	notify := func(index int) { h.Write(virtiotest.Notify, 4, uint64(index&0xffff)<<16) }
 	for n := entries; n < 1<<16+10*entries; n += entries {
 		for i := range entries {
