@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/dxpu-project/dxpu/device/virtio/virtiotest"
@@ -58,6 +59,56 @@ func walk(h *host, table uint64, entries, head int) (read, write []extent, err e
 	return read, write, nil
 }
 
+// describe writes a descriptor at random into b, mostly one within the rules: of the 64 KiB of buffers at
+// an address, and in a table of some entries.
+func describe(r *rand.Rand, b []byte, at uint64, entries int) {
+	addr := at + uint64(r.IntN(32<<10))
+	n := []uint32{0, 1, 5, 64, 300, 4096, 16, 48, 128}[r.IntN(9)]
+	flags := []uint16{0, 1, 1, 1, 2, 2, 3, 3, 4, 4}[r.IntN(10)]
+	if flags == 4 {
+		addr, n = at+40<<10+16*uint64(r.IntN(64)), 16*uint32(1+r.IntN(20))
+	}
+	switch r.IntN(60) {
+	case 0:
+		addr = []uint64{0x1000, 1<<64 - 8, memBase + 4<<20 - 8}[r.IntN(3)]
+	case 1:
+		n = []uint32{40 << 10, 0xffffffff, 0x80000000, 17}[r.IntN(4)]
+	case 2:
+		flags = uint16(r.Uint32())
+	}
+	binary.LittleEndian.PutUint64(b, addr)
+	binary.LittleEndian.PutUint32(b[8:], n)
+	binary.LittleEndian.PutUint16(b[12:], flags)
+	next := uint16(r.IntN(entries))
+	if r.IntN(30) == 0 {
+		next = uint16(r.Uint32())
+	}
+	binary.LittleEndian.PutUint16(b[14:], next)
+}
+
+// copied returns memory after the echo has answered a request, and how many bytes it wrote: those
+// that the device has read, each one more, and 0xee for what is left.
+func copied(mem []byte, read, write []extent) (want []byte, in int) {
+	want = slices.Clone(mem)
+	var content []byte
+	for _, e := range read {
+		content = append(content, mem[e.addr-memBase:][:e.n]...)
+	}
+	for _, e := range write {
+		for i := range e.n {
+			v := byte(0xee)
+			if in < len(content) {
+				v = content[in] + 1
+			}
+			in++
+			if p := e.addr + uint64(i) - memBase; e.addr+uint64(i) >= memBase && p < uint64(len(want)) {
+				want[p] = v
+			}
+		}
+	}
+	return want, in
+}
+
 // Random descriptors do what a plain walk over them says, or make the device need a reset.
 func TestDescriptorsAgainstReference(t *testing.T) {
 	var good, bad int
@@ -68,62 +119,17 @@ func TestDescriptorsAgainstReference(t *testing.T) {
 		for i := range data {
 			data[i] = byte(r.Uint32())
 		}
-		describe := func(b []byte, entries int) {
-			addr := at + uint64(r.IntN(32<<10))
-			n := []uint32{0, 1, 5, 64, 300, 4096, 16, 48, 128}[r.IntN(9)]
-			flags := []uint16{0, 1, 1, 1, 2, 2, 3, 3, 4, 4}[r.IntN(10)]
-			if flags == 4 {
-				addr, n = at+40<<10+16*uint64(r.IntN(64)), 16*uint32(1+r.IntN(20))
-			}
-			switch r.IntN(60) {
-			case 0:
-				addr = []uint64{0x1000, 1<<64 - 8, memBase + 4<<20 - 8}[r.IntN(3)]
-			case 1:
-				n = []uint32{40 << 10, 0xffffffff, 0x80000000, 17}[r.IntN(4)]
-			case 2:
-				flags = uint16(r.Uint32())
-			}
-			binary.LittleEndian.PutUint64(b, addr)
-			binary.LittleEndian.PutUint32(b[8:], n)
-			binary.LittleEndian.PutUint16(b[12:], flags)
-			next := uint16(r.IntN(entries))
-			if r.IntN(30) == 0 {
-				next = uint16(r.Uint32())
-			}
-			binary.LittleEndian.PutUint16(b[14:], next)
-		}
 		q := d.Queues[0]
 		for i := range 16 {
-			describe(q.Ring[16*i:], 16)
+			describe(r, q.Ring[16*i:], at, 16)
 		}
 		for i := range 200 {
-			describe(data[40<<10+16*i:], 20)
+			describe(r, data[40<<10+16*i:], at, 20)
 		}
 		for range 3 {
 			head := r.IntN(16)
 			read, write, err := walk(h, d.Queues[0].Addr(), 16, head)
-			want := append([]byte(nil), h.mem...)
-			var content []byte
-			for _, e := range read {
-				content = append(content, want[e.addr-memBase:][:e.n]...)
-			}
-			in := 0
-			for _, e := range write {
-				in += e.n
-			}
-			k := 0
-			for _, e := range write {
-				for i := range e.n {
-					v := byte(0xee)
-					if k < len(content) {
-						v = content[k] + 1
-					}
-					k++
-					if p := e.addr + uint64(i) - memBase; e.addr+uint64(i) >= memBase && p < uint64(len(want)) {
-						want[p] = v
-					}
-				}
-			}
+			want, in := copied(h.mem, read, write)
 			q.Offer(uint16(head))
 			h.settle()
 			got, n, ok := q.Used()
