@@ -80,17 +80,14 @@ func (g *GPU) react(c cfgspace.Change) {
 }
 
 // retag follows a change of the tag enables. Software changes them only while no
-// request is outstanding (section 7.5.3.4); otherwise the outstanding reads fail.
+// request is outstanding (section 7.5.3.4); otherwise the outstanding reads go on with the
+// tags that they have.
 func (g *GPU) retag() {
-	want := g.tags()
-	if g.req != nil {
-		if g.req.Tags() == want {
-			return
-		}
-		g.req.CancelAll(g.now, g.expired)
+	if g.req == nil {
+		g.req = transaction.NewRequester(transaction.RequesterConfig{ID: g.id, Tags: g.tags()})
+		return
 	}
-	g.req = transaction.NewRequester(transaction.RequesterConfig{ID: g.id, Tags: want})
-	g.held = false
+	g.req.SetTags(g.tags())
 }
 
 // SetLimits implements device.Limited.

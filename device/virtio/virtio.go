@@ -316,19 +316,18 @@ func (d *Device) SetSlack(slack func(deadline, timeout time.Duration) time.Durat
 	d.slack = transaction.SlackOf(slack)
 }
 
-// retag follows a change of the tag enables.
+// retag follows a change of the tag enables. Software changes them only while no request is
+// outstanding; otherwise the outstanding reads go on with the tags that they have.
 func (d *Device) retag() {
 	want := min(d.spec.Tags, d.cfg.TagLimit())
 	if d.limits != nil {
 		want = min(d.spec.Tags, d.limits.Tags)
 	}
-	if d.reads.req != nil {
-		if d.reads.req.Tags() == want || d.reads.req.InFlight() > 0 {
-			return // software changes them only while no request is outstanding
-		}
+	if d.reads.req == nil {
+		d.reads.req = transaction.NewRequester(transaction.RequesterConfig{ID: d.id, Tags: want})
+		return
 	}
-	d.reads.req = transaction.NewRequester(transaction.RequesterConfig{ID: d.id, Tags: want})
-	d.reads.held = false
+	d.reads.req.SetTags(want)
 }
 
 func (d *Device) maxPayload() int {

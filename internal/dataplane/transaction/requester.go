@@ -2,7 +2,7 @@
 // Express transaction layer as pure machines: tags, matching and reassembly of
 // completions, completion timeouts; answering reads, writes and atomics.
 //
-// After construction, nothing in it allocates, starts goroutines or reads a
+// After construction, nothing in it allocates, apart from SetTags, starts goroutines or reads a
 // clock. Times are arguments, relative to a start that the caller chooses.
 //
 // Section numbers refer to the PCI Express Base Specification, revision 6.0.
@@ -27,7 +27,7 @@ type RequesterConfig struct {
 	// ID is the Requester ID of the first requests; see SetID.
 	ID pcie.BDF
 	// Tags is the number of requests that can be outstanding, 1 to
-	// pcie.MaxTags; the tags in use are 0 to Tags-1.
+	// pcie.MaxTags; the tags in use are 0 to Tags-1. See SetTags.
 	Tags int
 	// Quarantine is the time for which the tag of a request that timed out or
 	// was canceled stays unused, unless its late completion comes: that could be
@@ -112,10 +112,11 @@ type RequesterCounters struct {
 //
 // A request becomes quarantined by Expire and CancelAll.
 //
-// Invariant: free, outstanding and quarantined tags add up to Tags.
+// Invariant: free, outstanding and quarantined tags add up to Tags. Those that SetTags has
+// taken out of use, with requests in progress, come in addition.
 type Requester struct {
 	cfg      RequesterConfig
-	slots    []slot
+	slots    []slot        // of all tags that were ever in use
 	free     fifo          // tags, reused as late as possible
 	open     list          // outstanding tags by deadline
 	held     list          // quarantined tags by the end of the quarantine
@@ -142,6 +143,44 @@ func NewRequester(cfg RequesterConfig) *Requester {
 // and device number from each configuration write (section 2.2.6.2). Completions
 // of outstanding requests still carry the old ID.
 func (r *Requester) SetID(id pcie.BDF) { r.cfg.ID = id }
+
+// SetTags changes the number of tags, and clamps it to the range 1 to pcie.MaxTags.
+// Outstanding requests go on, and quarantines stay, so a completion that comes later ends no
+// other request. Tags from n on are not used again; Begin takes the rest.
+func (r *Requester) SetTags(n int) {
+	n = min(max(n, 1), pcie.MaxTags)
+	if n == r.cfg.Tags {
+		return
+	}
+	for len(r.slots) < n {
+		r.slots = append(r.slots, slot{prev: none, next: none})
+	}
+	old := r.free
+	r.free = newFIFO(n)
+	for tag, ok := old.pop(); ok; tag, ok = old.pop() {
+		if int(tag) < n {
+			r.free.push(tag)
+		}
+	}
+	for tag := r.aged.first; tag != none; {
+		next := r.slots[tag].next
+		if int(tag) >= n {
+			r.aged.remove(r.slots, tag)
+			r.slots[tag].state = retired
+		}
+		tag = next
+	}
+	for tag := r.cfg.Tags; tag < n; tag++ {
+		switch s := &r.slots[tag]; s.state {
+		case unused:
+			r.free.push(int16(tag))
+		case retired:
+			s.state = aged
+			r.aged.insert(r.slots, int16(tag), r.aged.last)
+		}
+	}
+	r.cfg.Tags = n
+}
 
 // ID returns the Requester ID of future requests.
 func (r *Requester) ID() pcie.BDF { return r.cfg.ID }
@@ -218,13 +257,21 @@ func (r *Requester) late(p *tlp.Packet) {
 	if _, ok := s.take(p); !ok || s.count > 0 && p.Status == pcie.SuccessfulCompletion {
 		return
 	}
-	from := &r.held
-	if s.state == aged {
-		from = &r.aged
+	switch s.state {
+	case quarantined:
+		r.held.remove(r.slots, int16(p.Tag))
+	case aged:
+		r.aged.remove(r.slots, int16(p.Tag))
 	}
-	from.remove(r.slots, int16(p.Tag))
-	s.clear(unused)
-	r.free.push(int16(p.Tag))
+	r.put(int16(p.Tag))
+}
+
+// put takes back a tag that is in no list.
+func (r *Requester) put(tag int16) {
+	r.slots[tag].clear(unused)
+	if int(tag) < r.cfg.Tags {
+		r.free.push(tag)
+	}
 }
 
 // finish releases the tag of a request after its last completion.
@@ -235,8 +282,7 @@ func (r *Requester) finish(tag int16, status pcie.CplStatus) {
 		r.counters.Failed++
 	}
 	r.unlink(tag)
-	r.slots[tag].clear(unused)
-	r.free.push(tag)
+	r.put(tag)
 }
 
 // Overdue is a request whose deadline has passed.
@@ -300,6 +346,10 @@ func (r *Requester) abandon(now time.Duration, tag int16, why Outcome, fn func(R
 func (r *Requester) release(now time.Duration) {
 	for tag := r.held.first; tag != none && r.slots[tag].deadline <= now; tag = r.held.first {
 		r.held.remove(r.slots, tag)
+		if int(tag) >= r.cfg.Tags {
+			r.slots[tag].state = retired
+			continue
+		}
 		r.slots[tag].state = aged
 		r.aged.insert(r.slots, tag, r.aged.last)
 	}
@@ -328,8 +378,8 @@ func (r *Requester) Free(now time.Duration) int {
 	return r.free.len() + r.aged.n
 }
 
-// Tags returns the number of tags, free and in use.
-func (r *Requester) Tags() int { return len(r.slots) }
+// Tags returns the number of tags that Begin uses, free and in use.
+func (r *Requester) Tags() int { return r.cfg.Tags }
 
 // Counters returns a copy of the counters.
 func (r *Requester) Counters() RequesterCounters { return r.counters }

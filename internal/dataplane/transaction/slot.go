@@ -14,7 +14,8 @@ const (
 	unused tagState = iota
 	outstanding
 	quarantined
-	aged // the quarantine has ended without a completion
+	aged    // the quarantine has ended without a completion
+	retired // as aged, but SetTags has taken the tag out of use: in no list
 )
 
 // none ends a list of tags.
