@@ -269,6 +269,62 @@ func TestOldNotification(t *testing.T) {
 	}
 }
 
+// A notification that is older by almost 65536 requests has an index ahead of the ring's. The
+// device begins nothing for it.
+func TestVeryOldNotification(t *testing.T) {
+	const entries = 16
+	h, q, at := notified(t, entries)
+	submit := func() {
+		t.Helper()
+		q.Submit(0, virtiotest.Buffer{Addr: at, Len: 8, Write: true})
+		h.settle()
+		if _, _, ok := q.Used(); !ok {
+			t.Fatalf("a request has not ended (%s)", h.dev.Broken())
+		}
+	}
+	for ahead := range 3 * entries {
+		submit()
+		h.Write(virtiotest.Notify, 4, uint64(ahead+1+ahead)<<16)
+		h.settle()
+		if n := h.dev.Pending(); n > 0 || h.dev.Broken() != "" {
+			t.Fatalf("%d requests (%s)", n, h.dev.Broken())
+		}
+		if _, _, ok := q.Used(); ok {
+			t.Fatal("a request has ended that was not made")
+		}
+	}
+	submit()
+}
+
+// A notification with an index saves a round trip: the device reads the ring beside the index.
+func TestNotificationWithIndex(t *testing.T) {
+	var took [2]time.Duration
+	for i, features := range []uint64{virtiotest.Version1, virtiotest.Version1 | notificationData} {
+		h, d, e := start(t)
+		if err := d.Start(features, 16); err != nil {
+			t.Fatal(err)
+		}
+		h.dev.SetBackend(e)
+		h.settle()
+		h.Latency = time.Millisecond
+		_, at := d.Alloc(8)
+		q := d.Queues[0]
+		q.Describe(0, at, 8, virtiotest.FlagWrite, 0)
+		q.Put(0)
+		begun := h.Now
+		h.Write(virtiotest.Notify, 4, 1<<16)
+		for ok := false; !ok; _, _, ok = q.Used() {
+			if took[i] = h.Now - begun; took[i] > time.Second {
+				t.Fatal("the request has not ended")
+			}
+			h.Run(100 * time.Microsecond)
+		}
+	}
+	if took[1] >= took[0] {
+		t.Errorf("a request takes %v without an index, and %v with one in the notification", took[0], took[1])
+	}
+}
+
 // The indexes of a virtqueue wrap at 65536, with notifications of now and of a while ago.
 func TestIndexesWrap(t *testing.T) {
 	const entries = 16

@@ -19,13 +19,14 @@ type queue struct {
 	desc, avail, used uint64
 	enabled           bool
 
-	// The available ring: entries from next to end are available, and not yet fetched.
-	look, looking bool // the available index is to be read; its read is outstanding
-	next, end     uint16
-	before        uint16 // end at the time of that read
-	fetching      int    // entries that an outstanding read brings
-	head          [2]byte
-	entries       [2 * MaxRequests]byte
+	// The available ring: entries from next to end are available, and not yet fetched. Those
+	// from end to hint are so if a notification is right.
+	look, looking   bool // the available index is to be read; its read is outstanding
+	next, end, hint uint16
+	fetching        int  // entries that an outstanding read brings
+	fetched         bool // they are there, and wait for the available index
+	head            [2]byte
+	entries         [2 * MaxRequests]byte
 
 	chains  []chain // by ID
 	free    fifo
@@ -84,39 +85,43 @@ func (q *queue) inRange() bool {
 }
 
 // notified takes a write to the notification address of a virtqueue (section 4.1.5.2). The
-// index in a notification may be old, since the processor that writes it may stand still before:
-// only the one in memory shows that a driver breaks the rules. One that is older by 65536 requests,
-// less those of a virtqueue, is taken for a new one: nothing in it tells them apart.
+// index in a notification may be old by any number of requests, since the processor that writes
+// it may stand still before. So it is a hint: the ring is read at once, beside the index in
+// memory, and only that index makes its entries available.
 func (d *Device) notified(index int, b []byte) {
 	q := &d.queues[index]
 	if !d.session.Running || !q.enabled || d.broken != "" {
 		return
 	}
-	if d.session.Features&featureNotificationData == 0 || len(b) != 4 || !q.advance(binary.LittleEndian.Uint16(b[2:])) {
-		q.look = true
+	q.look = true
+	if d.session.Features&featureNotificationData == 0 || len(b) != 4 {
+		return
+	}
+	if hint := binary.LittleEndian.Uint16(b[2:]); q.ahead(hint) {
+		q.hint = hint
 	}
 }
 
-// advance takes an available index, which may be up to a size of the virtqueue older than the
-// last one. It reports whether the index is in that range.
-func (q *queue) advance(index uint16) bool {
-	if index-q.next <= q.size && index-q.end <= q.size {
-		q.end = index
-		return true
-	}
-	return q.end-index <= q.size
+// ahead reports whether an available index is at most the size of the virtqueue beyond the
+// entries that were fetched, and not before the last one.
+func (q *queue) ahead(index uint16) bool {
+	return index-q.next <= q.size && index-q.end <= q.size
 }
 
-// lookedUp takes the available index that was read. Only a notification from after the read can
-// make that of a driver which keeps the rules too old.
+// lookedUp takes the available index that was read.
 func (d *Device) lookedUp(q *queue) {
 	q.looking = false
-	switch index := binary.LittleEndian.Uint16(q.head[:]); {
-	case q.advance(index):
-	case q.end != q.before:
-		q.look = true
-	default:
+	index := binary.LittleEndian.Uint16(q.head[:])
+	if !q.ahead(index) {
 		d.Break(fmt.Sprintf("virtqueue %d: available index %d, after %d", q.index, index, q.end))
+		return
+	}
+	q.end = index
+	if !q.look { // no notification has come since
+		q.hint = index
+	}
+	if q.fetched {
+		d.fetchedRing(q)
 	}
 }
 
@@ -180,12 +185,11 @@ func (d *Device) fetch(q *queue, emit func(p *tlp.Packet) bool) stepResult {
 	for {
 		switch {
 		case q.look && !q.looking:
-			q.look, q.before = false, q.end
 			r := d.reads.send(d, emit, q.avail+2, q.head[:], q.cookie(readIndex, 0))
 			q.looking = r != readNoTag
 			q.look = r == readNoTag
 			return r.step()
-		case q.next != q.end && q.fetching == 0 && q.room():
+		case q.fetching == 0 && q.promised() > 0 && q.room():
 			return d.fetchRing(q, emit)
 		case q.walking.n > 0:
 			return d.fetchDescriptors(q, emit)
@@ -200,6 +204,16 @@ func (d *Device) fetch(q *queue, emit func(p *tlp.Packet) bool) stepResult {
 	}
 }
 
+// promised returns the number of entries to fetch: those that are available or, while the
+// read of the index is under way, those that the hint promises.
+func (q *queue) promised() int {
+	n := q.end - q.next
+	if hinted := q.hint - q.next; n == 0 && q.looking && hinted <= q.size {
+		n = hinted
+	}
+	return int(n)
+}
+
 // room reports whether there is a free chain. The first call makes them.
 func (q *queue) room() bool {
 	if q.chains == nil {
@@ -211,10 +225,10 @@ func (q *queue) room() bool {
 	return q.free.n > 0
 }
 
-// fetchRing reads entries of the available ring up to its end.
+// fetchRing reads entries of the available ring, up to the end of its memory.
 func (d *Device) fetchRing(q *queue, emit func(p *tlp.Packet) bool) stepResult {
 	at := q.next & (q.size - 1)
-	n := min(int(q.end-q.next), int(q.size-at), q.free.n)
+	n := min(q.promised(), int(q.size-at), q.free.n)
 	addr := q.avail + 4 + 2*uint64(at)
 	n = tlp.NextChunk(addr, 2*n, d.readSize()) / 2
 	r := d.reads.send(d, emit, addr, q.entries[:2*n], q.cookie(readRing, 0))
@@ -224,9 +238,15 @@ func (d *Device) fetchRing(q *queue, emit func(p *tlp.Packet) bool) stepResult {
 	return r.step()
 }
 
-// fetchedRing begins a chain for each entry.
+// fetchedRing begins a chain for each entry that is available. Entries that only a hint has
+// promised wait for the index, whose read was sent before theirs.
 func (d *Device) fetchedRing(q *queue) {
-	for i := range q.fetching {
+	n := min(q.fetching, int(q.end-q.next))
+	if q.fetched = n < q.fetching && q.looking; q.fetched {
+		return
+	}
+	q.fetching = 0
+	for i := range n {
 		head := binary.LittleEndian.Uint16(q.entries[2*i:])
 		if head >= q.size {
 			d.Break(fmt.Sprintf("virtqueue %d: descriptor %d of %d is available", q.index, head, q.size))
@@ -243,8 +263,7 @@ func (d *Device) fetchedRing(q *queue) {
 			q.line.push(id)
 		}
 	}
-	q.next += uint16(q.fetching)
-	q.fetching = 0
+	q.next += uint16(n)
 }
 
 // fetchDescriptors reads the window of the first chain.
@@ -356,6 +375,7 @@ func (d *Device) give(q *queue, id uint16) {
 // rewind brings the chains back to the state without a back end.
 func (q *queue) rewind(poolSize int) {
 	q.look, q.looking = q.look || q.looking, false
+	q.hint, q.fetched = q.end, false
 	q.fetching, q.given, q.kick = 0, 0, false
 	q.walking, q.loading, q.ended = fifo{}, fifo{}, fifo{}
 	q.line, q.entered = fifo{}, 0

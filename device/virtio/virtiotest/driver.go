@@ -51,7 +51,8 @@ const Version1 = 1 << 32
 type Driver struct {
 	Host   Host
 	Queues []*Queue
-	next   int // free memory
+	Late   bool // enables the virtqueues after DRIVER_OK, which the specification does not permit
+	next   int  // free memory
 }
 
 // Memory of each virtqueue: its rings, and its buffers.
@@ -85,6 +86,9 @@ func (d *Driver) Start(accepted uint64, size int) error {
 	}
 	h.Write(configVector, 2, 0)
 	d.Queues, d.next = nil, 0
+	if d.Late {
+		h.Write(Status, 1, 3|FeaturesOK|DriverOK)
+	}
 	for i := range int(h.Read(numQueues, 2)) {
 		q := d.queue(i, size)
 		h.Write(queueSelect, 2, uint64(i))
@@ -172,14 +176,28 @@ func (q *Queue) Submit(first int, buffers ...Buffer) {
 
 // Offer makes a head available and notifies the device.
 func (q *Queue) Offer(head uint16) {
+	q.Put(head)
+	q.notify()
+}
+
+// Put makes a head available without a notification.
+func (q *Queue) Put(head uint16) {
 	binary.LittleEndian.PutUint16(q.Ring[q.avail+4+2*uint64(int(q.next)%q.size):], head)
-	q.SetIndex(q.next + 1)
+	q.putIndex(q.next + 1)
 }
 
 // SetIndex sets the available index and notifies the device.
 func (q *Queue) SetIndex(index uint16) {
+	q.putIndex(index)
+	q.notify()
+}
+
+func (q *Queue) putIndex(index uint16) {
 	q.next = index
 	binary.LittleEndian.PutUint16(q.Ring[q.avail+2:], q.next)
+}
+
+func (q *Queue) notify() {
 	q.driver.Host.Write(Notify+4*uint64(q.index), 2, uint64(q.index))
 }
 
