@@ -136,8 +136,17 @@ func (b *backend) start(s virtio.Session, kind *virtio.Kind) error {
 	if err := b.client.set(setMemTable, memTable(memoryBase, uint64(len(b.memory.bytes))), b.memory.fd); err != nil {
 		return err
 	}
+	if err := b.startQueues(s.Queues); err != nil {
+		return err
+	}
+	return b.client.settle()
+}
+
+// startQueues starts virtqueues, bit i: virtqueue i. One of a running session may have
+// requests already: their kicks wait in the event descriptor.
+func (b *backend) startQueues(queues uint32) error {
 	for i := range b.kicks {
-		if s.Queues>>i&1 == 0 {
+		if queues>>i&1 == 0 {
 			continue
 		}
 		b.queues |= 1 << i
@@ -145,7 +154,7 @@ func (b *backend) start(s virtio.Session, kind *virtio.Kind) error {
 			return err
 		}
 	}
-	return b.client.settle()
+	return nil
 }
 
 // startQueue starts one virtqueue.

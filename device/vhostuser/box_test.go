@@ -185,9 +185,11 @@ const (
 	blkFlushFeature             = 1 << 9
 )
 
-func (g *guest) disk() *disk {
+func (g *guest) disk() *disk { return g.diskOf(&virtiotest.Driver{Host: g}) }
+
+func (g *guest) diskOf(driver *virtiotest.Driver) *disk {
 	g.t.Helper()
-	d := &disk{Driver: &virtiotest.Driver{Host: g}, g: g}
+	d := &disk{Driver: driver, g: g}
 	if err := d.Start(d.Features()&(virtiotest.Version1|blkFlushFeature), 64); err != nil {
 		g.t.Fatal(err)
 	}

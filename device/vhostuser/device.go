@@ -185,7 +185,10 @@ func (d *Device) follow(b *backend) error {
 	s := d.machine.Session()
 	d.mu.Unlock()
 	if s.Number == b.applied {
-		return nil
+		if !s.Running {
+			return nil
+		}
+		return b.startQueues(s.Queues &^ b.queues) // that the driver has enabled since
 	}
 	b.applied = s.Number
 	if d.spec.kind == virtio.Socket && b.used.Load() {
@@ -320,9 +323,9 @@ func (d *Device) SetSlack(slack func(deadline, timeout time.Duration) time.Durat
 func (d *Device) do(f func(m *virtio.Device)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	before := d.machine.Session().Number
+	before := d.machine.Session()
 	f(d.machine)
-	if d.machine.Session().Number != before {
+	if d.machine.Session() != before {
 		select {
 		case d.changed <- struct{}{}:
 		default:

@@ -107,6 +107,20 @@ func TestTooLongResult(t *testing.T) {
 	}
 }
 
+// A virtqueue that the driver enables after DRIVER_OK works, also after a reset.
+func TestLateQueue(t *testing.T) {
+	s := newServer(t)
+	s.Set(func() { s.Work = func(q *vhostusertest.Ring) { q.Serve() } })
+	p, dev, d := slotOf(t, s)
+	d.do(blkRead, 0, 4096)
+	d = d.g.diskOf(&virtiotest.Driver{Host: d.g, Late: true})
+	d.do(blkRead, 0, 4096)
+	if ok, why := dev.Check(); !ok {
+		t.Errorf("unhealthy: %s", why)
+	}
+	p.bind(false)
+}
+
 // A slot whose back end does not fit is unhealthy with the reason.
 func TestRefusedBackend(t *testing.T) {
 	answer := func(request uint32, reply []byte) func(*vhostusertest.Conn, uint32, []byte) ([]byte, bool) {

@@ -206,8 +206,18 @@ func (d *Device) setQueue(q *queue, i int, v uint64) {
 	case fieldQueueEnable:
 		// Alignments of section 2.7.
 		if v == 1 && d.common.status&statusFeaturesOK != 0 && q.desc%16 == 0 && q.avail%2 == 0 && q.used%4 == 0 && q.inRange() {
-			q.enabled = true
+			d.enable(q)
 		}
+	}
+}
+
+// enable enables a virtqueue. A driver has to do so before DRIVER_OK (section 3.1.1). Other
+// devices bear one that comes later, and its driver would wait for ever.
+func (d *Device) enable(q *queue) {
+	q.enabled = true
+	if d.session.Running {
+		d.session.Queues |= 1 << q.index
+		q.look = true
 	}
 }
 

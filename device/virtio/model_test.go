@@ -218,11 +218,20 @@ func (w *world) start() {
 	w.Write(virtiotest.Status, 1, 3|virtiotest.FeaturesOK)
 	w.Write(16, 2, 0)
 	w.queues = nil
-	for i := range worldQueues {
-		w.queues = append(w.queues, w.ring(i))
+	early := worldQueues // virtqueues that are enabled before DRIVER_OK
+	if w.r.IntN(4) == 0 {
+		early = w.r.IntN(worldQueues)
 	}
-	w.running = true
-	w.Write(virtiotest.Status, 1, 3|virtiotest.FeaturesOK|virtiotest.DriverOK)
+	for i := range worldQueues + 1 {
+		if i == early {
+			w.running = true
+			w.Write(virtiotest.Status, 1, 3|virtiotest.FeaturesOK|virtiotest.DriverOK)
+		}
+		if i < worldQueues {
+			w.queues = append(w.queues, w.ring(i))
+			w.Write(28, 2, 1)
+		}
+	}
 	w.setBackend(newLateBackend(w))
 }
 
@@ -252,7 +261,6 @@ func (w *world) ring(i int) *ring {
 	w.Write(32, 8, q.desc)
 	w.Write(40, 8, q.avail)
 	w.Write(48, 8, q.used)
-	w.Write(28, 2, 1)
 	return q
 }
 

@@ -66,7 +66,7 @@ type Session struct {
 	Number   uint64 // grows with each reset and each DRIVER_OK
 	Running  bool
 	Features uint64 // that the driver has accepted
-	Queues   uint32 // bit i: virtqueue i is enabled
+	Queues   uint32 // bit i: virtqueue i is enabled; bits may come during the session
 }
 
 // Device implements device.Device.
