@@ -182,22 +182,20 @@ func (t *tx) decideUpTo(leases []*leaseRecord, most milliGPU) placement.GangDeci
 		}
 		return placement.GangDecision{Why: a}
 	}
-	d := t.decideGang(leases, anyModel)
+	d := t.decideGang(leases, nil)
 	why := t.overQuotaByModel(leases, &d)
 	if why == "" {
 		return d
 	}
-	for _, model := range t.gpuPool.Models() {
-		if d = t.decideGang(leases, model); d.OK() && t.overQuotaByModel(leases, &d) == "" {
-			return d
-		}
+	if within := t.decideGang(leases, t.roomByModel(leases[0].spec.Tenant)); within.OK() {
+		return within
 	}
 	return placement.GangDecision{Why: placement.Assignment{Decision: placement.Decision{Why: []string{why}}}}
 }
 
-// decideGang returns where the leases of a gang would be placed now. Those that name no
-// model get the given one; anyModel: any.
-func (t *tx) decideGang(leases []*leaseRecord, model string) placement.GangDecision {
+// decideGang returns where the leases of a gang would be placed now. room is how many GPUs of
+// a model they may have, of the models that it lists.
+func (t *tx) decideGang(leases []*leaseRecord, room map[string]int) placement.GangDecision {
 	members := make([]placement.Member, len(leases))
 	r := t.reservedFrom(leases[0].ID, leases[0].spec, requestedSize(leases))
 	t.reindex()
@@ -206,8 +204,7 @@ func (t *tx) decideGang(leases []*leaseRecord, model string) placement.GangDecis
 		if r != nil {
 			m.GPUs.Exclude, m.Host.Exclude = append(m.GPUs.Exclude, r.gpus...), append(m.Host.Exclude, r.slots...)
 		}
-		m.GPUs.Uplinks = t.fullUplinks
-		m.GPUs.Model = cmp.Or(m.GPUs.Model, model)
+		m.GPUs.Uplinks, m.GPUs.Room = t.fullUplinks, room
 		members[i] = m
 	}
 	d := t.gpuPool.PlaceGang(t.hostPool, t.cfg.Reserve, members)

@@ -263,3 +263,45 @@ func TestGangPreemptsNoMoreThanItUses(t *testing.T) {
 		t.Errorf("%d leases were preempted, %d are needed", n, size)
 	}
 }
+
+// A gang whose quota by model admits no model for all of it gets several, and holds none
+// that it may not have.
+func TestGangOfSeveralModels(t *testing.T) {
+	t4, a100 := boxNode("b1", 2), boxNode("b2", 2)
+	t4.model, a100.model = "T4", "A100"
+	w := newWorld(t, Config{}, hostNode("h1", 4), hostNode("h2", 4), t4, a100)
+	gang := func(name string) (ids []string) {
+		for range 2 {
+			s := gangSpec(name, 2, 1)
+			s.Tenant = "a"
+			ids = append(ids, w.create(s))
+		}
+		w.settle()
+		return ids
+	}
+	models := func(ids []string) (out string) {
+		for _, id := range ids {
+			out += w.nodes[w.wantLease(id, leaseActive).Bindings[0].BoxId].model + " "
+		}
+		return out
+	}
+	w.putTenant("a", &dxpuv1.Quota{MaxGpusByModel: map[string]uint32{"T4": 1, "A100": 1}})
+	mixed := gang("mixed")
+	if s := models(mixed); s != "A100 T4 " && s != "T4 A100 " {
+		t.Errorf("the gang has %s", s)
+	}
+	w.delete(mixed[0], true)
+	w.delete(mixed[1], true)
+	w.settle()
+	w.putTenant("a", &dxpuv1.Quota{MaxGpusByModel: map[string]uint32{"T4": 1}})
+	w.create(&dxpuv1.LeaseSpec{Count: 1, Model: "T4", Tenant: "a"})
+	if alike := gang("alike"); models(alike) != "A100 A100 " {
+		t.Errorf("a gang that may have one model has %s", models(alike))
+	}
+	waits := gang("waits")
+	if s := w.explain(waits[0]); !strings.Contains(s, "that its quota allows") && !strings.Contains(s, "found a place before it") {
+		t.Errorf("the last gang waits: %s", s)
+	}
+	w.putTenant("b", &dxpuv1.Quota{})
+	w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "b", Priority: -1, Model: "T4"})
+}

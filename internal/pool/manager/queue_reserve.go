@@ -1,7 +1,6 @@
 package manager
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -52,33 +51,14 @@ func (t *tx) reserve(id string) {
 		return
 	}
 	t.reindex()
-	for _, model := range t.modelsFor(leases) {
-		members := make([]placement.Member, len(leases))
-		for i, l := range leases {
-			members[i] = placement.Member{GPUs: t.requestOf(l.ID, l.spec, t.endsBy(l.spec)), Host: t.hostRequestOf(l.ID, l.spec, t.endsBy(l.spec))}
-			members[i].GPUs.Uplinks = t.fullUplinks
-			members[i].GPUs.Model = cmp.Or(l.spec.Model, model)
-		}
-		if gpus, slots, possible := t.gpuPool.Gather(t.hostPool, t.cfg.Reserve, members); possible {
-			t.reserved = &reservation{lease: id, gpus: gpus, slots: slots}
-			return
-		}
+	members := make([]placement.Member, len(leases))
+	for i, l := range leases {
+		members[i] = placement.Member{GPUs: t.requestOf(l.ID, l.spec, t.endsBy(l.spec)), Host: t.hostRequestOf(l.ID, l.spec, t.endsBy(l.spec))}
+		members[i].GPUs.Uplinks, members[i].GPUs.Room = t.fullUplinks, t.roomByModel(l.spec.Tenant)
 	}
-}
-
-// modelsFor returns the models to hold GPUs of for leases: anyModel, or those of which the quota
-// of its tenant allows as many, if a lease names none. A gang may have GPUs of several.
-func (t *tx) modelsFor(leases []*leaseRecord) (out []string) {
-	s := leases[0].spec
-	if len(leases) > 1 || s.Model != anyModel || len(t.quota(s.Tenant).MaxGPUsByModel) == 0 {
-		return []string{anyModel}
+	if gpus, slots, possible := t.gpuPool.Gather(t.hostPool, t.cfg.Reserve, members); possible {
+		t.reserved = &reservation{lease: id, gpus: gpus, slots: slots}
 	}
-	for _, model := range t.gpuPool.Models() {
-		if t.overQuota(s.Tenant, leases[0].size(), model) == "" {
-			out = append(out, model)
-		}
-	}
-	return out
 }
 
 // reservedFrom returns the reservation that a lease must leave alone when it gets some
@@ -146,14 +126,7 @@ func (t *tx) neededAt(r *reservation) *reservation {
 
 // placeOf returns where the lease of a reservation would be placed.
 func (t *tx) placeOf(r *reservation) (*reservation, bool) {
-	leases := t.membersOf(t.gangOf(r.lease))
-	var d placement.GangDecision
-	if len(leases) > 1 {
-		d = t.decideGang(leases, anyModel)
-	} else {
-		d.Members = make([]placement.Assignment, 1)
-		d.Members[0].Decision, d.Members[0].Host = t.decideWithin(r.lease, leases[0].spec, anySize)
-	}
+	d := t.decideTogether(t.membersOf(t.gangOf(r.lease)))
 	needs := &reservation{lease: r.lease}
 	for _, a := range d.Members {
 		if !a.OK() {

@@ -99,6 +99,16 @@ func (t *tx) overQuota(tenant string, more milliGPU, model string) string {
 	return ""
 }
 
+// roomByModel returns how many more whole GPUs of a model a tenant may have, of those that its
+// quota lists.
+func (t *tx) roomByModel(tenant string) map[string]int {
+	u, room := t.usageOf(tenant), map[string]int{}
+	for model, limit := range t.quota(tenant).MaxGPUsByModel {
+		room[model] = int(max(0, wholeGPUs(limit)-u.byModel[model]) / wholeGPUs(1))
+	}
+	return room
+}
+
 // decideWithin returns where a lease would be placed now, within its tenant's
 // quotas by model. A lease without a model gets one whose quota is not used up, and on which a
 // part has most GPUs at most.

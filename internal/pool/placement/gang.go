@@ -2,6 +2,7 @@ package placement
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 )
 
@@ -56,6 +57,8 @@ type gangStock interface {
 	place(m *Member) Assignment
 	// take takes GPUs and slots of a host for the members that follow.
 	take(gpus []Ref, host string, slots []uint32)
+	// model returns the model of a GPU.
+	model(gpu Ref) string
 	// restore gives everything back.
 	restore()
 }
@@ -106,15 +109,42 @@ func (r *Request) together() bool { return r.SameBox == Required || r.NVLink == 
 
 func placeInOrder(s gangStock, members []Member, order []int) GangDecision {
 	d := GangDecision{Members: make([]Assignment, len(members))}
+	var room gangRoom
 	for n, i := range order {
-		a := s.place(&members[i])
+		m := room.leftFor(members[i])
+		a := s.place(&m)
 		if !a.OK() {
 			return GangDecision{Lacking: i, Placed: n, Why: a}
 		}
 		d.Members[i] = a
+		room.take(s, &m.GPUs, a.Picks)
 		s.take(a.Picks, a.Host.Host, a.Host.Slots)
 	}
 	return d
+}
+
+// gangRoom is what the members of a gang that have a place leave of Request.Room; nil: all.
+type gangRoom map[string]int
+
+// leftFor returns a member with the room that is left.
+func (r gangRoom) leftFor(m Member) Member {
+	if r != nil {
+		m.GPUs.Room = r
+	}
+	return m
+}
+
+// take takes the room for the GPUs of a member, which are of one model.
+func (r *gangRoom) take(s gangStock, req *Request, gpus []Ref) {
+	if req.Room == nil || len(gpus) == 0 {
+		return
+	}
+	if *r == nil {
+		*r = maps.Clone(req.Room)
+	}
+	if model := s.model(gpus[0]); (*r)[model] > 0 {
+		(*r)[model] -= len(gpus)
+	}
 }
 
 // gangList is the stock of the function PlaceGang. It copies what the members take.
@@ -149,6 +179,15 @@ func (l *gangList) take(gpus []Ref, host string, slots []uint32) {
 	for i := range h.Slots {
 		h.Slots[i].Free = h.Slots[i].Free && !slices.Contains(slots, h.Slots[i].Slot)
 	}
+}
+
+func (l *gangList) model(gpu Ref) string {
+	for _, b := range l.boxes {
+		if at := slices.IndexFunc(b.GPUs, func(g GPU) bool { return g.Slot == gpu.Slot }); b.ID == gpu.Box && at >= 0 {
+			return b.GPUs[at].Model
+		}
+	}
+	return ""
 }
 
 func (l *gangList) restore() { l.nowBoxes, l.nowHosts = nil, nil }
@@ -196,6 +235,13 @@ func (l *gangLookup) take(gpus []Ref, host string, slots []uint32) {
 			l.hosts.SetSlot(host, s)
 		}
 	}
+}
+
+func (l *gangLookup) model(gpu Ref) string {
+	if _, g := l.pool.find(gpu); g != nil {
+		return g.Model
+	}
+	return ""
 }
 
 func (l *gangLookup) restore() {

@@ -21,7 +21,7 @@ func (p *Pool) gather(reserve Reserve, req Request) (hold []Ref, ok bool) {
 	named := p.namedBoxes(&req)
 	var models []model
 	for name, m := range p.models {
-		if req.Model == "" || req.Model == name {
+		if req.mayHave(name) {
 			models = p.appendModel(models, m, &req, named)
 		}
 	}

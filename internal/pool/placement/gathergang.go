@@ -20,14 +20,17 @@ func (p *Pool) Gather(hosts *Hosts, reserve Reserve, members []Member) (gpus []R
 	}
 	s := newGangLookup(p, hosts, reserve)
 	defer s.restore()
+	var room gangRoom
 	for _, i := range gangOrder(members) {
-		m := &members[i]
+		left := room.leftFor(members[i])
+		m := &left
 		hold := held{}
 		if a := s.place(m); a.OK() {
 			hold = held{a.Picks, a.Host.Host, a.Host.Slots}
 		} else if hold, ok = p.gatherLease(hosts, reserve, m); !ok {
 			return nil, nil, false
 		}
+		room.take(s, &m.GPUs, hold.gpus)
 		s.take(hold.gpus, hold.host, hold.slots)
 		gpus = append(gpus, hold.gpus...)
 		for _, slot := range hold.slots {
@@ -121,7 +124,7 @@ func (p *Pool) mostUsable(members []Member) []*Box {
 		for i := range b.GPUs {
 			g := &b.GPUs[i]
 			if g.Usable && slices.ContainsFunc(members, func(m Member) bool {
-				return m.GPUs.names(b, g) && (m.GPUs.Model == "" || m.GPUs.Model == g.Model) && g.Memory >= m.GPUs.MinMemory && m.GPUs.tolerates(g.Restriction) && admitsBox(b, &m.GPUs)
+				return m.GPUs.names(b, g) && m.GPUs.mayHave(g.Model) && g.Memory >= m.GPUs.MinMemory && m.GPUs.tolerates(g.Restriction) && admitsBox(b, &m.GPUs)
 			}) {
 				n++
 			}

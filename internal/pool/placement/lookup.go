@@ -59,7 +59,7 @@ func (p *Pool) namedBoxes(req *Request) []*Box {
 
 // appendModel counts the GPUs of one model, if the constraints admit any of them.
 func (p *Pool) appendModel(to []model, m *modelIndex, req *Request, named []*Box) []model {
-	if m == nil {
+	if m == nil || !req.mayHave(m.name) {
 		return to
 	}
 	v := m.view(req, p.decisions)

@@ -95,6 +95,8 @@ func whyNotNamed(b *Box, g *GPU, req *Request) string {
 		return "is out of service"
 	case req.Model != "" && g.Model != req.Model:
 		return "is of model " + g.Model
+	case !req.mayHave(g.Model):
+		return "is of model " + g.Model + ", of which the request may not have as many"
 	case g.Memory < req.MinMemory:
 		return "has too little memory for the request"
 	case g.Restriction.local() && req.Box == "":

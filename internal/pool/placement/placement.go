@@ -137,8 +137,11 @@ type Box struct {
 
 // Request asks for Count GPUs of one model.
 type Request struct {
-	Count     int
-	Model     string // exact; empty: any
+	Count int
+	Model string // exact; empty: any
+	// Room is how many whole GPUs of a model the request may have, of the models that it
+	// lists. The members of a gang have it together.
+	Room      map[string]int
 	MinMemory uint64 // bytes
 	Kind      Kind   // AnyKind: no constraint
 	// Labels are those that the boxes must have.
@@ -342,7 +345,7 @@ func modelsOf(boxes []Box, req *Request) []model {
 				out = append(out, model{name: g.Model})
 			}
 			m := &out[at]
-			fits := admitsBox(b, req) && (req.Model == "" || g.Model == req.Model) && g.Memory >= req.MinMemory && req.tolerates(g.Restriction)
+			fits := admitsBox(b, req) && req.mayHave(g.Model) && g.Memory >= req.MinMemory && req.tolerates(g.Restriction)
 			m.usable++
 			m.matches = m.matches || fits
 			if g.Free {
@@ -367,6 +370,12 @@ func modelsOf(boxes []Box, req *Request) []model {
 // compareContention puts the model with more available GPUs first.
 func compareContention(a, b model) int {
 	return cmp.Or(cmp.Compare(b.available, a.available), cmp.Compare(a.name, b.name))
+}
+
+// mayHave reports whether the request may have its GPUs of a model.
+func (r *Request) mayHave(model string) bool {
+	room, bound := r.Room[model]
+	return (r.Model == "" || r.Model == model) && (!bound || room >= r.Count)
 }
 
 // divides reports whether a GPU can be divided as the request needs.

@@ -214,7 +214,7 @@ func intolerable(boxes []Box, req *Request) refused {
 	var out refused
 	for i := range boxes {
 		for _, g := range boxes[i].GPUs {
-			if g.Usable && (req.Model == "" || g.Model == req.Model) && !req.tolerates(g.Restriction) {
+			if g.Usable && req.mayHave(g.Model) && !req.tolerates(g.Restriction) {
 				out = out.add(g.Restriction, 1)
 			}
 		}
@@ -226,7 +226,7 @@ func intolerable(boxes []Box, req *Request) refused {
 func (p *Pool) intolerable(req *Request) refused {
 	var out refused
 	for name, m := range p.models {
-		if req.Model != "" && req.Model != name {
+		if !req.mayHave(name) {
 			continue
 		}
 		for r, c := range m.restrictions {
