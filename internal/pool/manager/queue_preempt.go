@@ -32,8 +32,9 @@ func (t *tx) preempt(leases []*leaseRecord) (d placement.GangDecision, held map[
 	}
 	held = map[placement.Ref][]string{}
 	for _, id := range slices.Sorted(maps.Keys(bindings)) {
-		gpu := t.bindings.get(id).gpu()
-		held[gpu] = append(held[gpu], id)
+		if b := t.bindings.get(id); b.holdsGPU() {
+			held[b.gpu()] = append(held[b.gpu()], id)
+		}
 	}
 	why = fmt.Sprintf("lease %s is preempted", names[0])
 	if len(names) > 1 {
@@ -121,8 +122,10 @@ func (t *tx) onlyUsed(leases []*leaseRecord, victims []placement.Victim, may *pr
 		}
 	}
 	for _, uses := range []func(*bindingRecord) bool{
-		func(b *bindingRecord) bool { return gpus[b.gpu()] },
-		func(b *bindingRecord) bool { return gpus[b.gpu()] || slots[hostSlotRef{b.HostID, b.HostSlot}] },
+		func(b *bindingRecord) bool { return b.holdsGPU() && gpus[b.gpu()] },
+		func(b *bindingRecord) bool {
+			return b.holdsGPU() && gpus[b.gpu()] || slots[hostSlotRef{b.HostID, b.HostSlot}]
+		},
 	} {
 		used := slices.DeleteFunc(slices.Clone(victims), func(v placement.Victim) bool {
 			for id := range t.heldBy([]placement.Victim{v}) {
@@ -201,12 +204,14 @@ func (t *tx) freesSlots(l *leaseRecord, leases []*leaseRecord, full map[string]b
 	return lacks
 }
 
+// heldBy returns the bindings that end with some leases: also those that only keep a slot of a
+// host for another GPU.
 func (t *tx) heldBy(gone []placement.Victim) map[string]bool {
 	out := map[string]bool{}
 	for _, v := range gone {
 		for _, lease := range t.gangOf(v.ID) {
 			for _, id := range t.bindingsOf(lease) {
-				if b := t.bindings.get(id); b.serving() {
+				if b := t.bindings.get(id); b.serving() || b.needsReplacement() && !b.holdsGPU() {
 					out[id] = true
 				}
 			}
@@ -277,11 +282,11 @@ func (t *tx) preemptLease(id string, leases []*leaseRecord) {
 		e := leaseEvent(o, dxpuv1.EventType_EVENT_TYPE_LEASE_PREEMPTED)
 		e.Reason = dxpuv1.Reason_REASON_PREEMPTED
 		if reclaimed {
-			t.event(e, "lease %s is preempted: it gives %s, which it borrowed, to lease %s, to whose tenant they are guaranteed", o.ID, plural.Count(o.spec.Count, "GPU", "GPUs"), l.ID)
+			t.event(e, "lease %s is preempted: it gives %s, which it borrowed, to lease %s, to whose tenant they are guaranteed", o.ID, t.gives(o), l.ID)
 			continue
 		}
 		t.event(e, "lease %s (priority %d) is preempted: it gives %s to lease %s (priority %d)",
-			o.ID, o.spec.Priority, plural.Count(o.spec.Count, "GPU", "GPUs"), l.ID, l.spec.Priority)
+			o.ID, o.spec.Priority, t.gives(o), l.ID, l.spec.Priority)
 	}
 	why := fmt.Sprintf("preempted by lease %s, whose priority is %d", l.ID, l.spec.Priority)
 	if reclaimed {
@@ -292,6 +297,21 @@ func (t *tx) preemptLease(id string, leases []*leaseRecord) {
 		return
 	}
 	t.endLease(id, dxpuv1.Reason_REASON_PREEMPTED, why, true)
+}
+
+// gives returns what a lease leaves to others when it ends: its GPUs, or the host slots that it
+// keeps while it has none.
+func (t *tx) gives(l *leaseRecord) string {
+	gpus := 0
+	for _, id := range t.bindingsOf(l.ID) {
+		if t.bindings.get(id).serving() {
+			gpus++
+		}
+	}
+	if gpus == 0 {
+		return plural.Count(l.spec.Count, "host slot", "host slots")
+	}
+	return plural.Count(gpus, "GPU", "GPUs")
 }
 
 // requeue takes the GPUs of a lease and of those of its gang and returns them to the queue.

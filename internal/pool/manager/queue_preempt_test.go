@@ -265,3 +265,25 @@ func TestWhyNothingIsPreempted(t *testing.T) {
 	_, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 2, Tenant: "a", Preemptible: true})
 	wantErr(t, err, connect.CodeResourceExhausted, "that it may preempt would make room, but let tenant a borrow more in place of its own leases.")
 }
+
+// A lease that has lost its GPU gives the slot that it keeps for another one.
+func TestPreemptsALeaseThatLacksItsGPU(t *testing.T) {
+	box := boxNode("b1", 3)
+	w := newWorld(t, Config{}, hostNode("h1", 2), box)
+	low := w.create(&dxpuv1.LeaseSpec{Count: 1, Preemptible: true})
+	w.settle()
+	box.dead[1], box.dead[2] = true, true
+	w.settle()
+	box.dead[0] = true
+	w.settle()
+	w.wantLease(low, leaseDegraded)
+	box.refuses, box.dead[1], box.dead[2] = true, false, false
+	w.settle() // the attempt with another GPU fails, and the next one comes later
+	box.refuses = false
+	high := w.create(&dxpuv1.LeaseSpec{Count: 2, Priority: 1, Wait: true})
+	w.settle()
+	w.wantLease(high, leaseActive)
+	if s := w.events(); !strings.Contains(s, "lease "+low+" (priority 0) is preempted: it gives 1 host slot to lease "+high) {
+		t.Errorf("events: %s", s)
+	}
+}
