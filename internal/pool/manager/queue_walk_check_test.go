@@ -223,8 +223,7 @@ func (w *poolWalk) checkWaits(tx *tx, p *walkPool, l *leaseRecord) {
 	}
 	w.checkReasons(tx, p, leases, why)
 	ms := w.membersFor(tx, leases, nil)
-	// A gang within a quota by model gets GPUs of one model, though several might do.
-	if len(ms) > 1 && len(tx.quota(l.spec.Tenant).MaxGPUsByModel) > 0 || !p.fits(ms) {
+	if !p.fits(ms) {
 		return
 	}
 	r := tx.reservedFrom(l.ID, l.spec, requestedSize(leases))
@@ -290,6 +289,9 @@ func (w *poolWalk) checkDegraded(tx *tx, p *walkPool, l *leaseRecord) {
 		return
 	}
 	m := w.replacing(tx, l, serving)
+	if mustBeTogether(l.spec) {
+		m.spec.Count = uint32(lacks) // all of them or none
+	}
 	for _, set := range p.setsFor(m, h.node) {
 		if set[0].slot.Device.Model == l.Model && !slices.Contains(l.Avoid, set[0].ref) {
 			w.Errorf("lease %s lacks a GPU, and could have %s: %s", l.ID, set[0].ref, l.StateReason)
