@@ -308,7 +308,7 @@ func (t *tx) takenBack(l *leaseRecord) string {
 		return ""
 	}
 	for _, r := range l.Promise.GPUs {
-		if tenant := to(t.bindingsByGPU[r]); tenant != "" {
+		if tenant := to(t.bindingsOn(r)); tenant != "" {
 			return fmt.Sprintf("GPU %s went to tenant %s within its guarantee", r, tenant)
 		}
 	}
@@ -355,7 +355,7 @@ func (t *tx) clearPromised(l *leaseRecord, late bool) bool {
 		return late || e.IsZero() || e.After(startTime(l.spec))
 	}
 	for _, r := range l.Promise.GPUs {
-		for _, id := range t.bindingsByGPU[r] {
+		for _, id := range t.bindingsOn(r) {
 			if inTheWay(id) {
 				lease := t.bindings.get(id).LeaseID
 				byLease[lease] = append(byLease[lease], id)

@@ -81,7 +81,7 @@ func (t *tx) decideThen(l *leaseRecord) (a placement.Assignment) {
 func (t *tx) misfitOf(l *leaseRecord) (why string) {
 	p, gone := l.Promise, map[string]bool{}
 	for _, r := range p.GPUs {
-		for _, id := range t.bindingsByGPU[r] {
+		for _, id := range t.bindingsOn(r) {
 			gone[id] = true
 		}
 	}

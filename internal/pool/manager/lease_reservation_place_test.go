@@ -288,3 +288,42 @@ func TestReservationWaitsForAShortHeadThatAnotherDelays(t *testing.T) {
 		}
 	}
 }
+
+// TestReservationOfAGPUWithParts reserves a GPU whose parts have leases that end before, and one
+// with a part that does not, as after a mistake: it leaves when the reservation begins.
+func TestReservationOfAGPUWithParts(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 4), hostNode("h2", 4), dividedBox("b1", 1))
+	whole := func() *dxpuv1.LeaseSpec {
+		s := w.later(1, 10*time.Minute, time.Hour)
+		s.HostId = "h2"
+		return s
+	}
+	ends := part(256, 300)
+	ends.HostId = "h1"
+	ends.ExpiresAfter = durationpb.New(5 * time.Minute)
+	w.create(ends)
+	w.settle()
+	id := w.create(whole())
+	w.passReporting(2 * promiseCheck)
+	if r := w.lease(id).Reservation; r.GetObstacle() != "" {
+		t.Errorf("%v", r)
+	}
+	w.passReporting(10 * time.Minute)
+	w.wantLease(id, leaseActive)
+
+	w = newWorld(t, Config{}, hostNode("h1", 4), hostNode("h2", 4), dividedBox("b1", 1))
+	id = w.create(whole())
+	stays := w.create(ends)
+	w.settle()
+	w.wantLease(stays, leaseActive)
+	if err := w.m.update(t.Context(), func(tx *tx) error {
+		s := tx.editLease(stays)
+		s.spec.ExpiresAfter = durationpb.New(time.Hour)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	w.passReporting(10*time.Minute + 5*time.Second)
+	w.wantLease(id, leaseActive)
+	w.wantLease(stays, leaseDegraded)
+}

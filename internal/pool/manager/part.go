@@ -118,6 +118,16 @@ func (t *tx) occupantsOf(box string) (out []*bindingRecord) {
 	return out
 }
 
+// bindingsOn returns the bindings that occupy a GPU, or parts of it.
+func (t *tx) bindingsOn(gpu placement.Ref) (ids []string) {
+	for _, b := range t.occupantsOf(gpu.Box) {
+		if b.BoxSlot == gpu.Slot || b.gpu() == gpu {
+			ids = append(ids, b.ID)
+		}
+	}
+	return ids
+}
+
 // partsOn returns the bindings of parts of a GPU, by epoch.
 func partsOn(occupants []*bindingRecord, gpu uint32) (out []*bindingRecord) {
 	for _, b := range occupants {

@@ -141,6 +141,7 @@ func drawRequest(t *rapid.T) Request {
 		Exclude:   drawRefs(t, "exclude"),
 		Together:  drawRefs(t, "together"),
 		UseSpares: rapid.Bool().Draw(t, "use"), Tolerations: drawTolerations(t),
+		Room: rapid.SampledFrom([]map[string]int{nil, nil, nil, {"A": 2}, {"A": 0, "B": 3}}).Draw(t, "room"),
 	}
 }
 
