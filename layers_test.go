@@ -69,6 +69,7 @@ var layer = map[string]int{
 	"internal/sharing/mig":           2,
 	"internal/pool/revision":         0,
 	"internal/atomicfile":            3,
+	"internal/dirlock":               3,
 	"internal/yamltext":              0,
 	"internal/loglimit":              3,
 
@@ -163,6 +164,7 @@ var beside = map[string][]string{
 	"internal/sharing/gate":         {"share", "share/meter"},
 	"internal/sharing/broker":       {"share", "internal/sharing/gate"},
 	"internal/sharing/offer":        {"share"},
+	"internal/pool/etcdstore":       {"internal/dirlock"},
 	"internal/sharing/member":       {"internal/agent"},
 	"share/scenario":                {"share", "share/plant", "internal/model/workload"},
 	"internal/embedded/vswitch":     {"internal/dataplane/mapping", "internal/dataplane/transaction", "device"},

@@ -95,6 +95,7 @@ type Agent struct {
 	renewNow chan struct{} // one element: renew the certificate
 	reached  chan struct{} // one element: the manager answers again
 
+	unlock      func() error  // gives the state directory to the next process
 	nameTimeout time.Duration // the constant, except in tests
 
 	connected atomic.Bool
@@ -110,7 +111,8 @@ type Agent struct {
 	applied  *dxpuv1.DesiredState
 }
 
-// New checks the configuration and reads the state directory.
+// New checks the configuration, locks the state directory until the end of Run, and reads it.
+// The error is a [dirlock.HeldError] if another process has the directory.
 func New(cfg Config, h Handler) (*Agent, error) {
 	managers, err := client.ParseManagers(cfg.Manager)
 	if err != nil {
@@ -130,17 +132,20 @@ func New(cfg Config, h Handler) (*Agent, error) {
 	a := &Agent{
 		cfg: cfg, managers: managers, handler: h, log: cfg.Log, instance: rand.Text()[:12],
 		changed: make(chan struct{}, 1), rewatch: make(chan struct{}, 1), renewNow: make(chan struct{}, 1), reached: make(chan struct{}, 1),
-		nameTimeout: nameTimeout,
+		unlock: func() error { return nil }, nameTimeout: nameTimeout,
 	}
 	if a.log == nil {
 		a.log = slog.New(slog.DiscardHandler)
 	}
-	if err := a.load(); err != nil {
+	if err := a.lock(); err != nil {
 		return nil, err
+	}
+	if err := a.load(); err != nil {
+		return nil, errors.Join(err, a.unlock())
 	}
 	a.sweep()
 	if a.client, err = a.newClient(a.identity); err != nil {
-		return nil, fmt.Errorf("agent: manager: %w", err)
+		return nil, errors.Join(fmt.Errorf("agent: manager: %w", err), a.unlock())
 	}
 	return a, nil
 }

@@ -23,6 +23,7 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/client"
 	"github.com/dxpu-project/dxpu/internal/atomicfile"
+	"github.com/dxpu-project/dxpu/internal/dirlock"
 	"github.com/dxpu-project/dxpu/internal/pool/auth"
 )
 
@@ -169,6 +170,25 @@ func (a *Agent) saveState(name string, data []byte, err error) error {
 	}
 	if a.unsaved.Swap(false) {
 		a.log.Info("the state directory can be written again")
+	}
+	return nil
+}
+
+// lock keeps other processes from the state directory. Two with one identity would take the
+// node's bindings from each other. A directory that cannot be written has no lock.
+func (a *Agent) lock() error {
+	if a.cfg.StateDir == "" {
+		return nil
+	}
+	lock, err := dirlock.Lock(a.cfg.StateDir)
+	var held *dirlock.HeldError
+	switch {
+	case errors.As(err, &held):
+		return fmt.Errorf("agent: %w", held)
+	case err != nil:
+		a.log.Warn("the state directory has no lock: another process could use it", "err", err)
+	default:
+		a.unlock = lock.Close
 	}
 	return nil
 }

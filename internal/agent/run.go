@@ -52,7 +52,9 @@ var errEnrolAgain = errors.New("agent: the manager does not know this node")
 // returns nil then, and an error only where a retry cannot help: a refused join
 // token of a node that has not enrolled, a refused name, a name that another node keeps,
 // or a state directory in which a node that enrols for the first time cannot write.
-func (a *Agent) Run(ctx context.Context) error {
+func (a *Agent) Run(ctx context.Context) error { return errors.Join(a.run(ctx), a.unlock()) }
+
+func (a *Agent) run(ctx context.Context) error {
 	a.mu.Lock()
 	kept := a.applied
 	a.mu.Unlock()

@@ -12,6 +12,7 @@ import (
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/dirlock"
 	"github.com/dxpu-project/dxpu/internal/pool/manager"
 )
 
@@ -31,6 +32,26 @@ func (o *output) count(text string) int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return strings.Count(o.text.String(), text)
+}
+
+// A state directory has one process. The next one gets it when the first has ended.
+func TestStateDirectoryHasOneProcess(t *testing.T) {
+	cfg := agent.Config{Manager: "http://127.0.0.1:1", Kind: dxpuv1.NodeKind_NODE_KIND_BOX, Name: "b1", StateDir: t.TempDir(), JoinToken: token}
+	for range 2 {
+		a, err := agent.New(cfg, &proxy{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var held *dirlock.HeldError
+		if _, err := agent.New(cfg, &proxy{}); !errors.As(err, &held) || held.PID != os.Getpid() {
+			t.Errorf("the second process: %v", err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := a.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 // A box that cannot write its state directory, as on a full disk, goes on with the GPUs that

@@ -31,6 +31,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/agent"
 	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
 	"github.com/dxpu-project/dxpu/internal/dataplane/udp"
+	"github.com/dxpu-project/dxpu/internal/dirlock"
 	"github.com/dxpu-project/dxpu/internal/fdstore"
 	"github.com/dxpu-project/dxpu/internal/hostproxy"
 	"github.com/dxpu-project/dxpu/internal/loglimit"
@@ -199,11 +200,20 @@ func (o *proxyOptions) agent(ctx context.Context, kind dxpuv1.NodeKind, p proxy,
 		Manager: url, JoinToken: token, Kind: kind, Name: name, NameGiven: o.name != "", Version: version(),
 		StateDir: o.stateDir, CA: ca, CAHash: o.caHash, Log: log,
 	}, p)
+	return a, stateDirError(err)
+}
+
+// stateDirError adds the flag and the remedy to an error about the directory of a node.
+func stateDirError(err error) error {
 	var other *agent.OtherNodeError
-	if errors.As(err, &other) {
-		err = usage(withHint(fmt.Errorf("--state-dir: %w", err), "each node has a directory of its own, whose content goes with it; a new node begins with an empty one"))
+	var held *dirlock.HeldError
+	switch {
+	case errors.As(err, &other):
+		return usage(withHint(fmt.Errorf("--state-dir: %w", other), "each node has a directory of its own, whose content goes with it; a new node begins with an empty one"))
+	case errors.As(err, &held):
+		return withHint(fmt.Errorf("--state-dir: %w", held), "each node has a directory of its own; stop the other process, or name another directory")
 	}
-	return a, err
+	return err
 }
 
 // run runs a proxy until ctx ends.

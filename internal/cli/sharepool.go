@@ -121,11 +121,12 @@ func (o *sharePool) member(ctx context.Context, a *agent.Agent, list []broker.GP
 	if err != nil {
 		return nil, err
 	}
-	return member.New(member.Config{
+	m, err := member.New(member.Config{
 		Node: node.Config{Manager: o.conn.manager, JoinToken: token, Version: version(), StateDir: o.stateDir, CA: ca, CAHash: o.caHash},
 		Host: o.host, Box: o.box, Rack: o.rack, Labels: o.labels,
 		GPUs: offered, Mode: boxproxy.ModeOf(info.Execution), Sharing: a, Log: log,
 	})
+	return m, stateDirError(err)
 }
 
 // offeredGPUs describes the GPUs to the pool.

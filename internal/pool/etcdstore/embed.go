@@ -21,7 +21,8 @@ import (
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
 	"go.etcd.io/etcd/server/v3/storage/wal"
 	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
+
+	"github.com/dxpu-project/dxpu/internal/dirlock"
 )
 
 // walSegment is the size of a file of the write-ahead log, in bytes. etcd allocates
@@ -216,17 +217,15 @@ func (s *Store) joinPeers(cfg *embed.Config) error {
 // lock locks the data directory against other processes. etcd itself would wait for
 // the directory without a message.
 func (s *Store) lock() error {
-	f, err := os.OpenFile(filepath.Join(s.opts.Dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	lock, err := dirlock.Lock(s.opts.Dir)
+	var held *dirlock.HeldError
+	if errors.As(err, &held) {
+		return fmt.Errorf("--data-dir: %s: another manager uses it", s.opts.Dir)
+	}
 	if err != nil {
 		return err
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			err = errors.New("another manager uses it")
-		}
-		return errors.Join(fmt.Errorf("--data-dir: %s: %w", s.opts.Dir, err), f.Close())
-	}
-	s.unlock = f.Close
+	s.unlock = lock.Close
 	return nil
 }
 

@@ -10,15 +10,14 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 
 	"github.com/dxpu-project/dxpu/internal/atomicfile"
+	"github.com/dxpu-project/dxpu/internal/dirlock"
 	"github.com/dxpu-project/dxpu/internal/pool/gpuerr"
 	"github.com/dxpu-project/dxpu/internal/rawio/rights"
 	"github.com/dxpu-project/dxpu/internal/sharing/broker"
@@ -191,14 +190,15 @@ func (a *Agent) lock() (func(), error) {
 	if err := checkDir(a.config.Dir); err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile(filepath.Join(a.config.Dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	lock, err := dirlock.Lock(a.config.Dir)
+	var held *dirlock.HeldError
+	if errors.As(err, &held) {
+		return nil, fmt.Errorf("%s is used by another agent, process %d", a.config.Dir, held.PID)
+	}
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s is used by another agent: %w", a.config.Dir, err), f.Close())
-	}
-	return func() { _ = f.Close() }, nil
+	return func() { _ = lock.Close() }, nil
 }
 
 // close closes all sockets and waits for their goroutines. The broker's account is not
