@@ -147,12 +147,12 @@ func (s *slot) say(e engine.Entry, m migration.Message) {
 }
 
 func (s *slot) sayOn(e engine.Entry) {
-	if s.word == nil || s.binding == nil {
-		return
-	}
-	p := s.word.Packet()
-	if s.binding.Send(e, &p) == nil {
-		s.word = nil
+	for s.word != nil && s.binding != nil {
+		p := s.word.Packet()
+		if s.binding.Send(e, &p) != nil {
+			return
+		}
+		s.word = s.word.Next()
 	}
 }
 

@@ -92,6 +92,16 @@ func (m Message) Packet() tlp.Packet {
 	return p
 }
 
+// Next returns the message that follows m, or nil: after REFUSED with a reason comes one
+// without, because a host of an older version drops the first.
+func (m Message) Next() *Message {
+	if m.Order != Refused || m.Why == "" {
+		return nil
+	}
+	m.Why = ""
+	return &m
+}
+
 // Parse returns the message that a TLP carries. ok is false for all other TLPs.
 func Parse(p *tlp.Packet) (m Message, ok bool) {
 	if !Is(p) || p.MsgHeader[5] != version {

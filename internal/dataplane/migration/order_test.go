@@ -63,3 +63,25 @@ func TestParseRefuses(t *testing.T) {
 		}
 	}
 }
+
+// A host that does not know reasons drops each REFUSED with data, and takes the one that follows.
+func TestRefusedForOlderHosts(t *testing.T) {
+	told := 0
+	for m := (&migration.Message{Order: migration.Refused, Epoch: 7, Why: "no room"}); m != nil; m = m.Next() {
+		p := m.Packet()
+		if got, ok := migration.Parse(&p); !ok || got != *m {
+			t.Errorf("%+v came back as %+v, %v", *m, got, ok)
+		}
+		if len(p.Data) == 0 {
+			told++
+		}
+	}
+	if told != 1 {
+		t.Errorf("an older host is told %d times", told)
+	}
+	for o := migration.Stop; o <= migration.Settled; o++ {
+		if m := (migration.Message{Order: o}); m.Next() != nil {
+			t.Errorf("something follows %v", o)
+		}
+	}
+}
