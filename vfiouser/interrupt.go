@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/dxpu-project/dxpu/internal/rawio/eventfd"
+	"github.com/dxpu-project/dxpu/internal/rawio/rights"
 )
 
 // IRQAction is a change of interrupt vectors.
@@ -274,9 +275,19 @@ func (t *interrupts) close() {
 }
 
 // NewEvent makes an event descriptor to arm an interrupt vector with. A read
-// of it blocks its goroutine only, and ends when the file is closed.
+// of it blocks its goroutine only, and ends when the file is closed. A device may
+// have 2048 vectors: NewEvent leaves the last 64 descriptors below the limit of the
+// process to other uses. The error tells the limit.
 func NewEvent() (*os.File, error) {
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if errors.Is(err, unix.EMFILE) {
+		err = rights.Limit()
+	}
+	if err == nil {
+		if err = rights.Allowed(fd); err != nil {
+			_ = unix.Close(fd)
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("vfiouser: eventfd: %w", err)
 	}

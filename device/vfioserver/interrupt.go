@@ -384,10 +384,12 @@ func (c *connection) arm(index uint32, start, n int) {
 		return
 	}
 	files, err := newEvents(n)
-	if err == nil {
-		err = c.client.ArmIRQs(c.ctx, index, uint32(start), files)
-	}
 	if err != nil {
+		closeEvents(files)
+		c.fail(fmt.Sprintf("no descriptors for the interrupts of the device: %v", err))
+		return
+	}
+	if err := c.client.ArmIRQs(c.ctx, index, uint32(start), files); err != nil {
 		closeEvents(files)
 		c.interruptsLost("take event descriptors", err)
 		return
