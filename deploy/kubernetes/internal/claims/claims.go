@@ -37,6 +37,7 @@ const (
 	LabelShare     = "kubernetes.dxpu.dev/share" // ID of the share, of a part of a GPU
 	LabelNode      = "kubernetes.dxpu.dev/node"
 	LabelAllocated = "kubernetes.dxpu.dev/allocated" // time of the allocation, Unix seconds
+	LabelGang      = "kubernetes.dxpu.dev/gang"      // name in the pool, also if it was not waited for
 )
 
 // Claim is an allocated ResourceClaim, as far as the pool is concerned.
@@ -332,8 +333,11 @@ func (c *Claim) request(together []Device, p Policy) Request {
 		spec.Labels[LabelShare] = share
 	}
 	d.Parameters.apply(spec)
-	if g := d.Parameters; g.Gang != "" && !d.GangRuns {
-		spec.Gang = &dxpuv1.Gang{Name: GangName(p.Cluster, c.Namespace, g.Gang), Size: g.GangSize}
+	if g := d.Parameters; g.Gang != "" {
+		name := GangName(p.Cluster, c.Namespace, g.Gang)
+		if spec.Labels[LabelGang] = name; !d.GangRuns {
+			spec.Gang = &dxpuv1.Gang{Name: name, Size: g.GangSize}
+		}
 	}
 	// The manager bounds the ID to 128 characters: a UID has 36, a device 63, a share 36, a
 	// time 10.

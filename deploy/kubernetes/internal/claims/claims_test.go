@@ -135,6 +135,8 @@ func describe(p Plan) string {
 		}
 		if g := r.Spec.Gang; g != nil {
 			part += fmt.Sprintf(" of gang %s of %d", g.Name, g.Size)
+		} else if name := r.Spec.Labels[LabelGang]; name != "" {
+			part += " beside gang " + name
 		}
 		fmt.Fprintf(&out, "create %s: %v%s for tenant %s on %s\n", r.ID, r.Spec.GpuIds, part, r.Spec.Tenant, r.Spec.HostId)
 	}

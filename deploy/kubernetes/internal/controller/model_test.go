@@ -1,17 +1,13 @@
 package controller
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
-	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -19,8 +15,8 @@ import (
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/claims"
 )
 
-// modelManager is a manager with two hosts and two boxes of three GPUs each, which attaches GPUs,
-// loses them, fails, and is restored from a backup.
+// modelManager is a manager with three hosts and three boxes, which attaches GPUs, parts of them and
+// gangs, loses GPUs, fails, and is restored from a backup.
 type modelManager struct {
 	*awayManager // its network
 
@@ -35,17 +31,45 @@ type modelManager struct {
 	revision uint64                      // of the newest change
 	restored uint64                      // the first revision after the last restore
 	streams  map[chan *dxpuv1.Lease]bool // of those that watch the leases
+	events   map[chan struct{}]bool      // of those that watch the events
 	backup   map[string]*dxpuv1.Lease
 	served   map[string]bool      // by lease and claim: those that have had their GPU
 	lost     map[string]bool      // as served: those that have lost it
 	ends     map[string]time.Time // by lease that waits: when it has waited in vain
+	vain     map[string]bool      // by claim: those with a lease that has waited in vain, or may be as it was before
 	calls    sync.WaitGroup       // that are late
 }
 
 const (
-	modelBoxes, modelGPUs  = 2, 3
-	modelHosts, modelSlots = 2, 4
+	modelHosts, modelSlots = 3, 6
+	modelMemory            = 80 << 30 // of a GPU, in bytes
+	modelCompute           = 1000     // of a GPU, in thousandths
 )
+
+// modelBoxes are the boxes of the pool. The GPUs of the last are those of a host's own machine.
+var modelBoxes = []modelBox{{id: "b1", gpus: 5}, {id: "b2", gpus: 3, divisible: true}, {id: "b3", gpus: 2, divisible: true, host: "h3"}}
+
+type modelBox struct {
+	id        string
+	gpus      int
+	divisible bool
+	host      string // that alone may have them, "" for any
+}
+
+// modelGPU is a GPU of the pool.
+type modelGPU struct {
+	id  string
+	box modelBox
+}
+
+func modelGPUs() (out []modelGPU) {
+	for _, b := range modelBoxes {
+		for s := range b.gpus {
+			out = append(out, modelGPU{fmt.Sprintf("%s/%d", b.id, s), b})
+		}
+	}
+	return out
+}
 
 // change lets the model do something with a chance in per cent, while there are faults.
 func (m *modelManager) change(percent int) bool {
@@ -70,6 +94,12 @@ func (m *modelManager) putLocked(l *dxpuv1.Lease) {
 			m.breakLocked(s)
 		}
 	}
+	for e := range m.events {
+		select {
+		case e <- struct{}{}:
+		default:
+		}
+	}
 }
 
 func (m *modelManager) breakLocked(s chan *dxpuv1.Lease) {
@@ -91,14 +121,16 @@ func (m *modelManager) step() {
 			m.ends[id] = time.Now().Add(l.Spec.WaitTimeout.AsDuration())
 		}
 		switch {
-		case l.State == dxpuv1.LeaseState_LEASE_STATE_PENDING && m.freeLocked(l):
-			l.State, l.StateReason = dxpuv1.LeaseState_LEASE_STATE_BINDING, "GPUs are being attached"
-			l.Bindings = []*dxpuv1.Binding{{GpuId: l.Spec.GpuIds[0], HostId: l.Spec.HostId, State: dxpuv1.BindingState_BINDING_STATE_PREPARING}}
+		case l.State == dxpuv1.LeaseState_LEASE_STATE_PENDING && m.placeLocked(l):
+			continue
 		case l.State == dxpuv1.LeaseState_LEASE_STATE_PENDING && time.Now().After(m.ends[id]):
 			l.State, l.StateReason = dxpuv1.LeaseState_LEASE_STATE_FAILED, "waited in vain"
+			m.vain[l.Spec.Labels[claims.LabelClaim]] = true
 		case l.State == dxpuv1.LeaseState_LEASE_STATE_BINDING && m.random.IntN(3) == 0:
 			l.State, l.StateReason = dxpuv1.LeaseState_LEASE_STATE_ACTIVE, ""
-			l.Bindings[0].State = dxpuv1.BindingState_BINDING_STATE_ATTACHED
+			for _, b := range l.Bindings {
+				b.State = dxpuv1.BindingState_BINDING_STATE_ATTACHED
+			}
 			m.served[servedBy(l)] = true
 		case l.State == dxpuv1.LeaseState_LEASE_STATE_ACTIVE && m.changeLocked(1):
 			m.loseLocked(l)
@@ -132,7 +164,9 @@ func (m *modelManager) loseLocked(l *dxpuv1.Lease) {
 		l.State, l.StateReason = dxpuv1.LeaseState_LEASE_STATE_RELEASING, "an operator ended it"
 	default:
 		l.State, l.StateReason = dxpuv1.LeaseState_LEASE_STATE_PENDING, "preempted"
-		l.Bindings[0].State, l.Bindings[0].Reason = dxpuv1.BindingState_BINDING_STATE_RELEASED, dxpuv1.Reason_REASON_PREEMPTED
+		for _, b := range l.Bindings {
+			b.State, b.Reason = dxpuv1.BindingState_BINDING_STATE_RELEASED, dxpuv1.Reason_REASON_PREEMPTED
+		}
 	}
 }
 
@@ -151,18 +185,71 @@ func ended(l *dxpuv1.Lease) bool {
 	return l.State == dxpuv1.LeaseState_LEASE_STATE_RELEASED || l.State == dxpuv1.LeaseState_LEASE_STATE_FAILED
 }
 
-// freeLocked reports whether a lease may have its GPU and a slot of its host now.
-func (m *modelManager) freeLocked(l *dxpuv1.Lease) bool {
-	slots := modelSlots
-	for _, o := range m.leases {
-		if holds(o) && o.Spec.HostId == l.Spec.HostId {
-			slots--
+// placeLocked gives a lease its GPUs, and those of its gang theirs, if all of them can have them now.
+func (m *modelManager) placeLocked(l *dxpuv1.Lease) bool {
+	all := []*dxpuv1.Lease{l}
+	if g := l.Spec.Gang; g != nil {
+		all = nil
+		there := uint32(0)
+		for _, o := range m.leases {
+			if o.Spec.Gang.GetName() != g.Name || ended(o) || o.State == dxpuv1.LeaseState_LEASE_STATE_RELEASING {
+				continue
+			}
+			there += o.Spec.Count
+			if o.State == dxpuv1.LeaseState_LEASE_STATE_PENDING {
+				all = append(all, o)
+			}
 		}
-		if holds(o) && o.Spec.GpuIds[0] == l.Spec.GpuIds[0] {
+		if there < g.Size {
 			return false
 		}
 	}
-	return slots > 0
+	var placed []*dxpuv1.Lease
+	for _, o := range all {
+		if !m.freeLocked(o, placed) {
+			return false
+		}
+		placed = append(placed, o)
+	}
+	for _, o := range all {
+		o = proto.CloneOf(o)
+		o.State, o.StateReason, o.Bindings = dxpuv1.LeaseState_LEASE_STATE_BINDING, "GPUs are being attached", nil
+		for _, id := range o.Spec.GpuIds {
+			b := &dxpuv1.Binding{GpuId: id, HostId: o.Spec.HostId, State: dxpuv1.BindingState_BINDING_STATE_PREPARING}
+			if o.Spec.Part != nil {
+				b.GpuId, b.PartOfGpuId = id+"00", id
+			}
+			o.Bindings = append(o.Bindings, b)
+		}
+		m.putLocked(o)
+	}
+	return true
+}
+
+// freeLocked reports whether a lease may have its GPUs and slots of its host now, beside others that
+// get theirs with it.
+func (m *modelManager) freeLocked(l *dxpuv1.Lease, with []*dxpuv1.Lease) bool {
+	slots, used := modelSlots-int(l.Spec.Count), map[string]uint32{}
+	for _, o := range m.leases {
+		if !holds(o) && !slices.Contains(with, o) {
+			continue
+		}
+		if o.Spec.HostId == l.Spec.HostId {
+			slots -= int(o.Spec.Count)
+		}
+		for _, id := range o.Spec.GpuIds {
+			used[id] += computeOf(o)
+		}
+	}
+	return slots >= 0 && !slices.ContainsFunc(l.Spec.GpuIds, func(id string) bool { return used[id]+computeOf(l) > modelCompute })
+}
+
+// computeOf returns what a lease has of each of its GPUs, in thousandths.
+func computeOf(l *dxpuv1.Lease) uint32 {
+	if p := l.Spec.Part; p != nil {
+		return p.Compute
+	}
+	return modelCompute
 }
 
 // restore replaces the leases by those of an earlier time: the manager that returns is another one.
@@ -171,11 +258,15 @@ func (m *modelManager) restore() {
 	defer m.mu.Unlock()
 	if m.backup != nil {
 		for id, l := range m.leases {
+			m.vain[l.Spec.Labels[claims.LabelClaim]] = true
 			if b := m.backup[id]; holds(l) && (b == nil || b.State != dxpuv1.LeaseState_LEASE_STATE_ACTIVE) {
 				m.lost[servedBy(l)] = true // it may get a GPU again, but its claim has seen it without
 			}
 		}
 		m.leases = m.backup // but no ID is given again
+	}
+	for _, l := range m.leases {
+		m.vain[l.Spec.Labels[claims.LabelClaim]] = true // it may be in another state than its claim has seen
 	}
 	m.revision++
 	m.restored = m.revision
@@ -197,194 +288,4 @@ func (m *modelManager) listLocked() (out []*dxpuv1.Lease) {
 		out = append(out, proto.CloneOf(m.leases[id]))
 	}
 	return out
-}
-
-func (m *modelManager) ListLeases(context.Context, *connect.Request[dxpuv1.ListLeasesRequest]) (*connect.Response[dxpuv1.ListLeasesResponse], error) {
-	if m.change(5) {
-		return nil, errModel
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return connect.NewResponse(&dxpuv1.ListLeasesResponse{Leases: m.listLocked(), Revision: m.revision}), nil
-}
-
-func (m *modelManager) WatchLeases(ctx context.Context, req *connect.Request[dxpuv1.WatchLeasesRequest], out *connect.ServerStream[dxpuv1.WatchLeasesResponse]) error {
-	s := make(chan *dxpuv1.Lease, 64)
-	m.mu.Lock()
-	if req.Msg.AfterRevision < m.restored {
-		m.mu.Unlock()
-		return connect.NewError(connect.CodeOutOfRange, errors.New("that was before the restore"))
-	}
-	m.streams[s] = true
-	missed := m.revision > req.Msg.AfterRevision
-	m.mu.Unlock()
-	defer func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.breakLocked(s)
-	}()
-	if missed {
-		for _, l := range m.list() {
-			if err := out.Send(&dxpuv1.WatchLeasesResponse{Lease: l}); err != nil {
-				return err
-			}
-		}
-	}
-	if err := out.Send(&dxpuv1.WatchLeasesResponse{}); err != nil {
-		return err
-	}
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case l, open := <-s:
-			if !open {
-				return errModel
-			}
-			if err := out.Send(&dxpuv1.WatchLeasesResponse{Lease: l}); err != nil {
-				return err
-			}
-		}
-	}
-}
-
-var errModel = connect.NewError(connect.CodeUnavailable, errors.New("the manager fails now and then"))
-
-// late delays a call, before or after it is carried out, so that its caller may be gone by then.
-func (m *modelManager) late() {
-	m.mu.Lock()
-	var d time.Duration
-	if m.changeLocked(20) {
-		d = time.Duration(m.random.IntN(8000)) * time.Millisecond
-	}
-	m.mu.Unlock()
-	m.calls.Add(1)
-	defer m.calls.Done()
-	time.Sleep(d)
-}
-
-func (m *modelManager) CreateLease(_ context.Context, req *connect.Request[dxpuv1.CreateLeaseRequest]) (*connect.Response[dxpuv1.CreateLeaseResponse], error) {
-	m.late()
-	if m.change(5) {
-		return nil, errModel
-	}
-	l, err := m.create(req.Msg)
-	m.late()
-	if m.change(10) {
-		return nil, errModel // though it exists
-	}
-	return connect.NewResponse(&dxpuv1.CreateLeaseResponse{Lease: l}), err
-}
-
-func (m *modelManager) create(r *dxpuv1.CreateLeaseRequest) (*dxpuv1.Lease, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, l := range m.leases {
-		if l.RequestId == r.RequestId && proto.Equal(l.Spec, r.Spec) {
-			return proto.CloneOf(l), nil
-		} else if l.RequestId == r.RequestId {
-			return nil, connect.NewError(connect.CodeAlreadyExists, errors.New("used for another spec"))
-		}
-	}
-	m.last++
-	l := &dxpuv1.Lease{Id: fmt.Sprintf("l-%d", m.last), RequestId: r.RequestId, Spec: r.Spec, State: dxpuv1.LeaseState_LEASE_STATE_PENDING, StateReason: "in the queue"}
-	m.putLocked(l)
-	return proto.CloneOf(l), nil
-}
-
-func (m *modelManager) DeleteLease(_ context.Context, req *connect.Request[dxpuv1.DeleteLeaseRequest]) (*connect.Response[dxpuv1.DeleteLeaseResponse], error) {
-	m.late()
-	if m.change(5) {
-		return nil, errModel
-	}
-	m.mu.Lock()
-	l := proto.CloneOf(m.leases[req.Msg.LeaseId])
-	m.mu.Unlock()
-	if l == nil {
-		return nil, connect.NewError(connect.CodeNotFound, errors.New("no such lease"))
-	}
-	m.deleting(l)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	switch l = proto.CloneOf(m.leases[req.Msg.LeaseId]); {
-	case l == nil:
-		return nil, connect.NewError(connect.CodeNotFound, errors.New("no such lease"))
-	case l.State == dxpuv1.LeaseState_LEASE_STATE_PENDING:
-		l.State = dxpuv1.LeaseState_LEASE_STATE_RELEASED
-		m.putLocked(l)
-	case !ended(l) && l.State != dxpuv1.LeaseState_LEASE_STATE_RELEASING:
-		l.State = dxpuv1.LeaseState_LEASE_STATE_RELEASING
-		m.putLocked(l)
-	}
-	if m.changeLocked(10) {
-		return nil, errModel
-	}
-	return connect.NewResponse(&dxpuv1.DeleteLeaseResponse{Lease: proto.CloneOf(l)}), nil
-}
-
-func (m *modelManager) GetLease(_ context.Context, req *connect.Request[dxpuv1.GetLeaseRequest]) (*connect.Response[dxpuv1.GetLeaseResponse], error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if l := m.leases[req.Msg.LeaseId]; l != nil {
-		return connect.NewResponse(&dxpuv1.GetLeaseResponse{Lease: proto.CloneOf(l)}), nil
-	}
-	return nil, connect.NewError(connect.CodeNotFound, errors.New("no such lease"))
-}
-
-func (m *modelManager) ListGPUs(context.Context, *connect.Request[dxpuv1.ListGPUsRequest]) (*connect.Response[dxpuv1.ListGPUsResponse], error) {
-	by := map[string]*dxpuv1.Lease{}
-	for _, l := range m.list() {
-		if holds(l) {
-			by[l.Spec.GpuIds[0]] = l
-		}
-	}
-	res := &dxpuv1.ListGPUsResponse{}
-	for _, id := range modelDevices() {
-		box, _, _ := strings.Cut(id, "/")
-		g := &dxpuv1.GPU{Id: id, BoxId: box, Device: &dxpuv1.Device{Model: "H100"}, Health: dxpuv1.Health_HEALTH_OK, State: dxpuv1.GPUState_GPU_STATE_FREE}
-		if l := by[id]; l != nil {
-			g.State, g.LeaseId, g.HostId = dxpuv1.GPUState_GPU_STATE_BOUND, l.Id, l.Spec.HostId
-			if l.State == dxpuv1.LeaseState_LEASE_STATE_RELEASING {
-				g.State = dxpuv1.GPUState_GPU_STATE_RELEASING
-			}
-		}
-		res.Gpus = append(res.Gpus, g)
-	}
-	return connect.NewResponse(res), nil
-}
-
-// modelDevices returns the IDs of all GPUs.
-func modelDevices() (out []string) {
-	for b := range modelBoxes {
-		for s := range modelGPUs {
-			out = append(out, fmt.Sprintf("b%d/%d", b+1, s))
-		}
-	}
-	return out
-}
-
-func (m *modelManager) ListHosts(context.Context, *connect.Request[dxpuv1.ListHostsRequest]) (*connect.Response[dxpuv1.ListHostsResponse], error) {
-	silent := m.change(5) // as after a change of the leader
-	all, res := m.list(), &dxpuv1.ListHostsResponse{}
-	for i := range modelHosts {
-		h := &dxpuv1.Host{Node: node(fmt.Sprintf("h%d", i+1), silent)}
-		for _, l := range all {
-			if holds(l) && l.Spec.HostId == h.Node.Id {
-				h.Slots = append(h.Slots, &dxpuv1.HostSlot{Slot: uint32(len(h.Slots)), BindingId: "b-" + l.Id, LeaseId: l.Id})
-			}
-		}
-		for len(h.Slots) < modelSlots {
-			h.Slots = append(h.Slots, &dxpuv1.HostSlot{Slot: uint32(len(h.Slots))})
-		}
-		res.Hosts = append(res.Hosts, h)
-	}
-	return connect.NewResponse(res), nil
-}
-
-func (m *modelManager) ListBoxes(context.Context, *connect.Request[dxpuv1.ListBoxesRequest]) (*connect.Response[dxpuv1.ListBoxesResponse], error) {
-	res := &dxpuv1.ListBoxesResponse{}
-	for i := range modelBoxes {
-		res.Boxes = append(res.Boxes, &dxpuv1.Box{Node: node(fmt.Sprintf("b%d", i+1), false)})
-	}
-	return connect.NewResponse(res), nil
 }

@@ -3,9 +3,9 @@ package controller
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -14,12 +14,13 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
-	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/client"
 
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/claims"
@@ -40,15 +41,20 @@ func (w *torture) startReplica() {
 		}
 		return false, nil, nil
 	})
-	kube.AddReactor("*", "events", func(clienttesting.Action) (bool, runtime.Object, error) { return true, &corev1.Event{}, nil })
+	kube.AddReactor("*", "events", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		if create, is := a.(clienttesting.CreateAction); is {
+			w.told(create.GetObject().(*corev1.Event))
+		}
+		return true, &corev1.Event{}, nil
+	})
 	kube.AddReactor("get", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
 		if w.chance(5) {
 			return true, nil, apierrors.NewInternalError(errors.New("etcd is slow"))
 		}
 		return false, nil, nil
 	})
-	kube.AddReactor("update", "resourceclaims", w.updateStatus)
-	kube.AddReactor("create", "pods", w.evict)
+	kube.AddReactor("update", "resourceclaims", r.killedAt(w, "status", w.updateStatus))
+	kube.AddReactor("create", "pods", r.killedAt(w, "eviction", w.evict))
 	kube.AddReactor("update", "resourceslices", completeSlice)
 	kube.AddReactor("*", "*", clienttesting.ObjectReaction(w.kube.Tracker()))
 	kube.AddWatchReactor("*", func(a clienttesting.Action) (bool, watch.Interface, error) {
@@ -74,7 +80,7 @@ func (w *torture) startReplica() {
 	w.running.Go(func() {
 		defer c.Close()
 		err := Run(ctx, Config{
-			Kube: kube, Pool: c.Pool, Managers: managerURL, Workers: 2, Metrics: NewMetrics(prometheus.NewRegistry()),
+			Kube: kube, Pool: &killingPool{c.Pool, w, r}, Managers: managerURL, Workers: 2, Metrics: NewMetrics(prometheus.NewRegistry()),
 			Policy: claims.Policy{Tenant: func(string) string { return "lab" }, QueueTimeout: 20 * time.Second},
 		})
 		if err != nil && ctx.Err() == nil {
@@ -103,11 +109,14 @@ func (l *lagging) send(e watch.Event) bool {
 	}
 }
 
-// lag hands the changes of a watch on late, and ends it after some time.
+// lag hands the changes of a watch on late, and ends it after some time, while there are faults.
 func (w *torture) lag(src watch.Interface, late bool) watch.Interface {
 	out := &lagging{result: make(chan watch.Event), done: make(chan struct{})}
 	queue := make(chan watch.Event, 10000)
-	end := time.After(time.Duration(5+w.roll(10)) * time.Second)
+	var end <-chan time.Time
+	if w.chance(100) {
+		end = time.After(time.Duration(5+w.roll(10)) * time.Second)
+	}
 	w.running.Go(func() { // the source has no room for many
 		defer close(queue)
 		defer src.Stop()
@@ -163,28 +172,17 @@ func (w *torture) updateStatus(a clienttesting.Action) (bool, runtime.Object, er
 		return true, nil, apierrors.NewConflict(claimsOf.GroupResource(), update.Name, errors.New("it has changed"))
 	}
 	w.checkReadyLocked(is, update)
+	for _, d := range update.Status.Devices {
+		if f := meta.FindStatusCondition(d.Conditions, inventory.Failed); f != nil && f.Status == metav1.ConditionTrue {
+			w.checkFailedLocked(is.Namespace, is.Name, f.Reason, f.Message)
+		}
+	}
 	is.Status.Devices = update.DeepCopy().Status.Devices
 	w.putLocked(is)
 	if w.chanceLocked(10) {
 		return true, nil, apierrors.NewTimeoutError("though it has been written", 1)
 	}
 	return true, is.DeepCopy(), nil
-}
-
-func (w *torture) checkReadyLocked(was, is *resourceapi.ResourceClaim) {
-	for i := range is.Status.Devices {
-		d := is.Status.Devices[i]
-		by := attachedBy(d)
-		if old := deviceStatus(was, d.Device, ""); by.Lease == "" || old != nil && attachedBy(*old).Lease == by.Lease {
-			continue
-		}
-		w.manager.mu.Lock()
-		served := w.manager.served[by.Lease+" "+string(is.UID)]
-		w.manager.mu.Unlock()
-		if !served || by.GPU != "" && inventory.DeviceName(by.GPU) != d.Device {
-			w.wrong = append(w.wrong, fmt.Sprintf("claim %s/%s (%s) is ready by lease %s of GPU %s, served: %v", is.Namespace, is.Name, is.UID, by.Lease, by.GPU, served))
-		}
-	}
 }
 
 // evict deletes a pod, unless it is another one by now.
@@ -207,18 +205,11 @@ func (w *torture) evict(a clienttesting.Action) (bool, runtime.Object, error) {
 	return true, e, nil
 }
 
-// mayDelete notes a lease that is deleted although a pod uses it.
-func (w *torture) mayDelete(l *dxpuv1.Lease) {
+// told checks what an event says of a claim.
+func (w *torture) told(e *corev1.Event) {
+	name, _, _ := strings.Cut(strings.TrimPrefix(e.Message, "GPU for claim "), ",")
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, c := range w.claimsLocked() {
-		if w.manager.hasLost(l) || string(c.UID) != l.Spec.Labels[claims.LabelClaim] || c.Status.Allocation == nil || l.State != dxpuv1.LeaseState_LEASE_STATE_ACTIVE {
-			continue
-		}
-		for _, d := range c.Status.Devices {
-			if pod := w.podLocked(c); attachedBy(d).Lease == l.Id && pod != nil && pod.Status.Phase == corev1.PodRunning {
-				w.wrong = append(w.wrong, fmt.Sprintf("lease %s of claim %s/%s (%s), whose pod runs, is deleted", l.Id, c.Namespace, c.Name, c.UID))
-			}
-		}
-	}
+	w.done[e.Reason]++
+	w.checkFailedLocked(e.InvolvedObject.Namespace, name, strings.TrimPrefix(e.Reason, "GPU"), e.Message)
 }

@@ -32,11 +32,12 @@ import (
 func (c *Controller) report(ctx context.Context, old *resourceapi.ResourceClaim, status []claims.Status) (*resourceapi.ResourceClaim, error) {
 	claim := old.DeepCopy()
 	attached := false
+	var news []claims.Status
 	for _, s := range status {
 		if d := deviceStatus(claim, s.Device, s.Share); d != nil && isTrue(*d, inventory.Failed) {
 			continue // for ever, for the first reason: the lease that is deleted then is another one
 		}
-		c.say(claim, s)
+		news = append(news, s)
 		if !worthReporting(claim, s) {
 			continue
 		}
@@ -47,6 +48,7 @@ func (c *Controller) report(ctx context.Context, old *resourceapi.ResourceClaim,
 		}
 	}
 	if equality.Semantic.DeepEqual(old.Status.Devices, claim.Status.Devices) {
+		c.sayAll(old, news)
 		return old, nil
 	}
 	written, err := c.cfg.Kube.ResourceV1().ResourceClaims(claim.Namespace).UpdateStatus(ctx, claim, metav1.UpdateOptions{})
@@ -57,6 +59,7 @@ func (c *Controller) report(ctx context.Context, old *resourceapi.ResourceClaim,
 		return nil, fmt.Errorf("report the status of claim %s/%s: %w", claim.Namespace, claim.Name, err)
 	}
 	c.cfg.Metrics.reports.Inc()
+	c.sayAll(written, news) // of a claim that has changed since it was read it may not be true
 	if at := claim.Status.Allocation.AllocationTimestamp; attached && at != nil {
 		c.cfg.Metrics.attach.Observe(time.Since(at.Time).Seconds())
 	}
@@ -190,6 +193,12 @@ func messageOf(err error) string {
 		return e.Message()
 	}
 	return err.Error()
+}
+
+func (c *Controller) sayAll(claim *resourceapi.ResourceClaim, news []claims.Status) {
+	for _, s := range news {
+		c.say(claim, s)
+	}
 }
 
 // say makes an event of the claim's pods about a device that waits or has failed, once

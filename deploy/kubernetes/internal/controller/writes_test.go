@@ -4,8 +4,11 @@ import (
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/record"
 
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/claims"
@@ -78,5 +81,30 @@ func TestSays(t *testing.T) {
 		if got != step.want {
 			t.Errorf("%s: event %q, want %q", step.reason, got, step.want)
 		}
+	}
+}
+
+// TestSaysWhatIsWritten: a failure that the API server refuses to write is no event. The claim has
+// changed since, and its lease is that of an earlier allocation.
+func TestSaysWhatIsWritten(t *testing.T) {
+	claim := &resourceapi.ResourceClaim{}
+	claim.Namespace, claim.Name, claim.UID = "lab", "train", "u"
+	claim.Status.Allocation = &resourceapi.AllocationResult{}
+	claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "p", UID: "p"}}
+	kube := fake.NewClientset(claim)
+	refuses := true
+	kube.PrependReactor("update", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return refuses, nil, apierrors.NewConflict(resourceapi.Resource("resourceclaims"), "train", nil)
+	})
+	events := record.NewFakeRecorder(1)
+	c := controllerWith(oneAnswer{})
+	c.cfg.Kube, c.recorder, c.said = kube, events, map[string]map[string]string{}
+	failed := []claims.Status{{Device: "b1-0", Phase: claims.Failed, Reason: "LeaseEnded", Message: "it was deleted"}}
+	if _, err := c.report(t.Context(), claim, failed); err == nil || len(events.Events) > 0 {
+		t.Errorf("refused: %v, with an event", err)
+	}
+	refuses = false
+	if _, err := c.report(t.Context(), claim, failed); err != nil || len(events.Events) != 1 {
+		t.Errorf("written: %v, with %d events", err, len(events.Events))
 	}
 }

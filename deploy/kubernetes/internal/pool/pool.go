@@ -216,12 +216,13 @@ func (w *Watcher) Ours() (leases map[string]bool, claimUIDs []string) {
 	return leases, claimUIDs
 }
 
-// GangRuns reports whether a lease of a gang has GPUs, or gets them now.
+// GangRuns reports whether a lease of a gang has GPUs, or gets them now: also that of the successor
+// of a pod, which was not one of the gang in the queue.
 func (w *Watcher) GangRuns(gang string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, l := range w.leases {
-		if l.GetSpec().GetGang().GetName() != gang {
+		if spec := l.GetSpec(); spec.GetGang().GetName() != gang && spec.GetLabels()[claims.LabelGang] != gang {
 			continue
 		}
 		switch l.State {

@@ -102,3 +102,32 @@ func TestHostsAfterReturn(t *testing.T) {
 		check("later", "host h1 does not report")
 	})
 }
+
+// TestGangRuns: a gang runs while a lease of it has a GPU, also one that has taken the place of
+// another and was not one of the gang in the queue.
+func TestGangRuns(t *testing.T) {
+	const active, pending, released = dxpuv1.LeaseState_LEASE_STATE_ACTIVE, dxpuv1.LeaseState_LEASE_STATE_PENDING, dxpuv1.LeaseState_LEASE_STATE_RELEASED
+	for name, test := range map[string]struct {
+		gang, label string
+		state       dxpuv1.LeaseState
+		want        bool
+	}{
+		"of the gang":     {"g", "g", active, true},
+		"of an older one": {"g", "", active, true},
+		"a successor":     {"", "g", active, true},
+		"of another":      {"h", "h", active, false},
+		"in the queue":    {"g", "g", pending, false},
+		"has ended":       {"g", "g", released, false},
+		"of none":         {"", "", active, false},
+	} {
+		w := New(nil, "c", func(string) {}, func() {})
+		spec := &dxpuv1.LeaseSpec{Labels: map[string]string{claims.LabelCluster: "c", claims.LabelClaim: "u", claims.LabelGang: test.label}}
+		if test.gang != "" {
+			spec.Gang = &dxpuv1.Gang{Name: test.gang, Size: 2}
+		}
+		w.Put(&dxpuv1.Lease{Id: "l-1", State: test.state, Spec: spec})
+		if got := w.GangRuns("g"); got != test.want {
+			t.Errorf("%s: %v, want %v", name, got, test.want)
+		}
+	}
+}
