@@ -225,9 +225,6 @@ func (o *predictOptions) analyse(errOut io.Writer, file string, rtts []time.Dura
 			window, o.setting.Requester.Tags, o.setting.Requester.MRRS))
 	}
 	a.stats = a.plan.Stats(window)
-	if a.span, err = a.plan.Range(a.setting, &a.result, &a.stats); err != nil {
-		return nil, err
-	}
 	if a.whatIf, err = a.changes(o.whatIf); err != nil {
 		return nil, err
 	}
@@ -238,17 +235,17 @@ func (o *predictOptions) analyse(errOut io.Writer, file string, rtts []time.Dura
 	return a, nil
 }
 
-// ranges finds the ranges of the sweep and the answers to --at-least.
-func (a *analysis) ranges(o *predictOptions) (err error) {
+// ranges finds the ranges of the prediction and of the sweep, and the answers to --at-least.
+func (a *analysis) ranges(o *predictOptions) error {
+	settings := slices.Repeat([]predict.Setting{a.setting}, len(a.sweep)+1)
 	for i := range a.sweep {
-		s := a.setting
-		s.RTT = a.sweep[i].RTT
-		span, err := a.plan.Range(s, &a.sweep[i], &a.stats)
-		if err != nil {
-			return err
-		}
-		a.spans = append(a.spans, span)
+		settings[i].RTT = a.sweep[i].RTT
 	}
+	spans, err := a.plan.Ranges(settings, append(slices.Clone(a.sweep), a.result), &a.stats)
+	if err != nil {
+		return err
+	}
+	a.spans, a.span = spans[:len(a.sweep)], spans[len(a.sweep)]
 	predicted := func(s predict.Setting) (predict.Setting, predict.Result, error) {
 		s.HostScale, s.WithoutOverhead = a.setting.HostScale, a.setting.WithoutOverhead
 		r, err := a.plan.Run(s)

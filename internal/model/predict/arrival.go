@@ -27,7 +27,7 @@ type arrivals struct {
 
 	marks      []markPlan // by time
 	dynamic    []bool     // by event: the order of threads decides which work is before it
-	moving     map[workload.Wait]bool
+	moving     waitSet
 	markBefore chains  // by call: marks that come with it, after what it comes after
 	markAfter  chains  // by call: marks that come after its end
 	firstMarks []int32 // marks that come after nothing
@@ -81,6 +81,20 @@ func newArrivals(p *Plan) *arrivals {
 		return nil
 	}
 	return a
+}
+
+// with returns the same for a plan of the same calls and operations with other waits, on
+// which nothing here depends.
+func (a *arrivals) with(other *Plan) *arrivals {
+	if a == nil {
+		return newArrivals(other)
+	}
+	b := *a
+	b.p = other
+	if !b.exact() {
+		return nil
+	}
+	return &b
 }
 
 // mixed reports whether several threads of a process launch work on one stream, or one waits

@@ -129,7 +129,7 @@ func (r *arriving) instead(on int32) int32 {
 // wait is for an event, or their streams wait for each other without a call.
 func (r *arriving) moves(i, on int32) bool {
 	w := r.p.w
-	if r.moving[workload.Wait{Op: i, On: on}] {
+	if r.moving.has(i, on) {
 		return true
 	}
 	a, b := &w.Ops[i], &w.Ops[on]

@@ -94,8 +94,11 @@ func (p *Plan) Op(i int32) OpDeps {
 // given time after each of them.
 func (p *Plan) StreamWaits(i int32) iter.Seq2[int32, time.Duration] {
 	return func(yield func(op int32, lag time.Duration) bool) {
-		w := p.streamWaits[i]
-		for _, on := range p.extra[w.from:w.to] {
+		at := p.ops[i].waits
+		if at == none {
+			return
+		}
+		for _, on := range p.extra[at+1:][:p.extra[at]] {
 			lag := min(p.w.Ops[i].Start-p.w.Ops[on].End(), p.crossLag)
 			if on != p.ops[i].cross && !yield(on, lag) {
 				return

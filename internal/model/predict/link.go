@@ -185,7 +185,7 @@ func (l *linker) op(i int32) {
 	op := &l.w.Ops[i]
 	l.ended(op.Start)
 	o := &l.p.ops[i]
-	*o = opPlan{prev: l.lastOp[op.Stream], cross: none}
+	*o = opPlan{prev: l.lastOp[op.Stream], cross: none, waits: none}
 	proc := l.streamProc[op.Stream]
 	l.follows(i)
 	if !l.used[op.Stream] {
@@ -213,8 +213,13 @@ func (l *linker) op(i int32) {
 // branch of a graph that it follows. It returns the one that ended last.
 func (l *linker) waitsOf(i, branch int32) int32 {
 	all, last := l.w.Waits, none
-	from := int32(len(l.p.extra))
 	add := func(on int32) {
+		o := &l.p.ops[i]
+		if o.waits == none {
+			o.waits = int32(len(l.p.extra))
+			l.p.extra = append(l.p.extra, 0)
+		}
+		l.p.extra[o.waits]++
 		l.p.extra = append(l.p.extra, on)
 		if last == none || l.w.Ops[on].End() > l.w.Ops[last].End() {
 			last = on
@@ -231,9 +236,6 @@ func (l *linker) waitsOf(i, branch int32) int32 {
 		if l.done[wait.On] { // else the clocks of host and GPU disagree
 			add(wait.On)
 		}
-	}
-	if to := int32(len(l.p.extra)); to > from {
-		l.p.streamWaits[i] = extraOps{from, to}
 	}
 	return last
 }

@@ -35,13 +35,10 @@ type Plan struct {
 	order []int32 // operations in order of evaluation
 	// devices maps each call that waits for several streams to the part of extra that
 	// holds the last operations of those streams.
-	devices map[int32]extraOps
-	// streamWaits maps each operation that waits for others by recorded waits of its
-	// stream to the part of extra that holds them.
-	streamWaits map[int32]extraOps
-	extra       []int32
-	steps       []stepPlan
-	segments    []int32 // by call: the one that would launch it in a graph, or none
+	devices  map[int32]extraOps
+	extra    []int32
+	steps    []stepPlan
+	segments []int32 // by call: the one that would launch it in a graph, or none
 
 	launchLag time.Duration // from launch call to start on an idle stream
 	streamLag time.Duration // from one operation to the next on a busy stream
@@ -90,6 +87,7 @@ type extraOps struct{ from, to int32 }
 type opPlan struct {
 	prev       int32 // the previous operation on the stream
 	cross      int32 // the operation of another stream that it waited for
+	waits      int32 // where Plan.extra has the number of its waits and then their operations, or none
 	constraint constraint
 }
 
@@ -125,8 +123,7 @@ func newPlan(w *workload.Workload, certain bool, of *Plan) *Plan {
 		calls: make([]callPlan, len(w.Calls)),
 		ops:   make([]opPlan, len(w.Ops)),
 
-		devices:     map[int32]extraOps{},
-		streamWaits: map[int32]extraOps{},
+		devices: map[int32]extraOps{},
 	}
 	if of != nil {
 		p.ends, p.order, p.launchLag, p.streamLag = of.ends, of.order, of.launchLag, of.streamLag
@@ -151,18 +148,29 @@ func (p *Plan) sort() {
 }
 
 // alternatives returns the plans with the least and the most waits that the trace allows, nil
-// if they would be the same.
+// if they would be the same, and keeps them.
 func (p *Plan) alternatives() (least, most *Plan) {
 	if !p.bounded {
 		p.bounded = true
-		if p.w.Least != nil || p.guessed > 0 {
-			p.least = p.with(p.w.Least, nil, true)
-		}
-		if p.w.Most != nil || p.w.MostAwaits != nil {
-			p.most = p.with(p.w.Most, p.w.MostAwaits, false)
-		}
+		p.least, p.most = p.withLeast(), p.withMost()
 	}
 	return p.least, p.most
+}
+
+// withLeast returns the plan with the least waits that the trace allows, or nil if that is p.
+func (p *Plan) withLeast() *Plan {
+	if p.w.Least == nil && p.guessed == 0 {
+		return nil
+	}
+	return p.with(p.w.Least, nil, true)
+}
+
+// withMost returns the plan with the most waits that the trace allows, or nil if that is p.
+func (p *Plan) withMost() *Plan {
+	if p.w.Most == nil && p.w.MostAwaits == nil {
+		return nil
+	}
+	return p.with(p.w.Most, p.w.MostAwaits, false)
 }
 
 // with returns a plan of the same workload with other waits.
@@ -176,7 +184,7 @@ func (p *Plan) with(waits []workload.Wait, awaits []workload.Await, certain bool
 	}
 	other := newPlan(&w, certain, p)
 	other.steps, other.segments, other.window = p.steps, p.segments, p.window
-	other.arrivals = newArrivals(other)
+	other.arrivals = p.arrivals.with(other)
 	return other
 }
 

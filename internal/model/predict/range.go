@@ -96,6 +96,55 @@ func (p *Plan) idles(s Setting, busy float64) bool {
 // in which order threads come to the GPU, and which work waits for which. Only the last two
 // have an end above the replay.
 func (p *Plan) Range(s Setting, r *Result, st *Stats) (Range, error) {
+	g, err := p.rangeOfWaits(s, r, st)
+	if err != nil {
+		return g, err
+	}
+	least, most := p.alternatives()
+	for _, other := range [...]*Plan{least, most} {
+		if err := other.widen(&g, s, r); err != nil {
+			return g, err
+		}
+	}
+	return g, nil
+}
+
+// Ranges returns the range of each of several predictions, as Range does. It holds one plan with other
+// waits at a time, which saves memory.
+func (p *Plan) Ranges(settings []Setting, results []Result, st *Stats) ([]Range, error) {
+	out := make([]Range, len(settings))
+	for i := range out {
+		var err error
+		if out[i], err = p.rangeOfWaits(settings[i], &results[i], st); err != nil {
+			return nil, err
+		}
+	}
+	for _, with := range [...]func() *Plan{p.withLeast, p.withMost} {
+		other := with()
+		for i := range out {
+			if err := other.widen(&out[i], settings[i], &results[i]); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return out, nil
+}
+
+// widen makes the range of a prediction include that of p, which has other waits. A nil p is one
+// that would be the same.
+func (p *Plan) widen(g *Range, s Setting, r *Result) error {
+	if p == nil {
+		return nil
+	}
+	o, err := p.Run(s)
+	if err == nil {
+		g.widen(r.Relative, o.Relative, waitsReason)
+	}
+	return err
+}
+
+// rangeOfWaits returns the range with the waits of the plan.
+func (p *Plan) rangeOfWaits(s Setting, r *Result, st *Stats) (Range, error) {
 	g := Range{Low: r.Relative, High: r.Relative}
 	if busy := st.Utilisation(); p.idles(s, busy) {
 		without, err := p.Run(s.withoutHost())
@@ -123,17 +172,6 @@ func (p *Plan) Range(s Setting, r *Result, st *Stats) (Range, error) {
 			return g, err
 		}
 		g.widen(r.Relative, o.Relative, orderReason)
-	}
-	least, most := p.alternatives()
-	for _, other := range [...]*Plan{least, most} {
-		if other == nil {
-			continue
-		}
-		o, err := other.Run(s)
-		if err != nil {
-			return g, err
-		}
-		g.widen(r.Relative, o.Relative, waitsReason)
 	}
 	return g, nil
 }
