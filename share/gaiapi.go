@@ -1,6 +1,7 @@
 package share
 
 import (
+	"slices"
 	"time"
 
 	"github.com/dxpu-project/dxpu/machine"
@@ -14,12 +15,17 @@ const (
 	piMost  = Whole / 4             // of the correction: bounds the integral (anti-windup)
 	// piLongest is how long the time of a launch bounds the credit.
 	piLongest = 30 * time.Second
+	// piSwing is the length of launches with which the readings swing, and say little.
+	piSwing = 100 * time.Millisecond
+	// piDebt is the most that a client owes: no launch takes longer without being stuck.
+	piDebt = StuckAfter
 )
 
 // gaiapi is a better controller for the limits of gaia. Buckets hold time, not blocks:
 // a launch costs the time per block that earlier launches of its size took, so the
-// limit holds before the sensor has seen anything. The sensor, which lags, only corrects
-// the rate, by a bounded integral that rests while the client does not use its limit.
+// limit holds before the sensor has seen anything. At its end it costs what it took. The
+// sensor, which lags, only corrects the rate, by a bounded integral that rests while the
+// client does not use its limit, and while launches are long.
 type gaiapi struct {
 	core[piClient]
 	refill time.Duration
@@ -29,8 +35,28 @@ type piClient struct {
 	bucket     time.Duration
 	correction PPM
 	starved    bool                   // launches waited since the last reading
-	perBlock   [piSizes]time.Duration // ×1024, moving average, by size of the grid
+	perSize    [piSizes]time.Duration // moving average, by size of the grid: for 1, 2, 4 blocks and so on
 	longest    peak                   // launches
+	charged    []piCharge             // launches in flight, or killed
+}
+
+// piCharge is what a launch was predicted to take.
+type piCharge struct {
+	launch LaunchID
+	cost   time.Duration
+}
+
+// settle replaces the predicted cost of a launch that ended by what it took.
+func (s *piClient) settle(id LaunchID, ran time.Duration) {
+	if i := slices.IndexFunc(s.charged, func(c piCharge) bool { return c.launch == id }); i >= 0 {
+		s.bucket = min(max(s.bucket+s.charged[i].cost-ran, -piDebt), piBurst)
+		s.charged = slices.Delete(s.charged, i, i+1)
+	}
+}
+
+// swings reports whether the readings say little.
+func (s *piClient) swings(now time.Duration) bool {
+	return s.longest.max(now) >= piSwing || s.bucket < -piSwing
 }
 
 // piSizes is the number of classes of grids: by powers of two.
@@ -40,12 +66,13 @@ func newGaiaPI(d Device, _ Settings) Policy {
 	return &gaiapi{core: core[piClient]{device: d}, refill: piTick}
 }
 
-// piSize returns the class of a grid.
-func piSize(blocks int64) (n int) {
-	for ; blocks > 1 && n < piSizes-1; n++ {
-		blocks >>= 1
+// piSize returns the class of a grid, and how much larger than the smallest one of the class it is.
+func piSize(blocks int64) (n int, times float64) {
+	times = float64(max(blocks, 1))
+	for ; times >= 2 && n < piSizes-1; n++ {
+		times /= 2
 	}
-	return n
+	return n, times
 }
 
 // Receive implements Policy.
@@ -58,31 +85,50 @@ func (p *gaiapi) Receive(now time.Duration, e Event) {
 	switch e.Kind {
 	case Join:
 		s.longest = newPeak(piLongest, 30)
+	case Killed:
+		s.settle(e.Launch, e.Ran)
 	case Completed:
+		s.settle(e.Launch, e.Ran)
 		s.longest.add(p.now, e.Ran)
-		avg := &s.perBlock[piSize(e.Kernel.Blocks)]
-		ran := min(e.Ran, time.Minute) * 1024 / time.Duration(e.Kernel.Blocks)
+		n, times := piSize(e.Kernel.Blocks)
+		avg := &s.perSize[n]
+		ran := time.Duration(float64(e.Ran) / times)
 		if *avg == 0 {
 			*avg = ran
 		}
 		*avg += (ran - *avg) / 4
 	case Sampled:
-		if s.starved { // otherwise the client does not want more
+		switch {
+		case s.swings(p.now):
+			s.correction = 0
+		case s.starved: // otherwise the client does not want more
 			s.correction += (c.spec.Limit - e.Sample.Utilisation) / piGain
 			s.correction = min(max(s.correction, -piMost), piMost)
+		case e.Sample.Utilisation > c.spec.Limit: // a higher rate than the limit is not needed
+			s.correction = min(s.correction, max(s.correction+(c.spec.Limit-e.Sample.Utilisation)/piGain, 0))
 		}
 		s.starved = false
 	default:
 	}
 }
 
-// cost returns what the client's waiting launch is predicted to take.
+// cost returns what the client's waiting launch is predicted to take: 0 if no launch has ended.
 func (p *gaiapi) cost(c *client[piClient]) time.Duration {
 	k := &c.head.kernel
-	if avg := c.state.perBlock[piSize(k.Blocks)]; avg > 0 {
-		return min(avg, time.Hour/time.Duration(k.Blocks)*1024) * time.Duration(k.Blocks) / 1024
+	n, times := piSize(k.Blocks)
+	if avg := c.state.perSize[n]; avg > 0 {
+		return min(time.Duration(float64(avg)*times), StuckAfter)
 	}
-	return k.Expected
+	if k.Expected > 0 {
+		return min(k.Expected, StuckAfter)
+	}
+	return c.state.longest.max(p.now)
+}
+
+// fits reports whether the waiting launch of a client may start. The first of all goes alone:
+// nothing is known of it.
+func (p *gaiapi) fits(c *client[piClient]) bool {
+	return c.spec.Limit == Whole || c.state.bucket >= 0 && (len(c.flights) == 0 || p.cost(c) > 0)
 }
 
 // Transmit implements Policy.
@@ -99,9 +145,11 @@ func (p *gaiapi) Transmit(now time.Duration, out []Decision) []Decision {
 	for _, c := range p.clients {
 		switch {
 		case !c.ready():
-		case c.spec.Limit == Whole || c.state.bucket >= 0:
+		case p.fits(c):
 			if c.spec.Limit < Whole {
-				c.state.bucket -= p.cost(c)
+				cost := p.cost(c)
+				c.state.bucket -= cost
+				c.state.charged = append(c.state.charged, piCharge{c.head.id, cost})
 			}
 			out = p.permit(c, out, false, 0)
 		default:

@@ -32,6 +32,8 @@ type program struct {
 	blocks int64                             // that it tells; 0: 1000
 	tell   func(time.Duration) time.Duration // what it tells of a launch, nil: the truth
 	twice  bool                              // it tells each end twice
+	copies func(n int) time.Duration         // before its n-th kernel, in the same stream
+	late   func(n int) time.Duration         // until it tells the end
 }
 
 // world is a GPU that runs one kernel at a time, in the order of the permits.
@@ -112,8 +114,16 @@ func (w *world) start() {
 			continue
 		}
 		w.busy = true
-		p.spans = append(p.spans, [2]time.Duration{w.now, w.now + p.kernel})
-		w.events.Push(w.now+p.kernel, func() { w.ended(p, x) })
+		from := w.now
+		if p.copies != nil {
+			from += p.copies(len(p.spans))
+		}
+		end := from + p.kernel
+		p.spans = append(p.spans, [2]time.Duration{from, end})
+		if p.late != nil {
+			end += p.late(len(p.spans))
+		}
+		w.events.Push(end, func() { w.ended(p, x) })
 	}
 }
 

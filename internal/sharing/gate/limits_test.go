@@ -44,9 +44,10 @@ var lies = map[string]func(p *program){
 // it. One that tells no truth gains little, and takes little from the others.
 func TestLimitsOfAnyPrograms(t *testing.T) {
 	for seed := range uint64(4) {
-		t.Run(fmt.Sprint(seed), func(t *testing.T) { testLimits(t, nil, seed) })
+		t.Run(fmt.Sprint(seed), func(t *testing.T) { testLimits(t, "gemini", nil, seed) })
+		t.Run(fmt.Sprintf("gaiapi, %d", seed), func(t *testing.T) { testLimits(t, "gaiapi", nil, seed) })
 		for name, lie := range lies {
-			t.Run(fmt.Sprintf("%d, one tells %s", seed, name), func(t *testing.T) { testLimits(t, lie, seed) })
+			t.Run(fmt.Sprintf("%d, one tells %s", seed, name), func(t *testing.T) { testLimits(t, "gemini", lie, seed) })
 		}
 	}
 }
@@ -74,9 +75,9 @@ func anyPrograms(rng *rand.Rand, lie func(p *program)) (programs []*program, lim
 	return programs, limits
 }
 
-func testLimits(t *testing.T, lie func(p *program), seed uint64) {
+func testLimits(t *testing.T, policy string, lie func(p *program), seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 77))
-	w := newWorld(t, "gemini")
+	w := newWorld(t, policy)
 	w.resizes = true // a program may tell what it likes
 	programs, limits := anyPrograms(rng, lie)
 	for i, p := range programs {
@@ -109,24 +110,73 @@ func testLimits(t *testing.T, lie func(p *program), seed uint64) {
 // Programs whose kernels are as long as the window, or a good part of it, have their limit in
 // time, and not more in any ten seconds than that and a kernel.
 func TestLimitsOfLongKernels(t *testing.T) {
-	for _, limit := range []int{10, 30} {
-		for _, kernel := range []time.Duration{200 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second, 5 * time.Second, 12 * time.Second} {
-			for _, ahead := range []int{1, 4} {
-				w := newWorld(t, "gemini")
-				w.join(1, percent(limit))
-				w.join(2, percent(20))
-				p := &program{id: 100, client: 1, kernel: kernel, ahead: ahead}
-				w.add(p)
-				w.add(&program{id: 101, client: 2, kernel: 20 * time.Millisecond})
-				w.run(500 * time.Second)
-				bound := time.Duration(limit) * 100 * time.Millisecond
-				if got := p.most(w.now); got > max(bound, min(kernel, 10*time.Second)) {
-					t.Errorf("kernels of %v ran for %v in ten seconds, limit %d %%", kernel, got, limit)
-				}
-				if got, most := p.ranBetween(0, w.now), 5*time.Duration(limit)*time.Second; got > most+kernel {
-					t.Errorf("kernels of %v ran for %v of %v, limit %d %%", kernel, got, w.now, limit)
+	for _, policy := range []string{"gemini", "gaiapi"} {
+		for _, limit := range []int{10, 30} {
+			for _, kernel := range []time.Duration{200 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second, 5 * time.Second, 12 * time.Second} {
+				for _, ahead := range []int{1, 4} {
+					testLongKernels(t, policy, limit, &program{id: 100, client: 1, kernel: kernel, ahead: ahead})
 				}
 			}
+		}
+	}
+}
+
+func testLongKernels(t *testing.T, policy string, limit int, p *program) {
+	t.Helper()
+	w := newWorld(t, policy)
+	w.join(1, percent(limit))
+	w.join(2, percent(20))
+	w.add(p)
+	w.add(&program{id: 101, client: 2, kernel: 20 * time.Millisecond})
+	w.run(500 * time.Second)
+	bound := time.Duration(limit) * 100 * time.Millisecond
+	if policy == "gaiapi" { // it counts from launch to launch, and not in windows
+		bound += min(p.kernel, 10*time.Second)
+	}
+	if got := p.most(w.now); got > max(bound, min(p.kernel, 10*time.Second)) {
+		t.Errorf("%s: kernels of %v ran for %v in ten seconds, limit %d %%", policy, p.kernel, got, limit)
+	}
+	got, most := p.ranBetween(0, w.now), 5*time.Duration(limit)*time.Second
+	if got > most+p.kernel {
+		t.Errorf("%s: kernels of %v ran for %v of %v, limit %d %%", policy, p.kernel, got, w.now, limit)
+	}
+	if policy == "gaiapi" && got < most*9/10-p.kernel {
+		t.Errorf("%s: kernels of %v ran for only %v of %v, limit %d %%", policy, p.kernel, got, w.now, limit)
+	}
+}
+
+// A program that uses less than its limit waits for nothing with gaiapi, whatever keeps its launches
+// in flight: copies before them, ends that it tells late, or a debugger.
+func TestHonestProgramsWait(t *testing.T) {
+	each := func(n int, d time.Duration) func(int) time.Duration {
+		return func(i int) time.Duration {
+			if i%n == 0 {
+				return d
+			}
+			return 0
+		}
+	}
+	for _, c := range []struct {
+		name  string
+		limit int
+		p     program
+	}{
+		{"copies before each ten kernels", 40, program{copies: each(10, 30*time.Millisecond)}},
+		{"each sixth end comes late", 30, program{late: each(6, 50*time.Millisecond), ahead: 1}},
+		{"stands still", 60, program{late: each(1000, 20*time.Second), ahead: 1, burst: 1, pause: time.Millisecond}},
+	} {
+		var ran [2]time.Duration
+		for i, limit := range []int{100, c.limit} {
+			p := c.p
+			p.id, p.client, p.kernel = 100, 1, time.Millisecond
+			w := newWorld(t, "gaiapi")
+			w.join(1, percent(limit))
+			w.add(&p)
+			w.run(60 * time.Second)
+			ran[i] = p.ran
+		}
+		if ran[1] < ran[0]*98/100 {
+			t.Errorf("%s: ran for %v with a limit of %d %%, %v without", c.name, ran[1], c.limit, ran[0])
 		}
 	}
 }
