@@ -44,6 +44,7 @@ type Dispatcher struct {
 	out     *client   // whose part runs, with no other one beside it; it may have left; nil: none
 	uncut   bool      // a launch is one part
 	rejoins bool      // a client that is resized leaves and joins: the policy gives it another part of the GPU
+	limits  bool      // the policy keeps limits
 	least   share.PPM // of the multiprocessors that a launch runs on
 	now     time.Duration
 	virtual time.Duration // service of the client that ran last
@@ -94,10 +95,12 @@ type client struct {
 	follows bool          // it came when the last one ended
 	at      time.Duration // when the next part may begin, or the held launch ends
 	told    time.Duration // until when the policy knows how long the launch waited for others
-	served  time.Duration // time of its parts at the speed of its multiprocessors
+	served  time.Duration // time for which its parts kept others waiting, by its weight
 	began   time.Duration // of the part that runs
 	late    bool          // the part runs beside those of others, see late.go
 	behind  time.Duration // time for which uncut launches of others kept it waiting, see late.go
+	paid    time.Duration // when the policy may see the next launch, see late.go
+	unseen  bool          // the launch waits for that
 	inBurst bool
 	evicted bool
 	profile meter.Profile
@@ -134,7 +137,7 @@ func byName(make func(share.Device, share.Policy) *Dispatcher, d share.Device, p
 		return nil, err
 	}
 	out := make(d, p)
-	out.rejoins = info.Execution == share.Partitions
+	out.rejoins, out.limits = info.Execution == share.Partitions, info.Limits
 	return out, nil
 }
 
@@ -250,6 +253,9 @@ func (d *Dispatcher) Launch(now time.Duration, id share.ClientID, k share.Kernel
 func (d *Dispatcher) present(c *client, k share.Kernel) {
 	c.launch++
 	c.state, c.kernel, c.known, c.follows = waiting, k, true, c.inBurst
+	if d.postpone(c) {
+		return
+	}
 	k.First = !c.inBurst
 	k.Expected = c.profile.Expect(k.Expected)
 	c.inBurst = true
@@ -300,6 +306,7 @@ func (d *Dispatcher) Next(now time.Duration) (Turn, bool) {
 	d.now = max(d.now, now)
 	d.read()
 	d.checkLate()
+	d.checkPaid()
 	d.decide(nil)
 	if d.out != nil {
 		return Turn{}, false
@@ -349,17 +356,19 @@ func (d *Dispatcher) Ran(now time.Duration, t Turn, took time.Duration, more boo
 		return
 	}
 	took = min(max(took, 0), d.now)
-	// On fewer multiprocessors the part takes longer.
-	long := time.Duration(float64(took) * float64(share.Whole) / float64(c.share(d)))
+	long := stretch(took, c.share(d))
 	c.at = max(c.at, d.now-took-catchUp-c.behind) + long
 	if c.behind = min(c.behind, max(d.now-c.at, 0)); d.uncut {
 		c.at = min(c.at, machine.After(d.now, maxDebt))
 	}
-	c.served = max(c.served, d.virtual) + long
-	if c == d.out {
-		d.virtual = c.served - long
+	if began := max(c.served, d.virtual); c == d.out {
+		c.served = began + stretch(max(took, d.now-c.began), c.weight(d))
+		d.virtual = began
 		d.out = nil
+	} else {
+		c.served = began + stretch(took, c.weight(d))
 	}
+	d.owe(c, took)
 	c.late = false
 	c.ran += took
 	c.told = d.now
@@ -377,17 +386,6 @@ func (d *Dispatcher) Ran(now time.Duration, t Turn, took time.Duration, more boo
 		d.again(c)
 	}
 	d.decide(nil)
-}
-
-// share returns what the running launch may use of the multiprocessors, usually at least one
-// of them. It is no whole number of them: the shares of several clients that are rounded up
-// would be more than there is.
-func (c *client) share(d *Dispatcher) share.PPM {
-	n := min(c.limit, share.Whole)
-	if c.sms > 0 {
-		n = min(n, share.PPM(c.sms)*share.Whole/share.PPM(max(d.device.SMs, 1)))
-	}
-	return max(n, d.least)
 }
 
 // again returns a preempted launch to the gate. It will begin from its first part.
@@ -411,8 +409,11 @@ func (d *Dispatcher) Evicted() []Eviction {
 func (d *Dispatcher) Wake() time.Duration {
 	at := min(d.policy.Wake(), d.readAt, d.lateAt())
 	for _, c := range d.clients {
-		if c.state == held || c.state == running && d.out == nil && !c.late {
+		switch {
+		case c.state == held || c.state == running && d.out == nil && !c.late:
 			at = min(at, c.at)
+		case c.unseen:
+			at = min(at, c.paid)
 		}
 	}
 	return at

@@ -22,6 +22,9 @@ type program struct {
 	pause   time.Duration // between jobs; 0: a steady load
 	burst   int           // jobs without a pause
 	gap     time.Duration // from a turn to the beginning of its part
+	kill    time.Duration // after which its owner ends a part of it; 0: never
+	tell    share.Kernel  // what it says of its launches; no blocks: the truth
+	silent  bool          // it launches nothing
 
 	left, jobs  int
 	began       time.Duration
@@ -39,8 +42,6 @@ type world struct {
 	programs []*program
 	events   machine.Queue[func()]
 	now      time.Duration
-	partEnds time.Duration // of the part that runs, or machine.Never
-	part     func()
 	evicted  []dispatch.Eviction
 }
 
@@ -57,7 +58,7 @@ func newWorld(t testing.TB, policy string, programs ...*program) *world {
 
 func worldOf(t testing.TB, d *dispatch.Dispatcher, programs []*program) *world {
 	t.Helper()
-	w := &world{t: t, d: d, partEnds: machine.Never}
+	w := &world{t: t, d: d}
 	for _, p := range programs {
 		w.add(p)
 	}
@@ -76,7 +77,9 @@ func (w *world) join(p *program) error {
 		return err
 	}
 	w.programs = append(w.programs, p)
-	w.events.Push(w.now, func() { w.job(p) })
+	if !p.silent {
+		w.events.Push(w.now, func() { w.job(p) })
+	}
 	return nil
 }
 
@@ -94,7 +97,11 @@ func (w *world) launch(p *program) {
 	if p.gone {
 		return
 	}
-	if _, ok := w.d.Launch(w.now, p.id, share.Kernel{Blocks: 1000, SMs: 80, Expected: p.kernel / 1000}); !ok {
+	k := share.Kernel{Blocks: 1000, SMs: 80, Expected: p.kernel / 1000}
+	if p.tell.Blocks != 0 {
+		k = p.tell
+	}
+	if _, ok := w.d.Launch(w.now, p.id, k); !ok {
 		w.t.Fatalf("the launch of client %d was refused", p.id)
 	}
 }
@@ -110,7 +117,7 @@ func (w *world) program(id share.ClientID) *program {
 // run lets the time pass.
 func (w *world) run(until time.Duration) {
 	for steps := 0; ; steps++ {
-		at := min(w.events.Wake(), w.partEnds, max(w.d.Wake(), w.now))
+		at := min(w.events.Wake(), max(w.d.Wake(), w.now))
 		if at > until {
 			w.now = until
 			return
@@ -118,13 +125,9 @@ func (w *world) run(until time.Duration) {
 		if at > w.now {
 			steps = 0
 		} else if steps > 10_000 {
-			w.t.Fatalf("the time %v does not pass: wake %v, part %v", w.now, w.d.Wake(), w.partEnds)
+			w.t.Fatalf("the time %v does not pass: wake %v", w.now, w.d.Wake())
 		}
 		w.now = at
-		if w.partEnds <= w.now {
-			w.partEnds = machine.Never
-			w.part()
-		}
 		for {
 			f, ok := w.events.Pop(w.now)
 			if !ok {
@@ -153,11 +156,13 @@ func (w *world) next() {
 		p.todo = p.kernel
 	}
 	took := min(cmp.Or(p.part, time.Millisecond), p.todo)
-	w.partEnds = w.now + p.gap + took
-	w.part = func() {
+	if p.kill > 0 && took > p.kill {
+		took, p.todo = p.kill, p.kill
+	}
+	w.events.Push(w.now+p.gap+took, func() {
 		p.todo -= took
 		w.d.Ran(w.now, turn, took, p.todo > 0)
-	}
+	})
 }
 
 func (w *world) ended(p *program) {

@@ -11,7 +11,8 @@ import (
 // its kernel. Such a part ends when it likes, or never. After Patience it is late, and gives
 // its permit back: the policy takes it as completed, and the parts of other clients run
 // beside it, as the hardware lets them. Its client has no other part meanwhile, and pays for
-// all of it at its end. The owner may end a launch that does not end by itself.
+// all of it at its end: the policy, which took it as completed, sees no launch of the client until
+// the rest is paid for by its limit. The owner may end a launch that does not end by itself.
 //
 // A client that waits for an uncut launch of another one may wait longer than catchUp. That
 // time is no idleness: it makes up for all of it, up to Patience.
@@ -61,6 +62,38 @@ func (d *Dispatcher) checkLate() {
 	if c.known && !c.gone {
 		c.known = false
 		d.policy.Receive(d.now, share.Event{Kind: share.Completed, Client: c.id, Launch: c.launch, Ran: d.now - c.began})
+	}
+}
+
+// owe makes a client pay for a late part, with the time that the policy has counted: a bucket fills
+// while the client pays.
+func (d *Dispatcher) owe(c *client, took time.Duration) {
+	if !c.late || !d.limits {
+		return
+	}
+	c.paid = machine.After(d.now, min(stretch(took, max(c.limitOf(), leastUncut))-took, maxDebt))
+}
+
+// postpone keeps a launch from the policy until its client has paid. It reports whether it did.
+func (d *Dispatcher) postpone(c *client) bool {
+	if c.unseen = d.now < c.paid; !c.unseen {
+		return false
+	}
+	c.known = false
+	if c.inBurst { // the policy waits for no launch of the client
+		c.inBurst = false
+		d.policy.Receive(d.now, share.Event{Kind: share.Idle, Client: c.id})
+	}
+	return true
+}
+
+// checkPaid presents the launches of clients that have paid.
+func (d *Dispatcher) checkPaid() {
+	for _, c := range d.clients {
+		if c.unseen && d.now >= c.paid {
+			c.launch-- // the same one
+			d.present(c, c.kernel)
+		}
 	}
 }
 

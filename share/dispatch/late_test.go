@@ -69,6 +69,24 @@ func TestSharesOfUncutLaunches(t *testing.T) {
 	}
 }
 
+// Kernels that are late, and so completed for the policy, are paid for, whatever the policy.
+func TestLimitsOfLateLaunches(t *testing.T) {
+	for _, policy := range []string{"mps", "gemini", "gaia", "gaiapi"} {
+		for _, kernel := range []time.Duration{time.Second, 5 * time.Second} {
+			p := &program{id: 1, spec: percent(10), kernel: kernel}
+			beside := &program{id: 2, spec: percent(30), kernel: time.Millisecond}
+			w := newUncutWorld(t, policy, p, beside)
+			w.run(500 * time.Second)
+			if got, want := w.d.Usage(1).Service, 50*time.Second; got > want+kernel || got < want*8/10-kernel {
+				t.Errorf("%s: kernels of %v had %v of %v, want %v", policy, kernel, got, w.now, want)
+			}
+			if len(w.evicted) > 0 || w.d.Violations() != 0 {
+				t.Errorf("%s: evicted %v, %d events were wrong", policy, w.evicted, w.d.Violations())
+			}
+		}
+	}
+}
+
 // pair is a dispatcher with two clients.
 func pair(t *testing.T, policy string) *dispatch.Dispatcher {
 	t.Helper()

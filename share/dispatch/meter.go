@@ -18,24 +18,20 @@ func (d *Dispatcher) stop(c *client) {
 	d.total.End(d.now)
 }
 
-// read gives the policy the readings of the sensors when they are due. No sensor has the
-// memory: each client has a range of its own, which takes none from others when it is full.
+// read gives the policy the readings of the sensors when they are due. The parts of a client say
+// exactly for how long it used the GPU: the time with a launch has the waits for others too. No
+// sensor has the memory: each client has a range of its own, which takes none from others when it is
+// full.
 func (d *Dispatcher) read() {
 	if d.now < d.readAt {
 		return
 	}
 	d.readAt = machine.After(d.now, meter.ReadPeriod)
-	var meters []*meter.Meter
-	var samples []share.Sample
 	for _, c := range d.clients {
 		d.tellWaited(c)
-		meters, samples = append(meters, &c.meter), append(samples, c.meter.Sample(d.now, 0))
+		d.policy.Receive(d.now, share.Event{Kind: share.Sampled, Client: c.id, Sample: c.meter.Told(d.now, 0)})
 	}
 	all := d.total.Sample(d.now, 0)
-	meter.Divide(all.Utilisation, meters, samples)
-	for i, c := range d.clients {
-		d.policy.Receive(d.now, share.Event{Kind: share.Sampled, Client: c.id, Sample: samples[i]})
-	}
 	all.Temperature = meter.CoolTemperature
 	d.policy.Receive(d.now, share.Event{Kind: share.Sampled, Sample: all})
 }

@@ -113,6 +113,13 @@ func (m *Meter) Sample(now time.Duration, memory int64) share.Sample {
 	return share.Sample{Utilisation: share.Ratio(sum.busy, d), SMActivity: share.Ratio(sum.service, d), Memory: memory, Clock: share.Whole}
 }
 
+// Told is Sample for a meter that is told all: the utilisation is the told time alone.
+func (m *Meter) Told(now time.Duration, memory int64) share.Sample {
+	s := m.Sample(now, memory)
+	s.Utilisation = min(s.Utilisation, m.said)
+	return s
+}
+
 // Divide takes from the last samples of the clients, of which one has a meter at each place, the
 // waits for launches of the others: launches in flight wait for each other, and all of them ran
 // for no longer than the GPU did. Each client has the time that its program told. The other time of
@@ -138,20 +145,23 @@ func Divide(whole share.PPM, meters []*Meter, samples []share.Sample) {
 // Profile predicts how long a launch takes from its cost by some model: the two are in
 // proportion, and the factor follows the launches.
 type Profile struct {
-	cost  time.Duration // of the launches by the model; older ones count less
-	spent time.Duration // what they took
+	cost  float64 // of the launches by the model, in nanoseconds; older ones count less
+	spent float64 // what they took
 }
 
 // Expect predicts the time of a launch with a modelled cost; 0: not known.
 func (p *Profile) Expect(cost time.Duration) time.Duration {
-	if p.cost <= 0 {
+	if p.cost <= 0 || cost <= 0 {
 		return 0
 	}
-	return time.Duration(float64(cost) * float64(p.spent) / float64(p.cost))
+	return time.Duration(min(float64(cost)*p.spent/p.cost, maxExpect))
 }
+
+// maxExpect bounds predictions: a duration can hold it.
+const maxExpect = float64(365 * 24 * time.Hour)
 
 // Note takes a launch into account.
 func (p *Profile) Note(cost, ran time.Duration) {
-	p.cost = p.cost*7/8 + cost
-	p.spent = p.spent*7/8 + ran
+	p.cost = p.cost*7/8 + float64(max(cost, 0))
+	p.spent = p.spent*7/8 + float64(max(ran, 0))
 }
