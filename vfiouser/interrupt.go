@@ -167,11 +167,12 @@ func (t *interrupts) setLocked(req IRQSet, fds []int) (IRQChange, bool, error) {
 	}
 	switch req.Flags {
 	case IRQDataEventFD | IRQActionTrigger:
-		t.disarmLocked(vs)
-		change.Action = IRQDisarmed
 		if len(fds) > 0 {
 			t.armLocked(req.Index, vs, fds)
 			change.Action = IRQArmed
+		} else {
+			t.disarmLocked(vs)
+			change.Action = IRQDisarmed
 		}
 		return change, true, nil
 	case IRQDataEventFD | IRQActionUnmask:
@@ -225,10 +226,17 @@ func (t *interrupts) disarmLocked(vs []vector) {
 	}
 }
 
+// armLocked gives vectors their descriptors. One that has a descriptor gets another: it stays
+// masked, and what has fired meanwhile waits, as in Linux' VFIO.
 func (t *interrupts) armLocked(index uint32, vs []vector, fds []int) {
 	for i := range vs {
-		vs[i] = vector{fd: fds[i]}
-		if index == IRQINTx && t.level {
+		if vs[i].fd >= 0 {
+			_ = unix.Close(vs[i].fd)
+			vs[i].fd = fds[i]
+		} else {
+			vs[i] = vector{fd: fds[i]}
+		}
+		if index == IRQINTx && t.level && !vs[i].masked {
 			_ = t.fireLocked(index, &vs[i])
 		}
 	}
