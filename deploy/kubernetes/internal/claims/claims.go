@@ -80,8 +80,9 @@ type Device struct {
 	GangRuns bool
 	// Tolerations are those of the request.
 	Tolerations []*dxpuv1.Toleration
-	// Attached and Failed are whether the claim says so already.
-	Attached, Failed bool
+	// Attached and Failed are whether the claim says so already, Reported whether it says
+	// anything of the device.
+	Attached, Failed, Reported bool
 	// Lease is the lease of which the claim says so, empty if it names none.
 	Lease string
 	// Admin is access beside the users of the device, for monitoring: it takes no GPU.
@@ -132,6 +133,7 @@ type Plan struct {
 	Create []Request
 	Delete []string // leases, by ID
 	Status []Status // of each device; nil: nothing to report
+	Again  bool     // a lease to create is not the first one of its second
 }
 
 // Failures returns the status of the devices that must be given back.
@@ -189,14 +191,14 @@ func open(l *dxpuv1.Lease) bool {
 // device returns the status of a device, and adds the lease that it lacks to the plan.
 func (c *Claim) device(d Device, leases []*dxpuv1.Lease, p Policy, plan *Plan) Status {
 	s := Status{Device: d.Name, Share: d.Share}
-	at := slices.IndexFunc(leases, func(l *dxpuv1.Lease) bool { return c.owns(l, d, p) })
+	l := c.lease(leases, d, p)
 	switch {
 	case d.Admin:
 		s.Phase, s.Reason, s.Message = Attached, "AdminAccess", "access for monitoring has no lease"
-	case at >= 0:
-		s.of(leases[at], d)
+	case l != nil:
+		s.of(l, d)
 		switch {
-		case s.Phase == Failed && d.Attached && preempted(leases[at]):
+		case s.Phase == Failed && d.Attached && preempted(l):
 			s.Reason = "Preempted"
 		case s.Phase == Failed:
 		case d.Failed:
@@ -204,7 +206,7 @@ func (c *Claim) device(d Device, leases []*dxpuv1.Lease, p Policy, plan *Plan) S
 		case d.Attached && s.Phase == Waiting:
 			// A pod may run with the device that it had: it does not get another one.
 			s.Phase, s.Reason = Failed, "DeviceLost"
-			if preempted(leases[at]) {
+			if preempted(l) {
 				s.Reason = "Preempted"
 			}
 		case s.Phase == Waiting && c.Host == "":
@@ -232,10 +234,44 @@ func (c *Claim) device(d Device, leases []*dxpuv1.Lease, p Policy, plan *Plan) S
 	default:
 		s.Phase, s.Reason, s.Message = Waiting, "Requested", "the pool is asked for the GPU"
 		if r := c.request(c.together(d), p); d.same(r.Devices[0]) {
+			id := unusedID(r.ID, leases)
+			r.ID, plan.Again = id, plan.Again || id != r.ID
 			plan.Create = append(plan.Create, r)
 		}
 	}
 	return s
+}
+
+// lease returns the lease of a device, nil for none. An allocation is known by its second, so a
+// lease that was deleted may be that of an earlier one: it counts if the claim has said anything of the
+// device, which the end of an allocation takes back. A second one that was deleted counts as well: an
+// operator may want the claim to have none.
+func (c *Claim) lease(leases []*dxpuv1.Lease, d Device, p Policy) *dxpuv1.Lease {
+	var deleted []*dxpuv1.Lease
+	for _, l := range leases {
+		if !c.owns(l, d, p) {
+			continue
+		}
+		if l.State != dxpuv1.LeaseState_LEASE_STATE_RELEASING && l.State != dxpuv1.LeaseState_LEASE_STATE_RELEASED {
+			return l
+		}
+		deleted = append(deleted, l)
+	}
+	if len(deleted) > 1 || d.Reported && len(deleted) > 0 {
+		return deleted[0]
+	}
+	return nil
+}
+
+// unusedID returns an ID that no lease of a claim has: an allocation of the same second may have made
+// one, for another node. The manager refuses another lease of the same ID.
+func unusedID(id string, leases []*dxpuv1.Lease) string {
+	for n, next := 1, id; ; next = fmt.Sprintf("%s-%d", id, n) {
+		if !slices.ContainsFunc(leases, func(l *dxpuv1.Lease) bool { return l.RequestId == next }) {
+			return next
+		}
+		n++
+	}
 }
 
 // owns reports whether a lease is that of a device in the present allocation. Every user of
@@ -340,6 +376,6 @@ func (c *Claim) request(together []Device, p Policy) Request {
 		}
 	}
 	// The manager bounds the ID to 128 characters: a UID has 36, a device 63, a share 36, a
-	// time 10.
+	// time 10, and unusedID adds a number.
 	return Request{ID: "k8s-" + c.UID + "-" + which + "-" + at, Devices: together, Spec: spec}
 }

@@ -19,12 +19,13 @@ import (
 //	claim      uid= [allocated=SECONDS] [node=] [host=] devices=(NAME[@SHARE][:GPU][=MEMORY/COMPUTE][!+?],...):
 //	           the allocated claim; "!" is a device that has failed before, "+" one that was
 //	           attached, "?" one with bad parameters, "*" admin access, "^" one of the host's own machine; without GPU it has left the pool.
+//	           [reported] is that the claim says something of its devices;
 //	           [gang=(NAME,SIZE)] [runs] is the gang of its devices, and whether that has GPUs;
 //	           [serves=LEASE] is the lease that the claim's status names; [shut=WHY], with "-" for
 //	           spaces, is why the host takes no GPU; [local=WHY] is why the pod gets no GPUs of its machine;
 //	           [priority=N,...] has that of each device
 //	gone       the claim is gone, or not allocated
-//	lease      id= claim= device= [share=] allocated= node= state= [preempted] [tenant=] [gpu=] [host=]: replaces
+//	lease      id= [request=] claim= device= [share=] allocated= node= state= [preempted] [tenant=] [gpu=] [host=]: replaces
 //	           the lease of that ID; tenant, GPU and host are those of the device, if they are not named.
 //	           gpus=(GPU,...) are those of a lease for several devices, which are in slots 0, 1 ... if it is active
 //	decide     prints the plan
@@ -50,6 +51,7 @@ func TestScenarios(t *testing.T) {
 						for _, v := range a.Vals {
 							device := parseDevice(v)
 							device.Lease, device.GangRuns = text("serves"), d.HasArg("runs")
+							device.Reported = device.Attached || device.Failed || d.HasArg("reported")
 							if g, ok := d.Arg("priority"); ok {
 								device.Parameters.Priority = new(int32)
 								g.Scan(t, len(claim.Devices), device.Parameters.Priority)
@@ -66,7 +68,7 @@ func TestScenarios(t *testing.T) {
 				claim = nil
 			case "lease":
 				box, slot, _ := strings.Cut(text("device"), "-")
-				l := &dxpuv1.Lease{Id: text("id"), StateReason: "because.", Spec: &dxpuv1.LeaseSpec{
+				l := &dxpuv1.Lease{Id: text("id"), RequestId: text("request"), StateReason: "because.", Spec: &dxpuv1.LeaseSpec{
 					Count: 1, Tenant: cmp.Or(text("tenant"), "t-lab"), GpuIds: []string{cmp.Or(text("gpu"), box+"/"+slot)},
 					HostId: cmp.Or(text("host"), "h"+strings.TrimPrefix(text("node"), "n")),
 					Labels: map[string]string{

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/client-go/util/workqueue"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
@@ -124,5 +126,24 @@ func TestDeleteLease(t *testing.T) {
 				t.Errorf("%v leases deleted, want %v", v, test.deleted)
 			}
 		})
+	}
+}
+
+// TestLeaseUnseen: a lease of the same ID with another spec is one that the watch is about to show, and
+// otherwise that of another user: the claim fails after some tries.
+func TestLeaseUnseen(t *testing.T) {
+	c := controllerWith(oneAnswer{err: connect.NewError(connect.CodeAlreadyExists, errors.New("used for another lease"))})
+	c.queue = workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](time.Hour, time.Hour))
+	defer c.queue.ShutDown()
+	for try := 1; ; try++ {
+		plan := &claims.Plan{Status: []claims.Status{{Device: "d", Phase: claims.Waiting}}}
+		err := c.createLease(t.Context(), claims.Request{ID: "r", Spec: spec(), Devices: []claims.Device{{Name: "d"}}}, plan)
+		switch {
+		case err == nil && (try != 7 || plan.Status[0].Reason != "Refused"):
+			t.Fatalf("try %d: %+v", try, plan.Status)
+		case err == nil:
+			return
+		}
+		c.queue.AddRateLimited("u")
 	}
 }

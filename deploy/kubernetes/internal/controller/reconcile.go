@@ -37,9 +37,9 @@ func (c *Controller) reconcile(ctx context.Context, uid string) error {
 	if err != nil {
 		return err
 	}
-	if len(plan.Delete) > 0 {
+	if len(plan.Delete) > 0 || plan.Again {
 		// The informer may be behind, after a change of the leader above all: a lease is
-		// deleted only if the API server agrees.
+		// deleted, or made again, only if the API server agrees.
 		if claim, err = c.live(ctx, uid, claim, leases); err != nil {
 			return err
 		}
@@ -269,7 +269,7 @@ func viewDevice(claim *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAl
 	d.Local = isLocal(inv, r)
 	if s := deviceStatus(claim, d.Name, d.Share); s != nil {
 		by := attachedBy(*s)
-		d.Attached, d.Failed, d.Lease = isTrue(*s, inventory.Attached), isTrue(*s, inventory.Failed), by.Lease
+		d.Reported, d.Attached, d.Failed, d.Lease = true, isTrue(*s, inventory.Attached), isTrue(*s, inventory.Failed), by.Lease
 		d.Local = d.Local || by.Local // also while the pool does not list the GPU
 	}
 	// Kubernetes lists the configuration of classes before that of the claim.
@@ -370,6 +370,10 @@ func (c *Controller) deleteLease(ctx context.Context, id string) error {
 	return nil
 }
 
+// unseenTries bounds the tries for a lease that exists with another spec: an answer that was lost, and
+// whether its gang runs has changed since. The watch shows it soon. After 12 s it is that of another user.
+const unseenTries = 6
+
 // createLease creates a lease. A refusal becomes the status of the device.
 func (c *Controller) createLease(ctx context.Context, r claims.Request, plan *claims.Plan) error {
 	res, err := c.cfg.Pool.CreateLease(ctx, connect.NewRequest(&dxpuv1.CreateLeaseRequest{RequestId: r.ID, Spec: r.Spec}))
@@ -379,7 +383,11 @@ func (c *Controller) createLease(ctx context.Context, r claims.Request, plan *cl
 		c.decides(true)
 		return nil
 	}
-	switch connect.CodeOf(err) {
+	code := connect.CodeOf(err)
+	if code == connect.CodeAlreadyExists && c.queue.NumRequeues(r.Spec.Labels[claims.LabelClaim]) < unseenTries {
+		return fmt.Errorf("create lease %s: %w", r.ID, err) // the watch is behind
+	}
+	switch code {
 	case connect.CodeInvalidArgument, connect.CodeNotFound, connect.CodeAlreadyExists, connect.CodePermissionDenied,
 		connect.CodeResourceExhausted, connect.CodeFailedPrecondition:
 		c.cfg.Metrics.refused.Inc()

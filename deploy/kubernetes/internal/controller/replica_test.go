@@ -65,7 +65,10 @@ func (w *torture) startReplica() {
 		if err != nil {
 			return true, nil, err
 		}
-		return true, w.lag(src, a.GetResource().Resource == "resourceclaims"), nil
+		if a.GetResource().Resource != claimsOf.Resource {
+			return true, w.lag(src, nil, false), nil
+		}
+		return true, w.lag(src, w.missed(), true), nil
 	})
 	transport := &http.Transport{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 		if r.cut.Load() {
@@ -110,9 +113,12 @@ func (l *lagging) send(e watch.Event) bool {
 }
 
 // lag hands the changes of a watch on late, and ends it after some time, while there are faults.
-func (w *torture) lag(src watch.Interface, late bool) watch.Interface {
+func (w *torture) lag(src watch.Interface, first []watch.Event, late bool) watch.Interface {
 	out := &lagging{result: make(chan watch.Event), done: make(chan struct{})}
 	queue := make(chan watch.Event, 10000)
+	for _, e := range first {
+		queue <- e
+	}
 	var end <-chan time.Time
 	if w.chance(100) {
 		end = time.After(time.Duration(5+w.roll(10)) * time.Second)
@@ -144,6 +150,20 @@ func (w *torture) lag(src watch.Interface, late bool) watch.Interface {
 		gone := apierrors.NewResourceExpired("too old").Status() // the reader lists again
 		out.send(watch.Event{Type: watch.Error, Object: &gone})
 	})
+	return out
+}
+
+// missed returns what may have happened to claims between a list and the watch that follows it, of which
+// the tracker of client-go tells nothing.
+func (w *torture) missed() (out []watch.Event) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, c := range w.deleted {
+		out = append(out, watch.Event{Type: watch.Deleted, Object: c})
+	}
+	for _, c := range w.claimsLocked() {
+		out = append(out, watch.Event{Type: watch.Modified, Object: c})
+	}
 	return out
 }
 

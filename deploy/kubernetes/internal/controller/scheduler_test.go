@@ -155,12 +155,21 @@ func halves(r *resourceapi.DeviceRequestAllocationResult) int {
 // allocateLocked allocates free devices for a claim, and a node, and makes its pods. The pod of another
 // scheduler has its node from the beginning, and the claim has none.
 func (w *torture) allocateLocked(c *resourceapi.ResourceClaim, used map[string]int) {
-	now := time.Now().Truncate(time.Second)
 	results := w.resultsLocked(shapeOf(c), used)
-	if results == nil || w.random.IntN(4) > 0 || w.allocated[c.UID].Equal(now) {
-		return // the scheduler takes a second until it tries again
+	if results == nil || w.random.IntN(4) > 0 {
+		return // the scheduler tries again
 	}
-	w.allocated[c.UID] = now
+	node, bound := fmt.Sprintf("w%d", 1+w.random.IntN(modelHosts-1)), w.random.IntN(5) == 0
+	if shapeOf(c).local {
+		node = fmt.Sprintf("w%d", modelHosts)
+	}
+	now := time.Now().Truncate(time.Second)
+	// A late call to delete the lease of an earlier allocation ends that of one which is the same in all.
+	if same := fmt.Sprint(c.UID, now, node, results); w.allocated[same] {
+		return
+	} else {
+		w.allocated[same] = true
+	}
 	for i := range results {
 		used[results[i].Device] += halves(&results[i])
 	}
@@ -174,10 +183,6 @@ func (w *torture) allocateLocked(c *resourceapi.ResourceClaim, used map[string]i
 				Raw: fmt.Appendf(nil, `{"apiVersion":%q,"kind":%q,"gang":"train","gangSize":%d}`, claims.ParametersVersion, claims.ParametersKind, gangSize),
 			}}},
 		}}
-	}
-	node, bound := fmt.Sprintf("w%d", 1+w.random.IntN(modelHosts-1)), w.random.IntN(5) == 0
-	if shapeOf(c).local {
-		node = fmt.Sprintf("w%d", modelHosts)
 	}
 	if !bound {
 		c.Status.Allocation.NodeSelector = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{

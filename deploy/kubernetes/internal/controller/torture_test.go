@@ -18,7 +18,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/klog/v2"
@@ -44,11 +43,12 @@ type torture struct {
 	wrong   []string // what has been found
 	done    map[string]int
 
-	points    int                     // of the controllers' writes that have been reached
-	killAt    func(point int) bool    // whether a controller is killed there
-	killed    map[string]int          // by the kind of the point
-	allocated map[types.UID]time.Time // when each claim was last
-	named     map[string]string       // namespace and name of each claim that there was, by UID
+	deleted   []*resourceapi.ResourceClaim // the last
+	points    int                          // of the controllers' writes that have been reached
+	killAt    func(point int) bool         // whether a controller is killed there
+	killed    map[string]int               // by the kind of the point
+	allocated map[string]bool              // by claim, second, node and devices
+	named     map[string]string            // namespace and name of each claim that there was, by UID
 
 	replicas []*replica
 	running  sync.WaitGroup
@@ -102,7 +102,7 @@ func tortured(t *testing.T, seed uint64, rounds int) {
 
 // inTorture runs a test with a cluster, a pool and a controller, without faults.
 func inTorture(t *testing.T, seed uint64, test func(w *torture)) {
-	w := &torture{T: t, random: rand.New(rand.NewPCG(seed, 1)), done: map[string]int{}, allocated: map[types.UID]time.Time{}, named: map[string]string{}, killed: map[string]int{}}
+	w := &torture{T: t, random: rand.New(rand.NewPCG(seed, 1)), done: map[string]int{}, allocated: map[string]bool{}, named: map[string]string{}, killed: map[string]int{}}
 	objects := []runtime.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kube-system", UID: "c"}}}
 	for i := range modelHosts {
 		objects = append(objects, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("w%d", i+1), Labels: map[string]string{inventory.HostLabel: fmt.Sprintf("h%d", i+1)}}})
@@ -185,6 +185,10 @@ func (w *torture) putLocked(c *resourceapi.ResourceClaim) {
 }
 
 func (w *torture) deleteLocked(gvr schema.GroupVersionResource, ns, name string) {
+	if obj, err := w.kube.Tracker().Get(gvr, ns, name); err == nil && gvr == claimsOf {
+		w.deleted = append(w.deleted, obj.(*resourceapi.ResourceClaim).DeepCopy())
+		w.deleted = w.deleted[max(len(w.deleted)-10, 0):]
+	}
 	if err := w.kube.Tracker().Delete(gvr, ns, name); err != nil && !apierrors.IsNotFound(err) {
 		w.Fatal(err)
 	}

@@ -144,6 +144,9 @@ var failures = []string{"LeaseEnded", "LeaseLost", "DeviceLost", "Preempted"}
 // checkFailedLocked records a failure for which there is no cause in the pool: none of the claim's
 // leases has lost its GPU, waited in vain, or been restored.
 func (w *torture) checkFailedLocked(namespace, name, reason, message string) {
+	if reason == "Refused" {
+		w.findLocked("claim %s/%s is refused: %s", namespace, name, message)
+	}
 	if !slices.Contains(failures, reason) {
 		return
 	}
