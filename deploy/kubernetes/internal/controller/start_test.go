@@ -41,10 +41,17 @@ func TestSlicesOfStart(t *testing.T) {
 	}
 }
 
-// TestSlicesOfStartLost: a host that has reported to the manager, and does no more, is left out at once.
+// TestSlicesOfStartLost: a host that has reported to the manager, and does no more, is left out at once,
+// and a claim for it fails at once.
 func TestSlicesOfStartLost(t *testing.T) {
 	inOutage(t, func(m *awayManager) { m.lost = true }, func(o *outage) {
 		o.wantOffered("at first", "not w1", 1)
+		o.allocate("train")
+		o.after(3 * time.Second)
+		o.wantLeases(0, "for a host that is lost")
+		if got := o.events("GPUHostUnavailable"); len(got) != 1 {
+			o.Errorf("events %q", got)
+		}
 	})
 }
 

@@ -24,13 +24,19 @@ func (s *Snapshot) hostShut(id string, taken int) string {
 }
 
 // shutLocked is hostShut of a snapshot, except that a host may take its time to report after a
-// manager has returned: one that has been started again knows no host that is connected.
+// manager has returned: one that has been started again knows no host that is connected. One that has
+// reported to this manager, and does no more, is lost.
 func (w *Watcher) shutLocked(s *Snapshot, id string, taken int) string {
 	returns := w.away || time.Since(w.returned) < reconnectTime
-	if returns && s != nil && !s.Hosts[id].GetNode().GetConnected() {
+	if returns && s != nil && !s.Hosts[id].GetNode().GetConnected() && !w.lostLocked(s.Hosts[id]) {
 		return ""
 	}
 	return s.hostShut(id, taken)
+}
+
+// lostLocked reports whether a host has reported to the manager that leads, and does no more.
+func (w *Watcher) lostLocked(h *dxpuv1.Host) bool {
+	return !w.away && w.taken.After(w.gone) && h.GetNode().GetLastReportTime() != nil && !h.Node.Connected
 }
 
 // room returns the number of slots of a host that are free, or soon will be.

@@ -80,12 +80,13 @@ type Watcher struct {
 
 	mu       sync.Mutex
 	snapshot *Snapshot
+	taken    time.Time                  // when the snapshot was
 	leases   map[string]*dxpuv1.Lease   // those that have not ended, and ended ones of claims that exist
 	byClaim  map[string]map[string]bool // claim -> leases
-	// away is whether the leases cannot be followed at present. returned is when they could be
-	// at first, or again.
-	away     bool
-	returned time.Time
+	// away is whether the leases cannot be followed at present. gone is since when they last could
+	// not, returned when they could be at first, or again.
+	away           bool
+	gone, returned time.Time
 	// unheard are the nodes that the snapshot shows as they were before, by ID: since when they
 	// have not reported to the manager that leads.
 	unheard  map[string]time.Time
@@ -173,7 +174,7 @@ func (w *Watcher) SetSnapshot(s *Snapshot) (changed []string) {
 	defer w.mu.Unlock()
 	w.keepUnheardLocked(s)
 	old := w.snapshot
-	w.snapshot = s
+	w.snapshot, w.taken = s, time.Now()
 	pending, taken := w.waitingLocked()
 	for _, l := range w.leases {
 		host := l.GetSpec().GetHostId()
@@ -325,7 +326,9 @@ func (w *Watcher) listLeases(ctx context.Context) (all []*dxpuv1.Lease, revision
 func (w *Watcher) lost() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.away = true
+	if !w.away {
+		w.away, w.gone = true, time.Now()
+	}
 }
 
 // replace takes a complete list: leases that it lacks have ended and are forgotten by
