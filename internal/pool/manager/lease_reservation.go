@@ -243,11 +243,13 @@ func (t *tx) advanceBegun(l *leaseRecord) bool {
 	return true
 }
 
-// keepPromise moves the promise to other GPUs if it cannot be kept with those that it has.
+// keepPromise moves the promise to other GPUs if it cannot be kept with those that it has, once
+// in a transaction: two that take each other's GPUs would not settle.
 func (t *tx) keepPromise(l *leaseRecord) bool {
 	why := t.obstacleOf(l)
 	if why != "" {
-		if t.makePromise(l.ID) == "" {
+		if !t.movedPromises[l.ID] && t.makePromise(l.ID) == "" {
+			t.movedPromises[l.ID] = true
 			t.capacityGrew = true // others may have what it leaves
 			return true
 		}

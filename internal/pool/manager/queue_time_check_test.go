@@ -90,7 +90,11 @@ func (w *timedWorld) checkObstacle(tx *tx, p *plainTimes, l *leaseRecord) {
 			}
 		}
 	}
-	if (bad != "") != (l.Promise.Obstacle != "") {
+	justLost := slices.ContainsFunc(tx.nodes.ids(), func(id string) bool {
+		at := tx.live[id].lostAt(tx.now)
+		return at.After(tx.now.Add(-promiseCheck)) && !at.After(tx.now) // the manager has not looked since
+	})
+	if (bad != "") != (l.Promise.Obstacle != "") && !justLost {
 		w.Errorf("%s cannot be had by %s, and its obstacle is %q", bad, l.ID, l.Promise.Obstacle)
 	}
 	if why := l.Promise.Obstacle; why != "" && tx.reserved == nil && p.fits(&c) && len(tx.quota(l.spec.Tenant).MaxGPUsByModel) == 0 {

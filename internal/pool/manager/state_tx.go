@@ -29,6 +29,7 @@ type tx struct {
 	newlyLost      []*liveNode
 	attempts       int // to grant or replace GPUs
 	grants         int
+	movedPromises  map[string]bool // leases whose promises have moved
 	positionsAsked int
 	positions      map[string]uint32 // in the queue, by lease; nil: not computed
 	indexFrozen    bool              // reindex does nothing
@@ -98,7 +99,7 @@ func (m *Manager) beginLocked(now time.Time) *tx {
 	t := m.readLocked(now)
 	next := *t.meta
 	t.oldMeta, t.meta = t.meta, &next
-	t.desiredChanged, t.examined = map[string]bool{}, map[subject]bool{}
+	t.desiredChanged, t.examined, t.movedPromises = map[string]bool{}, map[subject]bool{}, map[string]bool{}
 	return t
 }
 
