@@ -130,7 +130,7 @@ func (w *poolWalk) drawQuotas() {
 
 func (w *poolWalk) act() {
 	w.calm = w.clock.now()
-	switch k := w.r.IntN(24); {
+	switch k := w.r.IntN(28); {
 	case k < 8:
 		w.actLease()
 	case k < 10:
@@ -139,9 +139,9 @@ func (w *poolWalk) act() {
 		w.actDelete()
 	case k < 16:
 		w.actResize()
-	case k == 16:
+	case k < 20:
 		w.actReservation()
-	case k == 17:
+	case k == 20:
 		w.drawQuotas()
 		clear(w.starts)
 	default:
