@@ -3,7 +3,6 @@ package manager
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -32,16 +31,26 @@ func (t *tx) makePromise(id string) (why string) {
 }
 
 // decideLater returns where a lease that begins later would be placed: with what is free, or
-// else also with what leases have that end before.
+// else also with what leases have that end before. It leaves the first lease of the queue
+// what that needs, when it will begin.
 func (t *tx) decideLater(l *leaseRecord) (a placement.Assignment) {
 	at := startTime(l.spec)
-	over := t.overBy(at.Add(-promiseLead))
-	decide := func() {
-		t.tried.over = over
-		a = t.decideThen(l)
-	}
-	if t.tryWithout(nil, at, decide); !a.OK() {
-		t.tryWithout(t.endingBefore(at.Add(-promiseLead)), at, decide)
+	ends := t.endingsUntil(at.Add(-promiseLead))
+	head := t.headBefore(l, ends, at.Add(-promiseLead))
+	for _, gone := range [][]ending{nil, ends} {
+		place := func(needed *reservation) {
+			t.tryWithout(endedBy(gone, at), at, func() {
+				t.tried.needed = needed
+				a = t.decideThen(l)
+			})
+		}
+		place(nil)
+		if a.OK() && head != nil && !t.leavesEnough(head, ends, &a) {
+			place(head.needs)
+		}
+		if a.OK() {
+			break
+		}
 	}
 	return a
 }
@@ -122,22 +131,55 @@ func (t *tx) promisesOverQuota(l *leaseRecord, model string) string {
 	return fmt.Sprintf("With it %s of model %s would be promised to tenant %s, whose quota is %d.", plural.Count(n, "GPU", "GPUs"), model, l.spec.Tenant, limit)
 }
 
-// endingBefore returns bindings of leases that end before a time, at most maxPromiseWaits: also
-// those that are being released, of leases that wait again, too, and those that have a slot for a GPU that broke.
-func (t *tx) endingBefore(at time.Time) map[string]bool {
-	out := map[string]bool{}
-	for _, id := range slices.Sorted(maps.Keys(t.leases.rows)) {
-		l := t.leases.get(id)
-		e, ends := l.expires(), (l.State == leaseReleasing || l.State == leasePending) && at.After(t.now)
-		if !ends && (!l.holds() || e.IsZero() || e.After(at)) {
+// ending is the bindings of a lease that end at a time.
+type ending struct {
+	at       time.Time
+	lease    string
+	bindings []string
+}
+
+// endingsUntil returns what ends until a time, with at most maxPromiseWaits bindings: that of
+// leases that end, also the slots that they have for GPUs that broke, and at once what is being
+// released, also of leases that wait again.
+func (t *tx) endingsUntil(by time.Time) (out []ending) {
+	for id, l := range t.leases.rows {
+		e, leaves := l.expires(), l.State == leaseReleasing || l.State == leasePending
+		switch {
+		case leaves:
+			e = t.now.Add(time.Nanosecond)
+		case !l.holds() || e.IsZero():
 			continue
 		}
+		if e.After(by) {
+			continue
+		}
+		one := ending{at: e, lease: id}
 		for _, bid := range t.bindingsOf(id) {
-			if len(out) == maxPromiseWaits {
-				return out
+			if b := t.bindings.get(bid); leaves && b.State != released || b.serving() || b.needsReplacement() {
+				one.bindings = append(one.bindings, bid)
 			}
-			if b := t.bindings.get(bid); ends && b.State != released || b.serving() || b.needsReplacement() {
-				out[bid] = true
+		}
+		if len(one.bindings) > 0 {
+			out = append(out, one)
+		}
+	}
+	slices.SortFunc(out, func(a, b ending) int { return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.lease, b.lease)) })
+	n := 0
+	for i, e := range out {
+		if n += len(e.bindings); n > maxPromiseWaits {
+			return out[:i]
+		}
+	}
+	return out
+}
+
+// endedBy returns the bindings that have ended by a time.
+func endedBy(ends []ending, by time.Time) map[string]bool {
+	out := map[string]bool{}
+	for _, e := range ends {
+		for _, id := range e.bindings {
+			if !e.at.After(by) {
+				out[id] = true
 			}
 		}
 	}

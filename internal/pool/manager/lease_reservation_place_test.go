@@ -249,6 +249,25 @@ func TestReservationWaitsForAShortHeadThatBeginsLate(t *testing.T) {
 	}
 }
 
+// A reservation does not take the place that the first of the queue will have when it begins late
+// and runs into the time of another one.
+func TestReservationDoesNotDelayAShortHead(t *testing.T) {
+	for at, want := range map[time.Duration]connect.Code{66 * time.Minute: connect.CodeResourceExhausted, 72 * time.Minute: 0} {
+		w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 2), boxNode("b2", 2))
+		for range 2 {
+			w.create(&dxpuv1.LeaseSpec{Count: 2, ExpiresAfter: durationpb.New(50 * time.Minute)})
+		}
+		w.settle()
+		w.create(w.later(2, 65*time.Minute, time.Hour))
+		head := w.create(&dxpuv1.LeaseSpec{Count: 2, Priority: 1, Wait: true, ExpiresAfter: durationpb.New(20 * time.Minute)})
+		if _, err := w.tryCreate(w.later(2, at, time.Hour)); connect.CodeOf(err) != want && (err != nil || want != 0) {
+			t.Errorf("in %v: %v", at, err)
+		}
+		w.passReporting(51 * time.Minute)
+		w.wantLease(head, leaseActive)
+	}
+}
+
 // GPUs that leases of the queue still release are free by the time of a reservation.
 func TestReservationOfWhatPreemptedLeasesRelease(t *testing.T) {
 	w := newWorld(t, Config{}, hostNode("h1", 4), boxNode("b1", 4))
@@ -275,7 +294,7 @@ func TestReservationWaitsForAShortHeadThatAnotherDelays(t *testing.T) {
 		},
 	}
 	for what, comes := range between {
-		for in, want := range map[time.Duration]connect.Code{45 * time.Minute: connect.CodeResourceExhausted, 25 * time.Minute: 0} {
+		for in, want := range map[time.Duration]connect.Code{40 * time.Minute: connect.CodeResourceExhausted, 45 * time.Minute: 0, 25 * time.Minute: 0} {
 			w := newWorld(t, Config{}, hostNode("h1", 4), boxNode("b1", 4))
 			w.create(&dxpuv1.LeaseSpec{Count: 2, ExpiresAfter: durationpb.New(24 * time.Minute)})
 			w.settle()

@@ -287,12 +287,8 @@ func (t *tx) decide(id string, s *dxpuv1.LeaseSpec, size milliGPU) (placement.De
 	t.reindex()
 	t.tellTypical()
 	r := t.reservedFrom(id, s, sizeOf(s))
-	if at := startTime(s); r != nil && at.After(t.now) {
-		if d, h := t.gpuPool.PlaceLease(t.hostPool, t.cfg.Reserve, gpus, host); !d.OK() || !h.OK() || t.leavesEnough(r, &d, &h) {
-			t.notePromised(id, s, &d, &h)
-			return d, h
-		}
-		r = t.neededAt(r)
+	if startTime(s).After(t.now) {
+		r = t.tried.needed
 	}
 	if r != nil {
 		gpus.Exclude, host.Exclude = append(gpus.Exclude, r.gpus...), append(host.Exclude, r.slots...)

@@ -132,11 +132,11 @@ func (t *tx) takesBindings(n *nodeRecord) bool {
 // after it. It ends at a time; zero: never, or not known.
 func (t *tx) tolerationsUntil(s *dxpuv1.LeaseSpec, until time.Time) []placement.Toleration {
 	out := tolerationsOf(s)
-	if until.IsZero() {
-		return out
+	apart := func(p *planRecord) bool {
+		return !until.IsZero() && !until.After(p.closes()) || !t.beginsBy(s).Before(p.End)
 	}
 	for _, id := range t.plans.ids() {
-		if p := t.plans.get(id); !p.closed() && (!until.After(p.closes()) || !t.beginsBy(s).Before(p.End)) {
+		if p := t.plans.get(id); !p.closed() && apart(p) {
 			k := p.taint()
 			out = append(out, placement.Toleration{Key: k.Key, Value: k.Value, Effect: k.Effect})
 		}

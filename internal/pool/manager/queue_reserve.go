@@ -3,7 +3,6 @@ package manager
 import (
 	"fmt"
 	"slices"
-	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/internal/plural"
@@ -81,47 +80,6 @@ func (t *tx) reservedFrom(id string, s *dxpuv1.LeaseSpec, gpus milliGPU) *reserv
 		return r
 	}
 	return nil
-}
-
-// leavesEnough reports whether a lease that begins later, at a place, leaves enough for the
-// lease of a reservation: its place is elsewhere, or it will be over by then. The caller has
-// taken the leases that end before out of the index.
-func (t *tx) leavesEnough(r *reservation, d *placement.Decision, h *placement.HostDecision) bool {
-	if t.tried.over {
-		return true
-	}
-	t.tried.taken = &reservation{gpus: d.Picks, slots: hostSlotRefs(h.Host, h.Slots)}
-	_, ok := t.placeOf(r)
-	t.tried.taken = nil
-	return ok
-}
-
-// overBy reports whether the lease for which GPUs are held will be over at a time: with what other
-// leases leave before, it begins early enough, and no promise or maintenance comes in between.
-func (t *tx) overBy(at time.Time) (over bool) {
-	r := t.reserved
-	if r == nil || t.leases.get(r.lease) == nil || t.leases.get(r.lease).spec.ExpiresAfter == nil {
-		return false
-	}
-	begins := at.Add(-t.leases.get(r.lease).spec.ExpiresAfter.AsDuration())
-	if !begins.After(t.now) {
-		return false
-	}
-	t.tryWithout(t.endingBefore(begins), begins, func() {
-		t.tried.begins = begins
-		_, over = t.placeOf(r)
-	})
-	return over
-}
-
-// neededAt returns what the lease of a reservation needs when another one begins later: where
-// it fits, or else what it has gathered. The caller has taken the leases that end before out of
-// the index, so a promise leaves enough of them.
-func (t *tx) neededAt(r *reservation) *reservation {
-	if needs, ok := t.placeOf(r); ok {
-		return needs
-	}
-	return r
 }
 
 // placeOf returns where the lease of a reservation would be placed.

@@ -206,6 +206,33 @@ func (p *plainTimes) emptied() *plainTimes {
 
 func (p *plainTimes) fits(c *claim) bool { return len(p.gpusFor(c)) > 0 && len(p.slotsFor(c)) > 0 }
 
+// begin sets when a claim begins as others end, and reports whether it does by a time.
+func (p *plainTimes) begin(c *claim, by time.Time) bool {
+	at := []time.Time{p.now.Add(time.Nanosecond)}
+	for _, o := range slices.Concat(p.gpus, p.slots) {
+		at = append(at, o.until)
+		for _, m := range o.plans {
+			at = append(at, m.End)
+		}
+	}
+	for _, q := range p.promises {
+		at = append(at, q.until.Add(time.Minute))
+	}
+	slices.SortFunc(at, time.Time.Compare)
+	for _, e := range at {
+		if !e.After(p.now) || e.After(by) {
+			continue
+		}
+		if c.later, c.freeBy, c.from = true, e, e; c.spec.ExpiresAfter != nil {
+			c.until = e.Add(c.spec.ExpiresAfter.AsDuration())
+		}
+		if p.fits(c) {
+			return true
+		}
+	}
+	return false
+}
+
 // fitBoth reports whether two claims fit beside each other.
 func (p *plainTimes) fitBoth(a, b *claim) bool {
 	slots := false

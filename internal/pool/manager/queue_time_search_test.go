@@ -207,6 +207,7 @@ func (w *timedWorld) actReservation() {
 	var p *plainTimes
 	var c, head claim
 	var holder string
+	var begins bool // before what is to be promised
 	var gathered []placement.Ref
 	_ = w.m.view(func(tx *tx) error {
 		p, c = plainTimesOf(tx), claimOf(tx, "", s)
@@ -215,12 +216,8 @@ func (w *timedWorld) actReservation() {
 			l := tx.leases.get(r.lease)
 			head = claimOf(tx, r.lease, l.spec)
 			head.mayHave = mayOf(func(model string) bool { return tx.overQuota(l.spec.Tenant, l.size(), model) == "" })
-			early := head
-			early.later, early.freeBy = true, c.freeBy.Add(-l.spec.ExpiresAfter.AsDuration())
-			early.from, early.until = early.freeBy, c.freeBy
-			if head.until.IsZero() || !early.freeBy.After(tx.now) || !p.fits(&early) {
+			if begins = p.begin(&head, c.freeBy); !begins || head.until.IsZero() || head.until.After(c.freeBy) {
 				holder, gathered = r.lease, r.places()
-				head.later, head.freeBy = true, c.freeBy
 			}
 		}
 		return nil
@@ -235,7 +232,7 @@ func (w *timedWorld) actReservation() {
 	rest.without = gathered
 	switch {
 	case holder == "":
-	case p.fits(&head):
+	case begins:
 		fits = fits && p.fitBoth(&c, &head)
 	default:
 		fits = p.fits(&rest)
@@ -262,11 +259,8 @@ func (w *timedWorld) actReservation() {
 		}
 	}
 	head.without = slices.Concat(q.gpus, q.slots)
-	if without := head; holder != "" && len(without.without) > 0 {
-		without.without = nil
-		if p.fits(&without) && !p.fits(&head) {
-			w.Errorf("the promise to %s leaves too little to %s, the first of the queue", id, holder)
-		}
+	if holder != "" && begins && !p.fits(&head) {
+		w.Errorf("the promise to %s leaves too little to %s, the first of the queue", id, holder)
 	}
 }
 

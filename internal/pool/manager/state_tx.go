@@ -42,7 +42,7 @@ type trial struct {
 	by     time.Time    // maintenance that is over by then does not count
 	begins time.Time    // when a lease begins whose spec names no time; zero: now
 	taken  *reservation // GPUs and slots that another lease will have
-	over   bool         // the first lease of the queue will be over when the one that is placed begins
+	needed *reservation // what the first lease of the queue needs of a lease that begins later; nil: nothing
 }
 
 func (t *tx) revision() uint64 {
