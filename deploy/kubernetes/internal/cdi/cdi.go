@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // Kind is the kind of the devices: vendor and class.
@@ -55,11 +56,28 @@ type spec struct {
 // Owner is the claim that has devices.
 type Owner struct{ Namespace, Name, UID string }
 
-// The annotations of a specification.
+// String returns the name of a claim and its UID.
+func (o Owner) String() string { return fmt.Sprintf("%s/%s (%s)", o.Namespace, o.Name, o.UID) }
+
+// The annotations of a specification. That of the boot tells those which are left from before: the
+// directory may survive it.
 const (
 	annotationNamespace = "dxpu.dev/claim-namespace"
 	annotationName      = "dxpu.dev/claim-name"
+	annotationBoot      = "dxpu.dev/boot-id"
 )
+
+// bootFile has an ID of the time since the machine was started.
+const bootFile = "/proc/sys/kernel/random/boot_id"
+
+// boot returns the ID of this boot, "" if the system has none.
+var boot = sync.OnceValue(func() string {
+	id, err := os.ReadFile(bootFile)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(id))
+})
 
 // Dir is a directory with specifications, one file for each claim.
 type Dir string
@@ -78,7 +96,7 @@ func ID(name string) string { return Kind + "=" + name }
 
 // Write writes the devices of a claim in one step, in place of earlier ones.
 func (d Dir) Write(claim Owner, devices []Device) error {
-	annotations := map[string]string{annotationNamespace: claim.Namespace, annotationName: claim.Name}
+	annotations := map[string]string{annotationNamespace: claim.Namespace, annotationName: claim.Name, annotationBoot: boot()}
 	raw, err := json.MarshalIndent(spec{version, Kind, annotations, devices}, "", "  ")
 	if err != nil {
 		return err
@@ -113,29 +131,43 @@ func (d Dir) remove(path string) error {
 	return nil
 }
 
-// User returns a claim, other than a given one, with a device file or a mount of a path of the
-// node; empty: there is none.
-func (d Dir) User(path, except string) (string, error) {
+// User returns a claim, other than a given one, whose containers may have a device file or a mount of a
+// path of the node; nil: there is none. No container has what is left from before the machine was
+// started, nor what the runtime cannot read.
+func (d Dir) User(path, except string) (*Owner, error) {
+	all, err := d.specs()
+	if err != nil {
+		return nil, err
+	}
+	for claim, s := range all {
+		if at := s.Annotations[annotationBoot]; claim != except && s.has(path) && (at == "" || at == boot()) {
+			return &Owner{s.Annotations[annotationNamespace], s.Annotations[annotationName], claim}, nil
+		}
+	}
+	return nil, nil
+}
+
+// specs returns the specifications that can be read, by claim.
+func (d Dir) specs() (map[string]spec, error) {
 	claims, err := d.Claims()
 	if err != nil {
-		return "", err
+		return nil, err
 	}
+	out := map[string]spec{}
 	for _, claim := range claims {
-		if claim == except {
-			continue
-		}
 		s, err := d.read(claim)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // removed since
-		}
-		if err != nil {
-			return "", err
-		}
-		if s.has(path) {
-			return claim, nil
+		var syntax *json.SyntaxError
+		var typ *json.UnmarshalTypeError
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // removed since
+		case errors.As(err, &syntax), errors.As(err, &typ): // as after a loss of power
+		case err != nil:
+			return nil, err
+		default:
+			out[claim] = s
 		}
 	}
-	return "", nil
+	return out, nil
 }
 
 func (d Dir) read(claim string) (s spec, err error) {
@@ -152,23 +184,13 @@ func (d Dir) read(claim string) (s spec, err error) {
 // Owners returns the claims that have devices, without those whose names an earlier version of
 // the driver has not written.
 func (d Dir) Owners() (out []Owner, err error) {
-	claims, err := d.Claims()
-	if err != nil {
-		return nil, err
-	}
-	for _, claim := range claims {
-		s, err := d.read(claim)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // removed since
-		}
-		if err != nil {
-			return nil, err
-		}
+	all, err := d.specs()
+	for claim, s := range all {
 		if name := s.Annotations[annotationName]; name != "" {
 			out = append(out, Owner{s.Annotations[annotationNamespace], name, claim})
 		}
 	}
-	return out, nil
+	return out, err
 }
 
 func (s *spec) has(path string) bool {

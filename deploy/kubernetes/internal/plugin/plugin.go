@@ -182,7 +182,7 @@ func (p *Plugin) free(path, claim string) error {
 	if err != nil {
 		return err
 	}
-	if other != "" {
+	if other != nil {
 		return fmt.Errorf("%s is still that of claim %s, whose pod has not ended on this node", path, other)
 	}
 	return nil

@@ -193,7 +193,7 @@ func TestSlotOfAnotherClaim(t *testing.T) {
 	}
 	next := claim(condition(inventory.Attached, "True"))
 	next.UID = "u2"
-	if r := prepare(t, p, next); r.Err == nil || !strings.Contains(r.Err.Error(), "slot0.sock is still that of claim u1") {
+	if r := prepare(t, p, next); r.Err == nil || !strings.Contains(r.Err.Error(), "slot0.sock is still that of claim lab/c (u1)") {
 		t.Errorf("beside the pod that had the slot: %v", r.Err)
 	}
 	if out, err := p.UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{UID: "u1"}}); err != nil || out["u1"] != nil {
