@@ -3,6 +3,8 @@
 package meter
 
 import (
+	"cmp"
+	"slices"
 	"time"
 
 	"github.com/dxpu-project/dxpu/share"
@@ -30,7 +32,8 @@ type Meter struct {
 	// span, and the one that the span begins in.
 	periods [readSpan + 1]work
 	last    int64
-	said    share.PPM // of the last reading, by Tell
+	said    share.PPM // of the last reading, by Tell and Await
+	awaited time.Duration
 }
 
 type work struct{ busy, service, told time.Duration }
@@ -88,11 +91,22 @@ func (m *Meter) Serve(now, d time.Duration) {
 	m.period().service += d
 }
 
-// Tell adds time that a program says its launch ran, without waits for launches of others.
+// Tell adds time that a program says its launch, which ends now, ran, without waits for launches
+// of others. It counts in the periods in which it was.
 func (m *Meter) Tell(now, d time.Duration) {
 	m.pass(now)
-	m.period().told += d
+	oldest := max(m.last-int64(len(m.periods))+1, 0)
+	for at := max(now-d, time.Duration(oldest)*ReadPeriod); at < now; {
+		n := int64(at / ReadPeriod)
+		end := min(time.Duration(n+1)*ReadPeriod, now)
+		m.periods[n%int64(len(m.periods))].told += end - at
+		at = end
+	}
 }
+
+// Await says, before a reading, for how long launches have been in flight of which no end was
+// told: they may have run for all of that time.
+func (m *Meter) Await(d time.Duration) { m.awaited = d }
 
 // Busy returns the time with a launch that ran, until the last call with a time.
 func (m *Meter) Busy() time.Duration { return m.busy }
@@ -109,7 +123,7 @@ func (m *Meter) Sample(now time.Duration, memory int64) share.Sample {
 		sum = work{sum.busy + w.busy, sum.service + w.service, sum.told + w.told}
 	}
 	d := now - time.Duration(m.last-readSpan)*ReadPeriod
-	m.said = share.Ratio(sum.told, d)
+	m.said = share.Ratio(sum.told+min(max(m.awaited, 0), d), d)
 	return share.Sample{Utilisation: share.Ratio(sum.busy, d), SMActivity: share.Ratio(sum.service, d), Memory: memory, Clock: share.Whole}
 }
 
@@ -122,24 +136,46 @@ func (m *Meter) Told(now time.Duration, memory int64) share.Sample {
 
 // Divide takes from the last samples of the clients, of which one has a meter at each place, the
 // waits for launches of the others: launches in flight wait for each other, and all of them ran
-// for no longer than the GPU did. Each client has the time that its program told. The other time of
-// the GPU is divided by the other time of their samples. So a program that tells less than its launches
-// ran is charged for the rest.
+// for no longer than the GPU did. Each client has the time that its program told, and that of launches
+// of which it has told no end yet. Where these are more than the time of the GPU, it is divided as the
+// hardware does between contexts: equally, and no client gets more than it says. The other time is
+// divided by the other time of the samples. So a program that tells less than its launches ran is
+// charged for the rest.
 func Divide(whole share.PPM, meters []*Meter, samples []share.Sample) {
-	var more share.PPM
+	var all, more share.PPM
+	said := make([]share.PPM, len(meters))
 	for i, m := range meters {
-		said := min(m.said, samples[i].Utilisation)
-		whole -= said
-		more += samples[i].Utilisation - said
+		said[i] = min(m.said, samples[i].Utilisation)
+		all += samples[i].Utilisation
+		more += samples[i].Utilisation - said[i]
 	}
-	whole = max(whole, 0)
-	if more <= whole {
+	if all <= whole {
 		return
 	}
-	for i, m := range meters {
-		said := min(m.said, samples[i].Utilisation)
-		samples[i].Utilisation = said + (samples[i].Utilisation-said)*whole/more
+	given, left := fair(whole, said)
+	for i := range samples {
+		rest := samples[i].Utilisation - said[i]
+		samples[i].Utilisation = given[i]
+		if more > 0 {
+			samples[i].Utilisation += min(rest*left/more, rest)
+		}
 	}
+}
+
+// fair divides a whole so that no client gets more than it wants, and all that get less get the
+// same. It returns what is left, too.
+func fair(whole share.PPM, wants []share.PPM) (given []share.PPM, left share.PPM) {
+	given, left = make([]share.PPM, len(wants)), whole
+	order := make([]int, len(wants))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(wants[a], wants[b]) })
+	for n, i := range order {
+		given[i] = min(wants[i], left/share.PPM(len(order)-n))
+		left -= given[i]
+	}
+	return given, left
 }
 
 // Profile predicts how long a launch takes from its cost by some model: the two are in

@@ -1,6 +1,7 @@
 package gate
 
 import (
+	"slices"
 	"time"
 
 	"github.com/dxpu-project/dxpu/machine"
@@ -201,6 +202,7 @@ func (g *Gate) read() {
 	var samples []share.Sample
 	for _, c := range g.clients {
 		memory += c.memory
+		c.meter.Await(c.awaited(g.now))
 		meters, samples = append(meters, &c.meter), append(samples, c.meter.Sample(g.now, c.memory))
 	}
 	all := g.total.Sample(g.now, memory)
@@ -210,6 +212,18 @@ func (g *Gate) read() {
 	}
 	all.Temperature = meter.CoolTemperature
 	g.policy.Receive(g.now, share.Event{Kind: share.Sampled, Sample: all})
+}
+
+// awaited returns for how long launches of a client have run, perhaps, of which it told no end.
+func (c *client) awaited(now time.Duration) time.Duration {
+	since := now
+	if len(c.flights) > 0 {
+		since = c.flights[0].since
+	}
+	if i := slices.IndexFunc(c.queue, func(w waiting) bool { return w.launch.Started }); i >= 0 {
+		since = min(since, c.queue[i].since)
+	}
+	return now - max(since, min(c.last, now))
 }
 
 // decide carries the decisions of the policy out until there are none.

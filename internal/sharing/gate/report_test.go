@@ -21,8 +21,13 @@ func (r *recorder) Receive(now time.Duration, e share.Event) {
 // last returns the last event of a kind for client 1.
 func (r *recorder) last(t *testing.T, k share.EventKind) share.Event {
 	t.Helper()
+	return r.lastOf(t, k, 1)
+}
+
+func (r *recorder) lastOf(t *testing.T, k share.EventKind, id share.ClientID) share.Event {
+	t.Helper()
 	for i := len(r.events) - 1; i >= 0; i-- {
-		if e := r.events[i]; e.Kind == k && e.Client == 1 {
+		if e := r.events[i]; e.Kind == k && e.Client == id {
 			return e
 		}
 	}
@@ -104,5 +109,26 @@ func TestSensorsOfLateReports(t *testing.T) {
 				t.Errorf("the sensor reads %d ppm after the end", u)
 			}
 		})
+	}
+}
+
+// A launch that does not end has the time that no other program tells, and no more.
+func TestReadingsBesideAnEndlessLaunch(t *testing.T) {
+	g, r := newRecorded(t, "reef")
+	g.Launch(0, 2, Launch{ID: 1, Started: true})
+	g.Transmit(0, nil)
+	now := time.Duration(0)
+	for id := range uint64(50) { // two launches are in flight at any time
+		g.Launch(now, 1, Launch{ID: id, Started: true})
+		now += 100 * time.Millisecond
+		if id > 0 {
+			g.Done(now, 1, id-1, 30*time.Millisecond)
+		}
+		g.Transmit(now, nil)
+	}
+	for id, want := range map[share.ClientID]int{1: 30, 2: 70} {
+		if got := r.lastOf(t, share.Sampled, id).Sample.Utilisation; got < share.Percent(want-10) || got > share.Percent(want+10) {
+			t.Errorf("the sensor of client %d reads %d ppm, want %d %%", id, got, want)
+		}
 	}
 }
