@@ -199,7 +199,7 @@ func (l *leaseSpec) message() (*dxpuv1.LeaseSpec, error) {
 	// The values have the syntax of flags.
 	o := &leaseFlags{}
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
-	o.register(flags)
+	o.register(flags, "count")
 	positiveDurationVar(flags, &o.queueFor, "queue-timeout", 0, "")
 	values := []struct{ flag, text string }{
 		{"memory", l.Memory},

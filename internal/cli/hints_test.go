@@ -48,3 +48,21 @@ func TestHints(t *testing.T) {
 		})
 	}
 }
+
+// Flags that other commands and other tools have lead to those that mean the same here.
+func TestFlagsOfOtherTools(t *testing.T) {
+	for _, c := range []struct{ args, want string }{
+		{"lease create --gpus 2", "did you mean --count?"},
+		{"lease create --gpu-type DX100", "did you mean --model?"},
+		{"lease create --node h1", "did you mean --host?"},
+		{"run --count 2 -- true", "did you mean --gpus?"},
+		{"run --namespace a -- true", "did you mean --tenant?"},
+		{"get leases --namespace a", "did you mean --tenant?"},
+		{"lease create --hst h1", "did you mean --host?"},
+	} {
+		var out, errOut strings.Builder
+		if code := Main(strings.Fields(c.args), strings.NewReader(""), &out, &errOut); code != 2 || !strings.Contains(errOut.String(), c.want) {
+			t.Errorf("dxpu %s: exit code %d, %s", c.args, code, errOut.String())
+		}
+	}
+}

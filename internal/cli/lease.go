@@ -33,10 +33,13 @@ type leaseFlags struct {
 	part              partFlags
 	expires, queueFor time.Duration
 	ttl, lasts        time.Duration
+	count             string // name of the flag for the number of GPUs
 }
 
-func (o *leaseFlags) register(f *pflag.FlagSet) {
-	f.Uint32Var(&o.spec.Count, "count", 1, "`number` of GPUs, all of one model")
+// register adds the flags. count is the name of the one for the number of GPUs.
+func (o *leaseFlags) register(f *pflag.FlagSet, count string) {
+	o.count = count
+	f.Uint32Var(&o.spec.Count, count, 1, "`number` of GPUs, all of one model")
 	f.StringVar(&o.spec.Model, "model", "", "exact model (default: the least contested model)")
 	memoryVar(f, &o.spec.MinMemoryBytes, "memory", "minimum memory of each GPU, such as 16GiB")
 	enumVar(f, &o.spec.BoxKind, "kind", "kind of box: nvlink or pcie-switch")
@@ -46,7 +49,7 @@ func (o *leaseFlags) register(f *pflag.FlagSet) {
 	labelsVar(f, &o.spec.HostLabels, "host-label", "label that the host must have, `KEY=VALUE`")
 	labelsVar(f, &o.spec.BoxLabels, "box-label", "label that the boxes of the GPUs must have, `KEY=VALUE`")
 	f.Var(tolerationList{&o.spec.Tolerations}, "toleration", "use GPUs and hosts that have this taint: `KEY`, KEY=VALUE or \"*\", with :NoSchedule or :NoExecute for one effect (repeat for more)")
-	f.StringSliceVar(&o.spec.GpuIds, "gpu", nil, "exactly these GPUs, `BOX/SLOT`; --count is their number (default: the manager chooses)")
+	f.StringSliceVar(&o.spec.GpuIds, "gpu", nil, "exactly these GPUs, `BOX/SLOT`; --"+count+" is their number (default: the manager chooses)")
 	o.part.register(f)
 	f.StringVar(&o.spec.HostDomain, "host-domain", "", "VM or virtual switch of the host")
 	f.StringVar(&o.spec.Tenant, "tenant", "", "tenant that the lease belongs to")
@@ -71,7 +74,7 @@ func (o *leaseFlags) register(f *pflag.FlagSet) {
 
 // countGPUs makes the count the number of the GPUs that the user names, unless there is one.
 func (o *leaseFlags) countGPUs(f *pflag.FlagSet) {
-	if n := len(o.spec.GpuIds); n > 0 && !f.Changed("count") {
+	if n := len(o.spec.GpuIds); n > 0 && !f.Changed(o.count) {
 		o.spec.Count = uint32(n)
 	}
 }
@@ -178,7 +181,7 @@ With --request-id the command can be repeated: the same ID returns the same leas
 		req.Spec = o.message()
 		return req
 	}, (*dxpuv1.CreateLeaseResponse).GetLease, "every GPU is attached", hasState(dxpuv1.LeaseState_LEASE_STATE_ACTIVE))
-	o.register(cmd.Flags())
+	o.register(cmd.Flags(), "count")
 	f := cmd.Flags()
 	f.StringVar(&req.RequestId, "request-id", "", "name of the request, which makes the command safe to repeat")
 	f.BoolVar(&o.spec.Wait, "queue", false, "wait in the queue while there is no capacity")
@@ -359,14 +362,14 @@ the manager would do with the request that the flags describe. Nothing is alloca
 		}
 		return call(cmd.Context(), conn, poolAPI.ExplainLease, req)
 	}, printExplanation)
-	o.register(cmd.Flags())
+	o.register(cmd.Flags(), "count")
 	return cmd
 }
 
 // noSpec returns an error if a flag describes a request beside a lease that exists.
 func noSpec(cmd *cobra.Command, lease string) (err error) {
 	spec := pflag.NewFlagSet("", pflag.ContinueOnError)
-	(&leaseFlags{}).register(spec)
+	(&leaseFlags{}).register(spec, "count")
 	spec.VisitAll(func(f *pflag.Flag) {
 		if cmd.Flags().Changed(f.Name) {
 			err = usage(withHint(fmt.Errorf("--%s and %s exclude each other", f.Name, lease), "name a lease, or describe one with flags"))

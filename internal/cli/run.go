@@ -56,11 +56,9 @@ does not renew it any more.`,
   dxpu run --gpus 2 --model "NVIDIA H200" --socket-dir /run/dxpu -- clinfo`,
 		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
 	}
-	o.lease.register(cmd.Flags())
 	f := cmd.Flags()
+	o.lease.register(f, "gpus")
 	f.SetInterspersed(false)
-	f.Uint32Var(&o.lease.spec.Count, "gpus", 1, "`number` of GPUs, all of one model")
-	_ = f.MarkHidden("count")
 	f.StringVar(&o.socketDir, "socket-dir", os.Getenv("DXPU_SOCKET_DIR"), "directory with the sockets of the host (default $DXPU_SOCKET_DIR)")
 	f.StringVar(&o.driver, "driver", "", "the OpenCL driver (default: libdxpu-opencl.so beside dxpu or in /usr/lib/dxpu)")
 	f.StringVar(&o.cache, "cache", os.Getenv("DXPU_CL_CACHE"), "directory for the OpenCL programs that the box has compiled (default $DXPU_CL_CACHE; none: each run compiles)")

@@ -90,10 +90,41 @@ func flagHint(cmd *cobra.Command, err error) string {
 	}
 	cmd.LocalFlags().VisitAll(add)
 	cmd.InheritedFlags().VisitAll(add)
-	if near := nearest(strings.TrimLeft(absent.GetSpecifiedName(), "-"), names); near != "" {
+	name := strings.TrimLeft(absent.GetSpecifiedName(), "-")
+	near := nearest(name, names)
+	for _, other := range elsewhere[name] {
+		if slices.Contains(names, other) {
+			near = other
+			break
+		}
+	}
+	if near != "" {
 		return fmt.Sprintf("did you mean --%s? ", near)
 	}
 	return ""
+}
+
+// elsewhere has flags of other commands, of kubectl, Slurm, Docker and Nomad, and the flags here
+// that mean the same, the best first.
+var elsewhere = map[string][]string{
+	"count":     {"gpus"},
+	"gpu-count": {"count", "gpus"},
+	"gpu-type":  {"model"},
+	"gpus":      {"count"},
+	"gres":      {"count", "gpus"},
+	"labels":    {"label"},
+	"namespace": {"tenant"},
+	"node":      {"host"},
+	"nodelist":  {"host"},
+	"nodes":     {"hosts"},
+	"num-gpus":  {"count", "gpus"},
+	"project":   {"tenant"},
+	"replicas":  {"count", "gpus"},
+	"selector":  {"host-label", "label"},
+	"server":    {"manager"},
+	"time":      {"expires", "duration"},
+	"type":      {"model", "kind"},
+	"vram":      {"gpu-memory", "memory"},
 }
 
 var unknownCommand = regexp.MustCompile(`^unknown command "(.*)" for "`)
