@@ -54,6 +54,7 @@ func (t *tx) advanceLease(id string) bool {
 			t.endWait(l, "the wait timed out: "+t.lackOf(l))
 			return true
 		}
+		t.holdIfAged(id)
 		return false
 	case leaseReleasing:
 		return t.advanceReleasing(id)

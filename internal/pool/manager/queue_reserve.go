@@ -3,6 +3,7 @@ package manager
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/internal/plural"
@@ -39,6 +40,24 @@ func (t *tx) reserveIfFirst(id string) {
 		t.capacityGrew = true // others may have what it held
 	}
 	t.reserve(id)
+}
+
+// holdIfAged makes the reservation for a lease that waits once it has aged, if it comes before the
+// one that has the reservation by that. It schedules the lease for that time.
+func (t *tx) holdIfAged(id string) {
+	t.reindex()
+	k, r := t.indexedLeases[id], t.reserved
+	if k.shape == "" || k.incomplete || t.firstOfGang(id) != id || !t.dueOrSchedule(subject{leaseSubject, id}, time.Unix(0, k.queueKey.created).Add(agingTime)) ||
+		r == nil || r.lease == id {
+		return
+	}
+	holder := t.indexedLeases[r.lease]
+	if holder.shape != "" && t.compareQueued(holder.queueKey, t.turnOf(holder.tenant), k.queueKey, t.turnOf(k.tenant)) < 0 {
+		return
+	}
+	if t.reserve(id); t.reserved != r {
+		t.capacityGrew = true // others may have what it held
+	}
 }
 
 // reserve makes a reservation for a lease that did not fit, unless its quota keeps it

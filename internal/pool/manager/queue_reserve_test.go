@@ -305,3 +305,23 @@ func TestBusyGPUsDecideWhatIsHeld(t *testing.T) {
 		})
 	}
 }
+
+// The GPUs that are held go to the lease that becomes the first of the queue by its age.
+func TestHeldForTheLeaseThatAges(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 6))
+	for _, id := range []string{"a", "b", "c"} {
+		w.putTenant(id, &dxpuv1.Quota{})
+	}
+	w.create(&dxpuv1.LeaseSpec{Count: 3, Tenant: "a"})
+	w.settle()
+	old := w.create(&dxpuv1.LeaseSpec{Count: 4, Tenant: "a", Wait: true})
+	w.passReporting(5 * time.Minute)
+	w.create(&dxpuv1.LeaseSpec{Count: 4, Tenant: "b", Wait: true}) // before it, by its share
+	w.passReporting(agingTime - 4*time.Minute)
+	late := w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "c", Wait: true})
+	w.settle()
+	w.wantLease(late, leasePending)
+	if l := w.lease(old); l.QueuePosition != 1 {
+		t.Errorf("lease %s is number %d", old, l.QueuePosition)
+	}
+}

@@ -127,11 +127,12 @@ func (w *timedWorld) checkHolder(tx *tx, p *plainTimes) {
 			first = l
 		}
 	}
+	aged := first != nil && tx.indexedLeases[first.ID].queueKey.aged(tx.now)
 	switch r := tx.reserved; {
 	case first == nil && r != nil:
 		w.Errorf("%v is held for lease %s, which does not need it", r.places(), r.lease)
-	case first != nil && r != nil && tx.leases.get(r.lease).spec.Priority == first.spec.Priority && tx.quotaReached([]*leaseRecord{tx.leases.get(r.lease)}) == "":
-		// The next pass of the queue sees which of them is first: they age, and their tenants have more.
+	case first != nil && r != nil && !aged && tx.leases.get(r.lease).spec.Priority == first.spec.Priority && tx.quotaReached([]*leaseRecord{tx.leases.get(r.lease)}) == "":
+		// The next pass of the queue sees which of them is first: their tenants have more.
 	case first != nil && (r == nil || r.lease != first.ID):
 		w.Errorf("lease %s is the first of the queue, and what is held is %+v: %s", first.ID, r, strings.Join(tx.whyPending(first), " "))
 	}
