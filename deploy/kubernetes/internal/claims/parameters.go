@@ -55,9 +55,21 @@ var shareModes = map[string]dxpuv1.ShareMode{
 	"": 0, "space": dxpuv1.ShareMode_SHARE_MODE_SPACE, "time": dxpuv1.ShareMode_SHARE_MODE_TIME, "partition": dxpuv1.ShareMode_SHARE_MODE_PARTITION,
 }
 
+// maxWords bounds in bytes what an error says of parameters: it comes into the status of each device
+// and into the events of each pod of a claim.
+const maxWords = 300
+
 // Add reads parameters, which take the place of earlier ones, field by field. class is
 // whether they are those of a device class.
 func (p *Parameters) Add(raw []byte, class bool) error {
+	err := p.add(raw, class)
+	if err == nil || len(err.Error()) <= maxWords {
+		return err
+	}
+	return errors.New(strings.ToValidUTF8(err.Error()[:maxWords], "") + " ...")
+}
+
+func (p *Parameters) add(raw []byte, class bool) error {
 	if len(raw) > maxParameters {
 		return fmt.Errorf("the parameters have %d bytes, at most %d", len(raw), maxParameters)
 	}
