@@ -4,7 +4,9 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"testing"
+	"time"
 
+	"github.com/dxpu-project/dxpu/internal/model/perf"
 	"github.com/dxpu-project/dxpu/internal/model/workload"
 )
 
@@ -54,5 +56,38 @@ func TestWaitSet(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// Several predictions have the ranges that each has alone.
+func TestRangesAreThoseOfEach(t *testing.T) {
+	wide := 0
+	for n := range 60 {
+		native := &machine{drawn: drawProgram(uint64(30_000 + n)), out: record(t), traits: traits{untold: n%2 == 0, graphs: n%3 == 0}}
+		native.run()
+		together, alone := native.out.plan(), native.out.plan()
+		st := together.Stats(0)
+		var settings []Setting
+		var results []Result
+		for _, added := range []time.Duration{0, 5 * us, 18 * us} {
+			s := at(perf.NativeRTT + added)
+			settings, results = append(settings, s), append(results, run(t, together, s))
+		}
+		got, err := together.Ranges(settings, results, &st)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range settings {
+			want, err := alone.Range(settings[i], &results[i], &st)
+			if err != nil || !reflect.DeepEqual(got[i], want) {
+				t.Fatalf("program %d: %+v, alone %+v, %v", n, got[i], want, err)
+			}
+			if want.Wide() {
+				wide++
+			}
+		}
+	}
+	if wide < 20 {
+		t.Errorf("%d ranges are wide, want at least 20", wide)
 	}
 }
