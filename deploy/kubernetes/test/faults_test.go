@@ -33,6 +33,7 @@ func TestFaults(t *testing.T) {
 	t.Run("a kubelet names a host", func(t *testing.T) { e.on(t).kubeletNamesHost() })
 	t.Run("quota", func(t *testing.T) { e.on(t).quota() })
 	t.Run("rights", func(t *testing.T) { e.on(t).rights() })
+	t.Run("leaders are killed", func(t *testing.T) { e.on(t).leadersKilled() })
 }
 
 // leaseEnded: the pod that lost its device is evicted, and the taint goes by itself.

@@ -132,13 +132,19 @@ func hostID(i int, simulated bool) string {
 
 func (e *env) startController() {
 	e.t.Helper()
-	var err error
-	e.controller, err = kubetest.StartProcess(e.Dir, "controller", programs.driver, append([]string{
+	e.controller = e.startReplica("controller", e.flags...)
+}
+
+// startReplica starts a controller whose log has a name.
+func (e *env) startReplica(name string, flags ...string) *kubetest.Process {
+	e.t.Helper()
+	p, err := kubetest.StartProcess(e.Dir, name, programs.driver, append([]string{
 		"controller", "--kubeconfig", e.kubeconfig, "--manager", e.pool.URL, "--tenant", "default", "-v", "2",
-	}, e.flags...)...)
+	}, flags...)...)
 	if err != nil {
 		e.t.Fatal(err)
 	}
+	return p
 }
 
 // wait polls until a condition holds.

@@ -152,6 +152,9 @@ func (p *Pool) KillBox(i int) { p.Kill(boxName(i)) }
 // Processes returns the processes of the pool.
 func (p *Pool) Processes() []*Process { return slices.Collect(maps.Values(p.parts)) }
 
+// Process returns a process of the pool: "pool" is all of a simulated one.
+func (p *Pool) Process(name string) *Process { return p.parts[name] }
+
 // Kill ends a part of the pool at once.
 func (p *Pool) Kill(name string) { p.parts[name].Kill() }
 

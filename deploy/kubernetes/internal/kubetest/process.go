@@ -76,6 +76,12 @@ func (p *Process) Kill() {
 	<-p.exited
 }
 
+// Pause makes the process stand still until Resume.
+func (p *Process) Pause() error { return syscall.Kill(-p.cmd.Process.Pid, syscall.SIGSTOP) }
+
+// Resume lets a process go on after Pause.
+func (p *Process) Resume() error { return syscall.Kill(-p.cmd.Process.Pid, syscall.SIGCONT) }
+
 // ended returns an error with the end of the log if the process has ended.
 func (p *Process) ended() error {
 	select {
