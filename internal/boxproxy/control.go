@@ -226,7 +226,7 @@ func (s *slot) detach() {
 	g.Detach(s.binding)
 	e := g.Enter()
 	s.binding = nil
-	s.stopping, s.arriving, s.installed, s.word = false, false, nil, nil
+	s.stopping, s.rested, s.moved, s.arriving, s.installed, s.word = false, false, false, false, nil, nil
 	s.live.Store(nil)
 	s.Traffic.Publish()
 	g.Leave(e)

@@ -44,6 +44,8 @@ type slot struct {
 	departure *departure         // of the slot's device; nil: none
 	arrival   *arrival           // of another device's state; nil: none
 	stopping  bool               // the host has said STOP
+	rested    bool               // the device has stopped, and awaits nothing
+	moved     bool               // the link has ended since: the host may have another device for its slot
 	arriving  bool               // the host has not said START: the device does nothing
 	installed *arrival           // whose state the device has; nil: none
 	word      *migration.Message // for the host, when its link has room; nil: none
@@ -121,9 +123,9 @@ func (s *slot) Receive(e engine.Entry, p *tlp.Packet) bool {
 
 // ReceivePeer hands a TLP from a neighbour in this box to the device. Until the host has
 // decided on a migration, the device takes completions only: the neighbour's TLPs that the
-// host keeps go first.
+// host keeps go first. A device that has stopped awaits none: they are for the target.
 func (s *slot) ReceivePeer(e engine.Entry, p *tlp.Packet) bool {
-	if (s.stopping || s.arriving) && !p.Type.Completion() {
+	if (s.stopping || s.arriving) && !p.Type.Completion() || s.rested {
 		return false
 	}
 	return s.Receive(e, p)
@@ -194,7 +196,7 @@ func (s *slot) emit(p *tlp.Packet) bool {
 		return s.drop()
 	}
 	if s.domain.slots.Load() > 1 && transaction.Routable(p) { // the host refuses others
-		if peer := s.box.peer(s.index, p); peer != nil {
+		if peer := s.box.peer(s.index, p); peer != nil && peer.serves(p) {
 			if !s.binding.HandOver(s.entry, peer.binding, p) {
 				return false
 			}
@@ -212,6 +214,12 @@ func (s *slot) emit(p *tlp.Packet) bool {
 	return true
 }
 
+// serves reports whether the host has this device in its slot for a TLP of a neighbour. If not,
+// the TLP goes to the host.
+func (s *slot) serves(p *tlp.Packet) bool {
+	return !s.moved && !(s.arriving && p.Type.Completion())
+}
+
 // drop drops a TLP of the device. After the end of the link a device may have the rest of a
 // long copy.
 func (s *slot) drop() bool {
@@ -226,7 +234,11 @@ func (s *slot) drop() bool {
 func (s *slot) Wake(engine.Entry) time.Duration { return s.device.Wake() }
 
 // LinkChanged wakes the controller of the slot.
-func (s *slot) LinkChanged(_ engine.Entry, state link.State) {
+func (s *slot) LinkChanged(e engine.Entry, state link.State) {
 	s.box.log.Info("link", "slot", s.index, "state", fmt.Sprint(state))
+	if state == link.Down && s.rested {
+		s.moved = true
+		s.binding.Touch(e) // the neighbours transmit what waits
+	}
 	s.wake()
 }

@@ -116,7 +116,7 @@ func (s *slot) order(e engine.Entry, m migration.Message) {
 	case m.Order == migration.Stop:
 		s.say(e, migration.Message{Order: migration.Refused, Epoch: m.Epoch, Why: "it is not copying the device to another box, or has stopped already"})
 	case m.Order == migration.Resume && s.stopping:
-		s.stopping = false
+		s.stopping, s.rested = false, false
 		s.migratable.Thaw(e.Now())
 		if d != nil && d.phase != departureFailed {
 			d.fail(e, "the host went on with this device")
@@ -134,6 +134,7 @@ func (s *slot) snapshot(e engine.Entry) {
 		return
 	}
 	if state, ok := s.migratable.Snapshot(e.Now()); ok {
+		s.rested = true
 		d.stopped(e, state)
 		s.say(e, migration.Message{Order: migration.Stopped, Epoch: d.epoch})
 	}

@@ -26,21 +26,32 @@ const (
 // other mixers, as fast as it may, and compares what it reads.
 type mixer struct {
 	t      *ordering
-	index  int
-	r      *rand.Rand
+	number int // of the device
+	mind
+	travel
 	cfg    *cfgspace.Space
 	id     pcie.BDF
 	mem    [mixerBAR]byte
 	answer []tlp.Packet // completions to send
 	req    *transaction.Requester
 	notify func()
-	going  bool // requests begin
 	staged *tlp.Packet
-	open   map[uint64]*operation // by cookie
-	last   uint64                // cookie of the next request
 	now    time.Duration
-	done   int // requests that were answered
 	buf    [2 * transaction.MaxOperand]byte
+}
+
+// mind is what moves with a mixer to another device.
+type mind struct {
+	index int // of the mixer; -1: none
+	r     *rand.Rand
+	going bool                  // requests begin
+	open  map[uint64]*operation // by cookie
+	last  uint64                // cookie of the next request
+	done  int                   // requests that were answered
+}
+
+func newMind(index int, r *rand.Rand) mind {
+	return mind{index: index, r: r, open: map[uint64]*operation{}}
 }
 
 // operation is a request without its answer: a read of n bytes, or an addition.
@@ -69,8 +80,8 @@ type tally struct {
 	seen   [counters]map[uint64]bool // values before an addition
 }
 
-func newMixer(t *ordering, index int) *mixer {
-	m := &mixer{t: t, index: index, r: rand.New(rand.NewPCG(t.seed, uint64(index))), open: map[uint64]*operation{}, notify: func() {}}
+func newMixer(t *ordering, number int) *mixer {
+	m := &mixer{t: t, number: number, mind: newMind(-1, nil), notify: func() {}}
 	var err error
 	m.cfg, err = cfgspace.NewEndpoint(cfgspace.Identity{Vendor: 0x1234, Device: 2}).
 		BAR(0, cfgspace.BAR{Kind: cfgspace.Memory32, Size: mixerBAR}).
@@ -99,6 +110,7 @@ func (m *mixer) write(addr uint64, src []byte) pcie.CplStatus {
 		return pcie.UnsupportedRequest
 	}
 	copy(m.mem[off:], src)
+	m.touched(off, len(src))
 	return pcie.SuccessfulCompletion
 }
 
@@ -161,7 +173,7 @@ func (m *mixer) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
 			}
 			m.answer = m.answer[1:]
 		}
-		if m.staged == nil && (!m.going || n > 64 || !m.cfg.BusMaster() || !m.begin()) {
+		if m.staged == nil && (!m.going || m.frozen || n > 64 || !m.cfg.BusMaster() || !m.begin()) {
 			return
 		}
 		if !emit(m.staged) {
@@ -177,7 +189,7 @@ func (m *mixer) FinishJob(time.Duration, device.Job) {}
 
 func (m *mixer) Reset(now time.Duration, kind device.ResetKind) {
 	m.now = now
-	m.answer, m.staged, m.going = nil, nil, false
+	m.answer, m.staged, m.going, m.frozen, m.from = nil, nil, false, false, nil
 	m.req.CancelAll(now, func(transaction.Result) {})
 	clear(m.open)
 	m.cfg.Reset(kind == device.FunctionLevelReset)

@@ -18,6 +18,9 @@ import (
 	"github.com/dxpu-project/dxpu/internal/hostproxy"
 )
 
+// boxMixers is the number of devices in a box; some are spare.
+const boxMixers = 3
+
 // ordering is a host with mixers in two boxes.
 type ordering struct {
 	*World
@@ -26,7 +29,10 @@ type ordering struct {
 	front   *hostproxy.Embedded
 	boxes   [2]*boxproxy.Box
 	nodes   [3]*Node
-	mixers  [mixers]*mixer
+	devices [2 * boxMixers]*mixer
+	mixers  [mixers]*mixer // those with a mind
+	at      [mixers]int    // which device each is
+	next    [mixers]*move  // migrations
 	buses   [mixers]*embedded.Bus
 	memory  driver.DMA
 	targets [mixers][]*target  // of each mixer: host memory, and the other mixers
@@ -46,8 +52,13 @@ func (t *ordering) fail(format string, args ...any) {
 
 func newOrdering(seed uint64, plan fault.Plan, paths int) (*ordering, error) {
 	t := &ordering{World: NewWorld(seed), seed: seed}
-	for i := range t.mixers {
-		t.mixers[i] = newMixer(t, i)
+	for i := range t.devices {
+		t.devices[i] = newMixer(t, i)
+	}
+	t.at = [mixers]int{0, 1, boxMixers} // two in one box
+	for i, dev := range t.at {
+		t.mixers[i] = t.devices[dev]
+		t.mixers[i].mind = newMind(i, rand.New(rand.NewPCG(seed, uint64(i))))
 	}
 	for i := range t.nodes {
 		var up []Path
@@ -62,7 +73,7 @@ func newOrdering(seed uint64, plan fault.Plan, paths int) (*ordering, error) {
 	}
 	log := slog.New(slog.DiscardHandler)
 	var err error
-	for i, devices := range [][]*mixer{t.mixers[:2], t.mixers[2:]} {
+	for i, devices := range [][]*mixer{t.devices[:boxMixers], t.devices[boxMixers:]} {
 		var slots []boxproxy.Slot
 		for _, m := range devices {
 			slots = append(slots, boxproxy.Slot{Device: m})
@@ -114,10 +125,7 @@ func (t *ordering) apply() {
 	var all []agenttest.Binding
 	for i, epoch := range t.wanted {
 		if epoch > 0 {
-			all = append(all, agenttest.Binding{
-				ID: fmt.Sprint("b", epoch), Epoch: epoch, Domain: "host/0",
-				Host: t.nodes[0].end(1, uint32(i)), Box: t.nodes[1+i/2].end(uint32(2+i/2), uint32(i%2)),
-			})
+			all = append(all, t.binding(i))
 		}
 	}
 	t.version++
@@ -224,8 +232,9 @@ func (t *ordering) compare() {
 // Devices that write, read and add at random to host memory and to each other, in one box and in
 // two, find what they wrote, once and in order, with damaged packets left out, over networks that
 // lose and reorder. Meanwhile one of them is reset, or attached again: it writes nothing afterwards.
+// Or it moves to the other box, and nothing gets lost.
 func TestDevicesAgainstReference(t *testing.T) {
-	for seed := range uint64(4) {
+	for seed := range uint64(6) {
 		r := rand.New(rand.NewPCG(seed, 99))
 		plan := fault.Plan{Delay: 5 * time.Microsecond, Jitter: 3 * time.Microsecond}
 		if seed%2 == 0 {
@@ -252,7 +261,7 @@ func (t *ordering) run(tb *testing.T, r *rand.Rand) {
 		t.going(true)
 		t.Run(t.Now() + time.Duration(r.IntN(400))*time.Microsecond)
 		i := r.IntN(mixers)
-		switch (step + r.IntN(2)) % 4 {
+		switch (step + r.IntN(2)) % 5 {
 		case 0:
 			t.quiet()
 			t.compare()
@@ -262,6 +271,8 @@ func (t *ordering) run(tb *testing.T, r *rand.Rand) {
 			t.rebind(tb, i)
 		case 3:
 			t.access(tb, i, r)
+		case 4:
+			t.migrate(tb, i, r)
 		}
 		if t.err != "" {
 			return
@@ -295,7 +306,7 @@ func (t *ordering) rebind(tb *testing.T, i int) {
 	t.place(i, 0)
 	t.apply()
 	if !t.RunUntil(t.Now()+time.Minute, func() bool {
-		return t.host.Observe().Slots[i].Binding == nil && t.boxes[i/2].Observe().Slots[i%2].Binding == nil
+		return t.host.Observe().Slots[i].Binding == nil && t.atBox(t.at[i]) == nil
 	}) {
 		tb.Fatalf("mixer %d is not detached", i)
 	}
