@@ -88,6 +88,11 @@ func (t *tx) connected(node string) bool {
 	return l != nil && !l.last.IsZero() && t.heard.Before(l.lostAt(t.now))
 }
 
+// changeConnectivity notes that a node has begun or ceased to report, or to take bindings.
+func (t *tx) changeConnectivity(node string) {
+	t.connectivityChanged[node], t.nodes.touched[node] = true, true
+}
+
 // lostAt returns when the node is lost if it remains silent.
 func (l *liveNode) lostAt(now time.Time) time.Time {
 	if l.unanswered > 0 {

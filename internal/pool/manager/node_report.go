@@ -87,7 +87,7 @@ func (m *Manager) reportLocked(ctx context.Context, o *dxpuv1.ObservedState, ess
 		if !was {
 			n := t.nodes.get(o.NodeId)
 			t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_CONNECTED), "%s %s is connected", kindWord(n.Kind), n.ID)
-			t.connectivityChanged[n.ID] = true
+			t.changeConnectivity(n.ID)
 			t.recordReturn(n.ID)
 		}
 		t.markNode(o.NodeId)

@@ -202,7 +202,7 @@ func (t *tx) planEvent(p *planRecord, typ dxpuv1.EventType, words string) {
 // many nodes over several transactions.
 func (t *tx) replanNodes(p *planRecord) {
 	for n := range t.nodesOf(p) {
-		t.connectivityChanged[n.ID] = true
+		t.changeConnectivity(n.ID)
 		t.alarms.set(subject{nodeSubject, n.ID}, t.clock())
 	}
 }

@@ -88,7 +88,7 @@ func (t *tx) settle() error {
 // markDependents marks the subjects that depend on the records that have
 // changed since its last call.
 func (t *tx) markDependents() {
-	t.reindex()
+	t.reindexAll()
 	for id := range t.bindings.unsettled {
 		t.mark(subject{bindingSubject, id})
 		b := t.bindings.get(id)
@@ -171,7 +171,7 @@ func (t *tx) advanceNode(id string) {
 	}
 	l.lost = true
 	t.newlyLost = append(t.newlyLost, l)
-	t.connectivityChanged[id] = true
+	t.changeConnectivity(id)
 	t.recordLoss(id, l.lostAt(t.now))
 	n := t.nodes.get(id)
 	t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_LOST), "%s %s has stopped reporting", kindWord(n.Kind), id)

@@ -78,8 +78,19 @@ func (a endedLease) compare(b endedLease) int {
 	return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.id, b.id))
 }
 
+// reindexAll brings the index up to date with all records that the transaction has changed so
+// far. A node may have changed again since reindex looked at it.
+func (t *tx) reindexAll() {
+	t.nodes.touch()
+	for id := range t.connectivityChanged {
+		t.nodes.touched[id] = true
+	}
+	t.reindex()
+}
+
 // reindex brings the index up to date with the records that the transaction has changed
-// so far. It compares all of them each time, because a record may change again.
+// so far. It compares leases and bindings each time, because a record may change again, but
+// looks at a node only once after edit has returned it: it may have a thousand slots.
 func (t *tx) reindex() {
 	if t.indexFrozen {
 		return
@@ -95,10 +106,7 @@ func (t *tx) reindex() {
 		t.indexBinding(id, stale)
 		t.indexSuccessor(id, stale)
 	}
-	for id := range t.nodes.before {
-		if t.nodes.unindexed[id] {
-			continue
-		}
+	for id := range t.nodes.touched {
 		stale[id] = true
 		if n := t.nodes.get(id); n != nil && n.Rack != t.indexedNodes[id].rack {
 			for b := range maps.Clone(t.bindingsByNode[id]) {
@@ -107,9 +115,7 @@ func (t *tx) reindex() {
 			}
 		}
 	}
-	for id := range t.connectivityChanged {
-		stale[id] = true
-	}
+	clear(t.nodes.touched)
 	t.indexNodes(stale)
 	if len(t.tenants.unsettled) > 0 {
 		t.capacityGrew = true // a quota may allow more
@@ -406,48 +412,6 @@ func (t *tx) dropLease(id string, k leaseEntry) {
 		}
 	}
 	t.endedLeases = removeSorted(t.endedLeases, endedLease{k.ended, id}, endedLease.compare)
-}
-
-func insertSorted[T any](s []T, v T, compare func(a, b T) int) []T {
-	at, _ := slices.BinarySearchFunc(s, v, compare)
-	return slices.Insert(s, at, v)
-}
-
-// removeSorted removes a value if it is in the slice. Removing the first one,
-// which is the usual case, costs nothing.
-func removeSorted[T any](s []T, v T, compare func(a, b T) int) []T {
-	at, ok := slices.BinarySearchFunc(s, v, compare)
-	if !ok {
-		return s
-	}
-	if at > 0 {
-		return slices.Delete(s, at, at+1)
-	}
-	var zero T
-	s[0] = zero
-	return s[1:]
-}
-
-func addTo[K comparable](m map[K]map[string]bool, key K, id string) {
-	if m[key] == nil {
-		m[key] = map[string]bool{}
-	}
-	m[key][id] = true
-}
-
-func removeFrom[K comparable](m map[K]map[string]bool, key K, id string) {
-	delete(m[key], id)
-	if len(m[key]) == 0 {
-		delete(m, key)
-	}
-}
-
-func dropFrom[K comparable](m map[K][]string, key K, id string) {
-	if len(m[key]) == 1 {
-		delete(m, key)
-		return
-	}
-	m[key] = slices.DeleteFunc(slices.Clone(m[key]), func(o string) bool { return o == id })
 }
 
 // bindingsOf returns the IDs of a lease's bindings, oldest first. The caller

@@ -3,8 +3,10 @@ package manager
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -351,4 +353,45 @@ func TestEndedLeasesAreForgotten(t *testing.T) {
 		t.Errorf("%d records are kept, want none", n)
 	}
 	w.checkIndex(t)
+}
+
+// A transaction looks at a changed node once for each change, and not once for each lease that
+// depends on it: its work grows with the number of lost boxes, and not with the square of it.
+func TestManyBoxesAreLostAtOnce(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector allocates, too")
+	}
+	lose := func(boxes int) (allocated uint64) {
+		nodes := []*fakeNode{hostNode("h1", 16*boxes)}
+		for i := range boxes {
+			nodes = append(nodes, boxNode(fmt.Sprint("b", i), 16))
+		}
+		w := newWorld(t, Config{LostAfter: 10 * time.Second}, nodes...)
+		for range 16 * boxes {
+			w.create(&dxpuv1.LeaseSpec{Count: 1})
+		}
+		w.settle()
+		for _, n := range nodes[1:] {
+			n.down = true
+		}
+		for range 9 {
+			w.clock.pass(time.Second)
+			w.report("h1")
+		}
+		w.clock.pass(2 * time.Second)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		if err := w.m.Tick(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		runtime.ReadMemStats(&after)
+		if n := strings.Count(w.events(), " has stopped reporting"); n != boxes {
+			t.Fatalf("%d of %d boxes are lost", n, boxes)
+		}
+		return after.Mallocs - before.Mallocs
+	}
+	few, many := lose(4), lose(32)
+	if many > 3*8*few {
+		t.Errorf("the loss of 4 boxes takes %d allocations, and that of 32 boxes %d", few, many)
+	}
 }

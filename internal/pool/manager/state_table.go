@@ -15,11 +15,13 @@ type table[R any] struct {
 	before    map[string]*R   // the records before the transaction; nil: there was none
 	unsettled map[string]bool // changed since markDependents last ran
 	unindexed map[string]bool // changed only in fields without an index
+	touched   map[string]bool // changed since reindex last looked at the table, for tables in which a look takes long
 }
 
 func newTable[R any](prefix string, unshare func(*R)) table[R] {
 	return table[R]{
 		prefix: prefix, unshare: unshare, rows: map[string]*R{}, before: map[string]*R{}, unsettled: map[string]bool{}, unindexed: map[string]bool{},
+		touched: map[string]bool{},
 	}
 }
 
@@ -42,7 +44,7 @@ func (t *table[R]) editUnindexed(id string) *R {
 
 func (t *table[R]) copied(id string) *R {
 	if !t.unindexed[id] {
-		t.unsettled[id] = true
+		t.unsettled[id], t.touched[id] = true, true
 	}
 	r := t.rows[id]
 	if _, ok := t.before[id]; ok {
@@ -71,7 +73,7 @@ func (t *table[R]) remove(id string) {
 // keep keeps the previous record before a change.
 func (t *table[R]) keep(id string) {
 	delete(t.unindexed, id)
-	t.unsettled[id] = true
+	t.unsettled[id], t.touched[id] = true, true
 	if _, ok := t.before[id]; !ok {
 		t.before[id] = t.rows[id]
 	}
@@ -113,6 +115,17 @@ func (t *table[R]) done() {
 	clear(t.before)
 	clear(t.unsettled)
 	clear(t.unindexed)
+	clear(t.touched)
+}
+
+// touch makes reindex look again at all records that the transaction has changed in fields with
+// an index.
+func (t *table[R]) touch() {
+	for id := range t.before {
+		if !t.unindexed[id] {
+			t.touched[id] = true
+		}
+	}
 }
 
 // changed returns the number of records that the transaction has changed.

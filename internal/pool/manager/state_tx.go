@@ -126,7 +126,7 @@ func (t *tx) rollback() {
 	for _, l := range t.newlyLost {
 		l.lost = false
 	}
-	t.reindex()
+	t.reindexAll()
 	for s := range t.examined {
 		t.mark(s)
 	}
