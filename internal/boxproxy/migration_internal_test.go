@@ -2,6 +2,8 @@ package boxproxy
 
 import (
 	"errors"
+	"log/slog"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -9,6 +11,8 @@ import (
 	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/internal/dataplane/mapping"
 	"github.com/dxpu-project/dxpu/internal/dataplane/migration"
+	"github.com/dxpu-project/dxpu/link"
+	"github.com/dxpu-project/dxpu/link/linktest"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
 )
@@ -131,5 +135,44 @@ func TestNeighboursWaitForStart(t *testing.T) {
 	s.order(e, start)
 	if !s.ReceivePeer(e, write) || len(d.got) != 3 {
 		t.Error("a neighbour's write was not taken after START")
+	}
+}
+
+// A box hands TLPs of neighbours to a device only while the host has it for its slot, or may have:
+// not to a source that has stopped, nor to a target without START, once their links have ended.
+func TestNeighboursOfADeviceThatIsNotTheHosts(t *testing.T) {
+	write, answer := &tlp.Packet{Type: tlp.MWr}, &tlp.Packet{Type: tlp.CplD}
+	for _, c := range []struct {
+		name                     string
+		set                      func(s *slot)
+		up, upAnswer, downServes bool
+	}{
+		{"at work", func(*slot) {}, true, true, true},
+		{"coming to rest", func(s *slot) { s.stopping = true }, true, true, false},
+		{"at rest", func(s *slot) { s.stopping, s.rested = true, true }, true, true, false},
+		{"without START", func(s *slot) { s.arriving = true }, true, false, false},
+	} {
+		s, _, a := newTarget(nil)
+		s.arriving = false
+		c.set(s)
+		s.box.log, s.kick = slog.New(slog.DiscardHandler), signal{}
+		g := engine.NewGroup(engine.Config{Output: new(nowhere)})
+		e := g.Enter(0)
+		var err error
+		if s.binding, err = g.Attach(e, engine.BindingConfig{
+			Link: linktest.Ends(link.CipherNone, 9000)[linktest.Box], Peers: []netip.AddrPort{linktest.Address(linktest.Host, 0)}, Handler: a,
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if s.serves(write) != c.up || s.serves(answer) != c.upAnswer {
+			t.Errorf("%s: serves writes: %v, completions: %v", c.name, s.serves(write), s.serves(answer))
+		}
+		if s.rested && (s.ReceivePeer(e, write) || s.ReceivePeer(e, answer)) {
+			t.Errorf("%s: it takes TLPs of neighbours", c.name)
+		}
+		s.LinkChanged(e, link.Down)
+		if s.serves(write) != c.downServes || s.serves(answer) != c.downServes {
+			t.Errorf("%s, without a link: serves writes: %v, completions: %v", c.name, s.serves(write), s.serves(answer))
+		}
 	}
 }

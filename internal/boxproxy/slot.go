@@ -45,7 +45,7 @@ type slot struct {
 	arrival   *arrival           // of another device's state; nil: none
 	stopping  bool               // the host has said STOP
 	rested    bool               // the device has stopped, and awaits nothing
-	moved     bool               // the link has ended since: the host may have another device for its slot
+	moved     bool               // the link has ended meanwhile: the host has another device for its slot
 	arriving  bool               // the host has not said START: the device does nothing
 	installed *arrival           // whose state the device has; nil: none
 	word      *migration.Message // for the host, when its link has room; nil: none
@@ -236,7 +236,7 @@ func (s *slot) Wake(engine.Entry) time.Duration { return s.device.Wake() }
 // LinkChanged wakes the controller of the slot.
 func (s *slot) LinkChanged(e engine.Entry, state link.State) {
 	s.box.log.Info("link", "slot", s.index, "state", fmt.Sprint(state))
-	if state == link.Down && s.rested {
+	if state == link.Down && (s.stopping || s.arriving) {
 		s.moved = true
 		s.binding.Touch(e) // the neighbours transmit what waits
 	}

@@ -188,6 +188,9 @@ func (n *succession) fail(e engine.Entry, why string) {
 		n.pause = e.Now() - n.began
 		n.slot.say(e, migration.Resume, n.epoch())
 	}
+	if resume { // neighbours in the box of the target may wait for START
+		n.binding.Shutdown(e, engine.CloseDetached)
+	}
 	n.publish()
 	n.slot.wake()
 }

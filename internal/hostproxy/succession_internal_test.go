@@ -86,3 +86,19 @@ func TestRefusalBeforeTheSwitch(t *testing.T) {
 		}
 	}
 }
+
+// A switch that fails closes the link to the target, whose neighbours would wait for START until
+// the manager has released it.
+func TestFailedSwitchLetsTheTargetGo(t *testing.T) {
+	for _, c := range []struct {
+		phase successionPhase
+		goes  bool
+	}{{linked, false}, {stopping, true}} {
+		e, _, n := newSuccession(t, engine.Config{})
+		n.phase = c.phase
+		n.fail(e, "a test")
+		if state := n.binding.State(e); (state == link.Closing || state == link.Down) != c.goes {
+			t.Errorf("a failure in phase %d leaves the link to the target %v", c.phase, state)
+		}
+	}
+}
