@@ -88,7 +88,7 @@ func (t *tx) settle() error {
 // markDependents marks the subjects that depend on the records that have
 // changed since its last call.
 func (t *tx) markDependents() {
-	t.reindexAll()
+	t.endStep()
 	for id := range t.bindings.unsettled {
 		t.mark(subject{bindingSubject, id})
 		b := t.bindings.get(id)
@@ -122,6 +122,7 @@ func (t *tx) advanceAll() {
 	for _, id := range sorted(ids[planSubject]) {
 		if t.plans.get(id) != nil {
 			t.advancePlan(id)
+			t.endStep()
 		}
 	}
 	for _, id := range sorted(ids[nodeSubject]) {
@@ -131,20 +132,24 @@ func (t *tx) advanceAll() {
 		if n := t.nodes.get(id); n != nil && !n.Deleting {
 			t.maintain(id)
 		}
+		t.endStep()
 	}
 	for _, id := range sorted(ids[bindingSubject]) {
 		if t.bindings.get(id) != nil {
 			t.advance(id)
+			t.endStep()
 		}
 	}
 	for _, id := range sorted(ids[leaseSubject]) {
 		if t.leases.get(id) != nil {
 			t.advanceLease(id)
+			t.endStep()
 		}
 	}
 	for _, id := range sorted(ids[tokenSubject]) {
 		if t.tokens.get(id) != nil {
 			t.advanceToken(id)
+			t.endStep()
 		}
 	}
 }

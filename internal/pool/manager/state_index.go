@@ -78,9 +78,19 @@ func (a endedLease) compare(b endedLease) int {
 	return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.id, b.id))
 }
 
-// reindexAll brings the index up to date with all records that the transaction has changed so
-// far. A node may have changed again since reindex looked at it.
+// endStep ends a step of a transaction: the rules do not change the records any more that edit
+// has returned in it. So reindex need not look at them again; there may be thousands.
+func (t *tx) endStep() {
+	t.reindex()
+	clear(t.leases.touched)
+	clear(t.bindings.touched)
+	clear(t.nodes.touched)
+}
+
+// reindexAll brings the index up to date with all records that the transaction has changed.
 func (t *tx) reindexAll() {
+	t.leases.touch()
+	t.bindings.touch()
 	t.nodes.touch()
 	for id := range t.connectivityChanged {
 		t.nodes.touched[id] = true
@@ -88,21 +98,20 @@ func (t *tx) reindexAll() {
 	t.reindex()
 }
 
-// reindex brings the index up to date with the records that the transaction has changed
-// so far. It compares leases and bindings each time, because a record may change again, but
-// looks at a node only once after edit has returned it: it may have a thousand slots.
+// reindex brings the index up to date with the records that the present step of the transaction
+// has changed so far. It compares all of them each time, because a record may change again.
 func (t *tx) reindex() {
 	if t.indexFrozen {
 		return
 	}
 	stale := map[string]bool{}
-	for id := range t.leases.before {
+	for id := range t.leases.touched {
 		t.indexLease(id)
 		for _, b := range t.bindingsByLease[id] {
 			t.indexBinding(b, stale)
 		}
 	}
-	for id := range t.bindings.before {
+	for id := range t.bindings.touched {
 		t.indexBinding(id, stale)
 		t.indexSuccessor(id, stale)
 	}
@@ -115,7 +124,6 @@ func (t *tx) reindex() {
 			}
 		}
 	}
-	clear(t.nodes.touched)
 	t.indexNodes(stale)
 	if len(t.tenants.unsettled) > 0 {
 		t.capacityGrew = true // a quota may allow more

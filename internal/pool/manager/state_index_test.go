@@ -395,3 +395,27 @@ func TestManyBoxesAreLostAtOnce(t *testing.T) {
 		t.Errorf("the loss of 4 boxes takes %d allocations, and that of 32 boxes %d", few, many)
 	}
 }
+
+// BenchmarkFailureOfABox measures the report of a box all of whose parts fail: the work should grow
+// with their number, and not with the square of it.
+func BenchmarkFailureOfABox(b *testing.B) {
+	for _, gpus := range []int{16, 64} {
+		b.Run(fmt.Sprintf("parts=%d", 8*gpus), func(b *testing.B) {
+			for b.Loop() {
+				b.StopTimer()
+				box := boxNode("b1", gpus)
+				box.divided, box.memory = 8, 8<<30
+				w := newWorld(b, Config{}, hostNode("h1", 8*gpus), box)
+				for range 8 * gpus {
+					w.create(part(512, 100))
+				}
+				w.settle()
+				for slot := range uint32(gpus) {
+					box.dead[slot] = true
+				}
+				b.StartTimer()
+				w.report("b1")
+			}
+		})
+	}
+}

@@ -15,7 +15,7 @@ type table[R any] struct {
 	before    map[string]*R   // the records before the transaction; nil: there was none
 	unsettled map[string]bool // changed since markDependents last ran
 	unindexed map[string]bool // changed only in fields without an index
-	touched   map[string]bool // changed since reindex last looked at the table, for tables in which a look takes long
+	touched   map[string]bool // changed since the last endStep, or as if it were
 }
 
 func newTable[R any](prefix string, unshare func(*R)) table[R] {
@@ -118,8 +118,8 @@ func (t *table[R]) done() {
 	clear(t.touched)
 }
 
-// touch makes reindex look again at all records that the transaction has changed in fields with
-// an index.
+// touch makes reindex look at all records that the transaction has changed in fields with an
+// index.
 func (t *table[R]) touch() {
 	for id := range t.before {
 		if !t.unindexed[id] {
