@@ -4166,8 +4166,11 @@ type Pool struct {
 	// The names of managers that keep a copy of the state, but do not run; of one that has
 	// never run, its URL for the others.
 	AbsentManagers []string `protobuf:"bytes,24,rep,name=absent_managers,json=absentManagers,proto3" json:"absent_managers,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// All living nodes have had the time to report to the leader: one without a
+	// last_report_time is off. Older managers never say so.
+	NodesSettled  bool `protobuf:"varint,25,opt,name=nodes_settled,json=nodesSettled,proto3" json:"nodes_settled,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Pool) Reset() {
@@ -4366,6 +4369,13 @@ func (x *Pool) GetAbsentManagers() []string {
 		return x.AbsentManagers
 	}
 	return nil
+}
+
+func (x *Pool) GetNodesSettled() bool {
+	if x != nil {
+		return x.NodesSettled
+	}
+	return false
 }
 
 // ManagerInfo is a manager of the pool.
@@ -5697,7 +5707,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"bytes_sent\x18\x01 \x01(\x04R\tbytesSent\x12\x1d\n" +
 	"\n" +
 	"bytes_left\x18\x02 \x01(\x04R\tbytesLeft\x12\x16\n" +
-	"\x06rounds\x18\x03 \x01(\rR\x06rounds\"\xa7\x06\n" +
+	"\x06rounds\x18\x03 \x01(\rR\x06rounds\"\xcc\x06\n" +
 	"\x04Pool\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x18\n" +
@@ -5728,7 +5738,8 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\tgpus_busy\x18\x16 \x01(\rR\bgpusBusy\x12\x1f\n" +
 	"\vgpus_shared\x18\x17 \x01(\rR\n" +
 	"gpusShared\x12'\n" +
-	"\x0fabsent_managers\x18\x18 \x03(\tR\x0eabsentManagers\"a\n" +
+	"\x0fabsent_managers\x18\x18 \x03(\tR\x0eabsentManagers\x12#\n" +
+	"\rnodes_settled\x18\x19 \x01(\bR\fnodesSettled\"a\n" +
 	"\vManagerInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
 	"\x03url\x18\x02 \x01(\tR\x03url\x12\x18\n" +

@@ -245,6 +245,7 @@ func (s *poolService) GetPool(ctx context.Context, _ *connect.Request[dxpuv1.Get
 	p := &dxpuv1.Pool{}
 	err := s.m.view(func(t *tx) error {
 		t.addTotals(p)
+		p.NodesSettled = !t.now.Before(t.reconnected())
 		p = scopeOf(ctx).totals(t, p)
 		return nil
 	})

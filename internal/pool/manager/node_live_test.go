@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -86,5 +87,26 @@ func BenchmarkReport(b *testing.B) {
 		if h.ServeHTTP(res, r); res.Code != http.StatusOK {
 			b.Fatal(res.Body)
 		}
+	}
+}
+
+// TestNodesSettled: the pool says when all living nodes have had the time to find the manager.
+func TestNodesSettled(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 1), boxNode("b1", 1))
+	operator := auth.With(t.Context(), auth.Identity{Actor: "t-1", Role: dxpuv1.Role_ROLE_OPERATOR})
+	settled := func() bool {
+		t.Helper()
+		res, err := w.api().GetPool(operator, connect.NewRequest(&dxpuv1.GetPoolRequest{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return res.Msg.Pool.NodesSettled
+	}
+	if settled() {
+		t.Error("the nodes had the time to report at once")
+	}
+	w.passReporting(time.Minute)
+	if !settled() {
+		t.Error("the nodes had no time to report within a minute")
 	}
 }

@@ -28,15 +28,17 @@ func (s *Snapshot) hostShut(id string, taken int) string {
 // reported to this manager, and does no more, is lost.
 func (w *Watcher) shutLocked(s *Snapshot, id string, taken int) string {
 	returns := w.away || time.Since(w.returned) < reconnectTime
-	if returns && s != nil && !s.Hosts[id].GetNode().GetConnected() && !w.lostLocked(s.Hosts[id]) {
+	if returns && s != nil && !s.Hosts[id].GetNode().GetConnected() && !w.lostLocked(s, id) {
 		return ""
 	}
 	return s.hostShut(id, taken)
 }
 
-// lostLocked reports whether a host has reported to the manager that leads, and does no more.
-func (w *Watcher) lostLocked(h *dxpuv1.Host) bool {
-	return !w.away && w.taken.After(w.gone) && h.GetNode().GetLastReportTime() != nil && !h.Node.Connected
+// lostLocked reports whether a host is known to be off by a snapshot: it has reported to the manager that
+// leads, and does no more, or it has not although it had the time to.
+func (w *Watcher) lostLocked(s *Snapshot, id string) bool {
+	n := s.Hosts[id].GetNode()
+	return !w.away && w.taken.After(w.gone) && !n.GetConnected() && (n.GetLastReportTime() != nil || s.Settled)
 }
 
 // room returns the number of slots of a host that are free, or soon will be.

@@ -29,10 +29,12 @@ type Snapshot struct {
 	BoxLabels map[string]map[string]string // by ID
 	// LostBoxes are the boxes that reported to the manager that leads, and do no longer.
 	LostBoxes map[string]bool
-	Spares    []*dxpuv1.SpareStatus
-	byID      map[string]*dxpuv1.GPU
-	leaving   map[string]int  // by host: the slots whose GPUs are being released
-	inSlots   map[string]bool // the leases that have slots of hosts
+	// Settled is whether a node that has not reported to the manager is off: it has led for long.
+	Settled bool
+	Spares  []*dxpuv1.SpareStatus
+	byID    map[string]*dxpuv1.GPU
+	leaving map[string]int  // by host: the slots whose GPUs are being released
+	inSlots map[string]bool // the leases that have slots of hosts
 }
 
 // GPU returns a GPU by its ID, nil if the pool does not have it.
@@ -475,6 +477,6 @@ func (w *Watcher) read(ctx context.Context) (*Snapshot, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the pool: %w", err)
 	}
-	s.Spares = res.Msg.Pool.Spares
+	s.Spares, s.Settled = res.Msg.Pool.Spares, res.Msg.Pool.NodesSettled
 	return s, nil
 }

@@ -12,11 +12,15 @@ const reconnectTime = 10 * time.Second
 // keepUnheardLocked shows the nodes as the snapshot before did that have not reported since the
 // manager leads, for reconnectTime: a new leader knows none until it reports, and the cluster would
 // see an empty pool. A node that was silent before stays silent. Without a snapshot before, such a
-// node may be alive, too: the snapshots are incomplete until it has reported, or had the time to.
+// node may be alive, too: the snapshots are incomplete until it has reported, or had the time to. A manager
+// that has led for long enough says so.
 func (w *Watcher) keepUnheardLocked(s *Snapshot) {
 	before, unheard := w.snapshot, map[string]time.Time{}
 	now := time.Now()
 	keeps := func(node string) bool {
+		if s.Settled {
+			return false
+		}
 		since, known := w.unheard[node]
 		if !known {
 			since = now

@@ -129,3 +129,18 @@ func TestUnheardAtFirst(t *testing.T) {
 		read("it reports soon", true, dxpuv1.Health_HEALTH_OK, true)
 	})
 }
+
+// TestSettled: a manager that has led for long enough knows which nodes are off, so the first snapshot is
+// complete, and their hosts take no claims.
+func TestSettled(t *testing.T) {
+	for _, settled := range []bool{false, true} {
+		w := New(nil, "c", nil, nil)
+		w.replace(nil)
+		g := &dxpuv1.GPU{Id: "b1/0", BoxId: "b1", Health: dxpuv1.Health_HEALTH_UNREACHABLE}
+		w.SetSnapshot(&Snapshot{Hosts: map[string]*dxpuv1.Host{"h1": {Node: &dxpuv1.NodeInfo{Id: "h1"}, Slots: []*dxpuv1.HostSlot{{}}}}, GPUs: []*dxpuv1.GPU{g}, Settled: settled})
+		known := w.Snapshot().GPU("b1/0").Health == dxpuv1.Health_HEALTH_UNREACHABLE
+		if shut := w.HostShut("h1", Need{Slots: 1}) != ""; w.Complete() != settled || known != settled || shut != settled {
+			t.Errorf("settled: %v; complete %v, health known %v, host shut %v", settled, w.Complete(), known, shut)
+		}
+	}
+}
