@@ -77,7 +77,7 @@ func (t *tx) settle() error {
 			t.advanceAll()
 			continue
 		}
-		if !t.serve() {
+		if t.reindex(); !t.serve() {
 			t.forgetEnded()
 			return nil
 		}

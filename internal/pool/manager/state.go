@@ -120,6 +120,7 @@ type index struct {
 // continues where the last one stopped.
 type work struct {
 	dirty               map[subject]bool // to be examined before the transaction ends
+	staleNodes          map[string]bool  // nodes that reindex is to look at
 	connectivityChanged map[string]bool  // nodes that have begun or ceased to report
 	alarms              alarms           // subjects to be examined at a time
 	pass                pass
@@ -150,7 +151,7 @@ func newState(began time.Time) *state {
 		samples:   newTable[sampleRecord](samplePrefix, nil),
 		plans:     newTable[planRecord](planPrefix, nil),
 		index:     newIndex(),
-		work:      work{dirty: map[subject]bool{}, connectivityChanged: map[string]bool{}, alarms: alarms{at: map[subject]time.Duration{}}, holders: leaseRenewals{at: map[string]time.Time{}, floor: began}},
+		work:      work{dirty: map[subject]bool{}, connectivityChanged: map[string]bool{}, staleNodes: map[string]bool{}, alarms: alarms{at: map[subject]time.Duration{}}, holders: leaseRenewals{at: map[string]time.Time{}, floor: began}},
 		ended:     newEndedLeaseStore(),
 		began:     began,
 	}

@@ -79,9 +79,10 @@ func (a endedLease) compare(b endedLease) int {
 }
 
 // endStep ends a step of a transaction: the rules do not change the records any more that edit
-// has returned in it. So reindex need not look at them again; there may be thousands.
+// has returned in it. So reindex need not look at them again; there may be thousands. The nodes
+// that depend on them wait for reindex: they are the same for many steps.
 func (t *tx) endStep() {
-	t.reindex()
+	t.indexRecords()
 	clear(t.leases.touched)
 	clear(t.bindings.touched)
 	clear(t.nodes.touched)
@@ -104,7 +105,20 @@ func (t *tx) reindex() {
 	if t.indexFrozen {
 		return
 	}
-	stale := map[string]bool{}
+	t.indexRecords()
+	stale := maps.Clone(t.staleNodes)
+	clear(t.staleNodes)
+	t.indexNodes(stale)
+	if len(t.tenants.unsettled) > 0 {
+		t.capacityGrew = true // a quota may allow more
+		clear(t.tenants.unsettled)
+	}
+}
+
+// indexRecords brings the index of leases and bindings up to date, and adds the nodes that
+// depend on them to staleNodes.
+func (t *tx) indexRecords() {
+	stale := t.staleNodes
 	for id := range t.leases.touched {
 		t.indexLease(id)
 		for _, b := range t.bindingsByLease[id] {
@@ -123,11 +137,6 @@ func (t *tx) reindex() {
 				t.indexSuccessor(b, stale)
 			}
 		}
-	}
-	t.indexNodes(stale)
-	if len(t.tenants.unsettled) > 0 {
-		t.capacityGrew = true // a quota may allow more
-		clear(t.tenants.unsettled)
 	}
 }
 
