@@ -8,6 +8,7 @@
 #include "random_kernels.h"
 #include "random_programs.h"
 #include "random_more.h"
+#include "random_chain.h"
 #include "random_info.h"
 #include "random_refused.h"
 #include "random_wrong.h"
@@ -108,7 +109,7 @@ static void step(void)
 	static void (*const steps[])(void) = {
 		transfer, transfer, transfer, box_transfer, box_transfer, copy, copy, fill, map, map, unmap, unmap, kernel, kernel, kernel, kernel,
 		marker, migrate, callback, new_user, new_mem, new_mem, drop_mem, image_step, image_step, wrong, wrong, info, info, end_user,
-		shared_step, program_step, references, image_in, old, foreign, image_formats,
+		shared_step, program_step, chain, chain, references, image_in, old, foreign, image_formats,
 		device_info, device_info, profile,
 	};
 
