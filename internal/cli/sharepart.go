@@ -155,7 +155,7 @@ size holds for each; a list has one for each GPU, in the order of --gpu.`,
 				return err
 			}
 			p.Owned = true
-			s, err := o.enter(cmd.Context(), lease, p)
+			s, err := o.enter(cmd.Context(), cmd.ErrOrStderr(), lease, p)
 			if err != nil {
 				return agentError(err)
 			}
@@ -200,12 +200,25 @@ func (o *sharePart) checkLease(f *pflag.FlagSet) error {
 	return nil
 }
 
-// enter returns the share for a program: that of a lease, or a new one.
-func (o *sharePart) enter(ctx context.Context, lease string, p agent.Part) (agent.Share, error) {
-	if lease != "" {
-		return agent.NewClient(o.dir).Enter(ctx, lease)
+// silentWait is how long a command waits without a word.
+const silentWait = 2 * time.Second
+
+// enter returns the share for a program: that of a lease, or a new one. It says so if the lease
+// keeps it waiting: the agent does not know of leases that have ended, or are of another host.
+func (o *sharePart) enter(ctx context.Context, errOut io.Writer, lease string, p agent.Part) (agent.Share, error) {
+	if lease == "" {
+		return agent.NewClient(o.dir).Create(ctx, p)
 	}
-	return agent.NewClient(o.dir).Create(ctx, p)
+	said := make(chan struct{})
+	notice := time.AfterFunc(silentWait, func() {
+		defer close(said)
+		fmt.Fprintf(errOut, "waiting: this machine has no share of lease %s; \"dxpu describe lease %s\" says for what it waits, on which host it is, or that it has ended\n", oneLine(lease), oneLine(lease))
+	})
+	s, err := agent.NewClient(o.dir).Enter(ctx, lease)
+	if !notice.Stop() {
+		<-said
+	}
+	return s, err
 }
 
 // joinMPS waits until this process may become a client of MPS. The environment gets the
