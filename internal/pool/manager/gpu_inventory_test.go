@@ -74,6 +74,24 @@ func TestDuplicateOfALeasedDevice(t *testing.T) {
 	}
 }
 
+// A box that is there has the alarm with the report of a device of another box, and its end with
+// the report of the other one.
+func TestDuplicateThatComesLater(t *testing.T) {
+	b1, b2 := boxNode("b1", 1), boxNode("b2", 1)
+	b1.serials = map[uint32]string{0: "S1"}
+	w := newWorld(t, Config{}, hostNode("h1", 2), b1, b2)
+	b2.serials[0] = "S1"
+	w.report("b2")
+	if !strings.Contains(w.events(), "GPU b2/0 gets no new bindings: its serial number S1 is also that of b1/0") {
+		t.Errorf("no alarm:\n%s", w.events())
+	}
+	b1.serials[0] = "S2"
+	w.report("b1")
+	if !strings.Contains(w.events(), "no other slot has the device of GPU b2/0 any more") {
+		t.Errorf("the alarm does not end:\n%s", w.events())
+	}
+}
+
 // A box that was deleted blocks no GPU of another box with the serial numbers that it
 // reported, although its record stays for a binding and its last report is new.
 func TestDeletedBoxBlocksNoDevice(t *testing.T) {

@@ -85,6 +85,7 @@ func (t *tx) maintain(id string) {
 	if n.Cordon.draining() {
 		t.advanceDrain(n, nil)
 	}
+	t.reindex() // for advanceDuplicate, which reads the devices of other boxes
 	for i := range n.Slots {
 		s := &t.nodes.get(id).Slots[i]
 		if s.Cordon.draining() {

@@ -73,11 +73,14 @@ func (t *tx) markAlarmed() {
 func (t *tx) settle() error {
 	for range maxRounds {
 		t.markDependents()
+		if len(t.dirty) == 0 {
+			t.reindex() // it marks the boxes that report a device of another one
+		}
 		if len(t.dirty) > 0 {
 			t.advanceAll()
 			continue
 		}
-		if t.reindex(); !t.serve() {
+		if !t.serve() {
 			t.forgetEnded()
 			return nil
 		}
