@@ -80,10 +80,15 @@ func decideGang(s gangStock, members []Member) GangDecision {
 			break
 		}
 		promoted[d.Lacking] = true
-		order = slices.DeleteFunc(order, func(i int) bool { return i == d.Lacking })
-		order = slices.Insert(order, 0, d.Lacking)
+		order = promote(order, d.Lacking)
 	}
 	return first
+}
+
+// promote puts a member before all others.
+func promote(order []int, member int) []int {
+	order = slices.DeleteFunc(order, func(i int) bool { return i == member })
+	return slices.Insert(order, 0, member)
 }
 
 // gangOrder returns the members in the order in which they take their places: those that

@@ -139,6 +139,22 @@ func TestGatherForGang(t *testing.T) {
 	}
 }
 
+// A member that may have GPUs of several models leaves the room of one to the member that names it.
+func TestGatherWithinRoom(t *testing.T) {
+	pool, hosts := NewPool(), NewHosts()
+	pool.SetBox(box("b1", PCIeSwitch, "A", "..."))
+	pool.SetBox(box("b2", PCIeSwitch, "B", "x"))
+	hosts.SetHost(Host{ID: "h1", Usable: true, Slots: []HostSlot{{Slot: 0, Free: true}, {Slot: 1, Free: true}}})
+	room := map[string]int{"A": 1, "B": 1}
+	gpus, slots, ok := pool.Gather(hosts, Reserve{}, []Member{
+		{Request{Count: 1, Room: room}, HostRequest{Host: "h1", Count: 1}},
+		{Request{Count: 1, Model: "A", Room: room}, HostRequest{Count: 1}},
+	})
+	if got := fmt.Sprint(gpus, slots, ok); got != "[b1/0] [{h1 0} {h1 1}] true" {
+		t.Error(got)
+	}
+}
+
 // The GPUs and the slots that a lease holds are on one network: the host reaches the GPUs.
 func TestGatherOnOneNetwork(t *testing.T) {
 	pool, hosts := NewPool(), NewHosts()

@@ -18,17 +18,33 @@ func (p *Pool) Gather(hosts *Hosts, reserve Reserve, members []Member) (gpus []R
 	if len(members) > 1 && !p.couldFit(hosts, reserve, members) {
 		return nil, nil, false
 	}
+	order, promoted := gangOrder(members), map[int]bool{}
+	for range maxOrders {
+		lacking := -1
+		if gpus, slots, lacking = p.gatherInOrder(hosts, reserve, members, order); lacking < 0 {
+			return gpus, slots, true
+		}
+		if lacking == order[0] || promoted[lacking] {
+			break
+		}
+		promoted[lacking] = true
+		order = promote(order, lacking)
+	}
+	return nil, nil, false
+}
+
+// gatherInOrder gathers for the members of a gang, one after the other. lacking is the first one
+// that could have no place, beside those before it; -1: none.
+func (p *Pool) gatherInOrder(hosts *Hosts, reserve Reserve, members []Member, order []int) (gpus []Ref, slots []HostSlotRef, lacking int) {
 	s := newGangLookup(p, hosts, reserve)
 	defer s.restore()
 	var room gangRoom
-	for _, i := range gangOrder(members) {
-		left := room.leftFor(members[i])
-		m := &left
-		hold := held{}
-		if a := s.place(m); a.OK() {
+	for _, i := range order {
+		m, hold, ok := room.leftFor(members[i]), held{}, true
+		if a := s.place(&m); a.OK() {
 			hold = held{a.Picks, a.Host.Host, a.Host.Slots}
-		} else if hold, ok = p.gatherLease(hosts, reserve, m); !ok {
-			return nil, nil, false
+		} else if hold, ok = p.gatherLease(hosts, reserve, &m); !ok {
+			return nil, nil, i
 		}
 		room.take(s, &m.GPUs, hold.gpus)
 		s.take(hold.gpus, hold.host, hold.slots)
@@ -37,7 +53,7 @@ func (p *Pool) Gather(hosts *Hosts, reserve Reserve, members []Member) (gpus []R
 			slots = append(slots, HostSlotRef{hold.host, slot})
 		}
 	}
-	return gpus, slots, true
+	return gpus, slots, -1
 }
 
 // held is what a lease holds.
