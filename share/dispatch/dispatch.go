@@ -366,7 +366,7 @@ func (d *Dispatcher) Ran(now time.Duration, t Turn, took time.Duration, more boo
 		d.virtual = began
 		d.out = nil
 	} else {
-		c.served = began + stretch(took, c.weight(d))
+		c.served = min(began+stretch(took, c.weight(d)), machine.After(began, maxDebt))
 	}
 	d.owe(c, took)
 	c.late = false

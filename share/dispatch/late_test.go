@@ -184,6 +184,24 @@ func TestEndlessLaunch(t *testing.T) {
 	}
 }
 
+// A client whose launch ran for long beside those of others has its turns again soon after it,
+// with the policies that permit launches of several clients at a time.
+func TestTurnsAfterAnEndlessLaunch(t *testing.T) {
+	const end = 10 * time.Minute
+	for _, policy := range []string{"streams", "mps", "gaia", "gaiapi"} {
+		p := &program{id: 1, spec: percent(100), kernel: end}
+		w := newUncutWorld(t, policy, p, &program{id: 2, spec: percent(100), kernel: 20 * time.Millisecond})
+		w.run(time.Second)
+		p.kernel, p.part = 20*time.Millisecond, 20*time.Millisecond
+		w.run(end + 2*time.Minute)
+		before := w.d.Usage(1).Service
+		w.run(w.now + 10*time.Second)
+		if got := w.d.Usage(1).Service - before; got < 4*time.Second {
+			t.Errorf("%s: it had %v of ten seconds, want half of them", policy, got)
+		}
+	}
+}
+
 // A client that leaves while its late launch runs leaves nothing behind, also if it joins
 // again before the launch ends.
 func TestLateLaunchOfAClientThatLeft(t *testing.T) {
