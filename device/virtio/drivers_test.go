@@ -9,6 +9,8 @@ import (
 	"github.com/dxpu-project/dxpu/cfgspace"
 	"github.com/dxpu-project/dxpu/device/virtio"
 	"github.com/dxpu-project/dxpu/device/virtio/virtiotest"
+	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/dxpu-project/dxpu/tlp"
 )
 
 // act does one thing.
@@ -294,6 +296,35 @@ func TestVeryOldNotification(t *testing.T) {
 		}
 	}
 	submit()
+}
+
+// Entries that a very old notification has promised are read before the driver writes them. They
+// are read again for a later index, although its read was sent before they came.
+func TestEntriesOlderThanTheirIndex(t *testing.T) {
+	h, q, at := notified(t, 16)
+	h.settle()
+	h.Latency = time.Millisecond
+	h.OnRead = func(p *tlp.Packet) (pcie.CplStatus, time.Duration, bool) {
+		late := time.Duration(0)
+		if _, n := p.ByteRange(); n > 2 { // not the index
+			late = h.Latency / 2
+		}
+		return pcie.SuccessfulCompletion, late, true
+	}
+	h.Write(virtiotest.Notify, 4, 3<<16) // the ring is empty
+	h.Run(h.Latency / 2)
+	h.Write(virtiotest.Notify, 4, 3<<16)
+	h.Run(h.Latency * 5 / 4)
+	for head := range uint16(3) {
+		q.Describe(int(head+5), at, 8, virtiotest.FlagWrite, 0)
+		q.Put(head + 5)
+	}
+	h.settle()
+	for want := range uint32(3) {
+		if head, _, ok := q.Used(); !ok || head != want+5 {
+			t.Errorf("request %d has ended: %v, want %d (%s)", head, ok, want+5, h.dev.Broken())
+		}
+	}
 }
 
 // A notification with an index saves a round trip: the device reads the ring beside the index.

@@ -24,7 +24,9 @@ type queue struct {
 	look, looking   bool // the available index is to be read; its read is outstanding
 	next, end, hint uint16
 	fetching        int  // entries that an outstanding read brings
-	fetched         bool // they are there, and wait for the available index
+	sure            int  // those of them that were available before it
+	beside          bool // an index read from before it is outstanding, which may make more sure
+	fetched         bool // the entries are there, and wait for that index
 	head            [2]byte
 	entries         [2 * MaxRequests]byte
 
@@ -119,6 +121,9 @@ func (d *Device) lookedUp(q *queue) {
 	q.end = index
 	if !q.look { // no notification has come since
 		q.hint = index
+	}
+	if q.beside {
+		q.beside, q.sure = false, min(q.fetching, int(q.end-q.next))
 	}
 	if q.fetched {
 		d.fetchedRing(q)
@@ -233,19 +238,20 @@ func (d *Device) fetchRing(q *queue, emit func(p *tlp.Packet) bool) stepResult {
 	n = tlp.NextChunk(addr, 2*n, d.readSize()) / 2
 	r := d.reads.send(d, emit, addr, q.entries[:2*n], q.cookie(readRing, 0))
 	if r != readNoTag {
-		q.fetching = n
+		q.fetching, q.sure, q.beside = n, min(n, int(q.end-q.next)), q.looking
 	}
 	return r.step()
 }
 
-// fetchedRing begins a chain for each entry that is available. Entries that only a hint has
-// promised wait for the index, whose read was sent before theirs.
+// fetchedRing begins a chain for each entry that is sure. Those that only a hint has promised
+// wait for the index whose read was sent before theirs, as hosts serve reads in order. A later
+// index says nothing of them: the driver may have written the entries after they were read.
 func (d *Device) fetchedRing(q *queue) {
-	n := min(q.fetching, int(q.end-q.next))
-	if q.fetched = n < q.fetching && q.looking; q.fetched {
+	if q.fetched = q.beside && q.sure < q.fetching; q.fetched {
 		return
 	}
-	q.fetching = 0
+	n := q.sure
+	q.fetching, q.sure = 0, 0
 	for i := range n {
 		head := binary.LittleEndian.Uint16(q.entries[2*i:])
 		if head >= q.size {
@@ -375,8 +381,8 @@ func (d *Device) give(q *queue, id uint16) {
 // rewind brings the chains back to the state without a back end.
 func (q *queue) rewind(poolSize int) {
 	q.look, q.looking = q.look || q.looking, false
-	q.hint, q.fetched = q.end, false
-	q.fetching, q.given, q.kick = 0, 0, false
+	q.hint, q.fetched, q.beside = q.end, false, false
+	q.fetching, q.sure, q.given, q.kick = 0, 0, 0, false
 	q.walking, q.loading, q.ended = fifo{}, fifo{}, fifo{}
 	q.line, q.entered = fifo{}, 0
 	q.back = writeBack{}
