@@ -38,7 +38,7 @@ func (w *Watcher) shutLocked(s *Snapshot, id string, taken int) string {
 // leads, and does no more, or it has not although it had the time to.
 func (w *Watcher) lostLocked(s *Snapshot, id string) bool {
 	n := s.Hosts[id].GetNode()
-	return !w.away && w.taken.After(w.gone) && !n.GetConnected() && (n.GetLastReportTime() != nil || s.Settled)
+	return !w.away && s.began.After(w.gone) && !n.GetConnected() && (n.GetLastReportTime() != nil || s.Settled)
 }
 
 // room returns the number of slots of a host that are free, or soon will be.

@@ -35,6 +35,7 @@ type Snapshot struct {
 	byID    map[string]*dxpuv1.GPU
 	leaving map[string]int  // by host: the slots whose GPUs are being released
 	inSlots map[string]bool // the leases that have slots of hosts
+	began   time.Time       // its read
 }
 
 // GPU returns a GPU by its ID, nil if the pool does not have it.
@@ -82,7 +83,6 @@ type Watcher struct {
 
 	mu       sync.Mutex
 	snapshot *Snapshot
-	taken    time.Time                  // when the snapshot was
 	leases   map[string]*dxpuv1.Lease   // those that have not ended, and ended ones of claims that exist
 	byClaim  map[string]map[string]bool // claim -> leases
 	// away is whether the leases cannot be followed at present. gone is since when they last could
@@ -176,7 +176,7 @@ func (w *Watcher) SetSnapshot(s *Snapshot) (changed []string) {
 	defer w.mu.Unlock()
 	w.keepUnheardLocked(s)
 	old := w.snapshot
-	w.snapshot, w.taken = s, time.Now()
+	w.snapshot = s
 	pending, taken := w.waitingLocked()
 	for _, l := range w.leases {
 		host := l.GetSpec().GetHostId()
@@ -432,7 +432,11 @@ func (w *Watcher) ready() {
 
 // read lists everything that the inventory needs.
 func (w *Watcher) read(ctx context.Context) (*Snapshot, error) {
-	s := &Snapshot{Hosts: map[string]*dxpuv1.Host{}, Racks: map[string]string{}, BoxTaints: map[string][]*dxpuv1.Taint{}, BoxLabels: map[string]map[string]string{}, LostBoxes: map[string]bool{}}
+	s := &Snapshot{began: time.Now(), Hosts: map[string]*dxpuv1.Host{}, Racks: map[string]string{}, BoxTaints: map[string][]*dxpuv1.Taint{}, BoxLabels: map[string]map[string]string{}, LostBoxes: map[string]bool{}}
+	first, err := w.readPool(ctx)
+	if err != nil {
+		return nil, err
+	}
 	for req := (&dxpuv1.ListGPUsRequest{PageSize: pageSize}); ; {
 		res, err := w.api.ListGPUs(ctx, connect.NewRequest(req))
 		if err != nil {
@@ -473,10 +477,20 @@ func (w *Watcher) read(ctx context.Context) (*Snapshot, error) {
 			break
 		}
 	}
+	last, err := w.readPool(ctx)
+	if err != nil {
+		return nil, err
+	}
+	// The lists may take seconds: for each of them, the same manager has led for long.
+	s.Settled = first.GetNodesSettled() && last.GetNodesSettled() && first.GetLeaderId() == last.GetLeaderId()
+	s.Spares = last.GetSpares()
+	return s, nil
+}
+
+func (w *Watcher) readPool(ctx context.Context) (*dxpuv1.Pool, error) {
 	res, err := w.api.GetPool(ctx, connect.NewRequest(&dxpuv1.GetPoolRequest{}))
 	if err != nil {
 		return nil, fmt.Errorf("read the pool: %w", err)
 	}
-	s.Spares, s.Settled = res.Msg.Pool.Spares, res.Msg.Pool.NodesSettled
-	return s, nil
+	return res.Msg.GetPool(), nil
 }

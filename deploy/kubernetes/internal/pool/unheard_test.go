@@ -1,14 +1,17 @@
 package pool
 
 import (
+	"context"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
 )
 
 // TestUnheardGPU: a GPU whose box has not reported to a new leader stays as it was, but for what the
@@ -137,10 +140,80 @@ func TestSettled(t *testing.T) {
 		w := New(nil, "c", nil, nil)
 		w.replace(nil)
 		g := &dxpuv1.GPU{Id: "b1/0", BoxId: "b1", Health: dxpuv1.Health_HEALTH_UNREACHABLE}
-		w.SetSnapshot(&Snapshot{Hosts: map[string]*dxpuv1.Host{"h1": {Node: &dxpuv1.NodeInfo{Id: "h1"}, Slots: []*dxpuv1.HostSlot{{}}}}, GPUs: []*dxpuv1.GPU{g}, Settled: settled})
+		w.SetSnapshot(&Snapshot{began: time.Now(), Hosts: map[string]*dxpuv1.Host{"h1": {Node: &dxpuv1.NodeInfo{Id: "h1"}, Slots: []*dxpuv1.HostSlot{{}}}}, GPUs: []*dxpuv1.GPU{g}, Settled: settled})
 		known := w.Snapshot().GPU("b1/0").Health == dxpuv1.Health_HEALTH_UNREACHABLE
 		if shut := w.HostShut("h1", Need{Slots: 1}) != ""; w.Complete() != settled || known != settled || shut != settled {
 			t.Errorf("settled: %v; complete %v, health known %v, host shut %v", settled, w.Complete(), known, shut)
+		}
+	}
+}
+
+// TestLostBeforeTheReturn: a host that an earlier leader had lost may report to the present one. A
+// snapshot says nothing of it whose read began before the manager went away.
+func TestLostBeforeTheReturn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := New(nil, "c", nil, nil)
+		w.replace(nil)
+		read := func() *Snapshot {
+			lost := &dxpuv1.NodeInfo{Id: "h1", LastReportTime: timestamppb.Now()}
+			return &Snapshot{began: time.Now(), Hosts: map[string]*dxpuv1.Host{"h1": {Node: lost, Slots: []*dxpuv1.HostSlot{{}}}}}
+		}
+		before := read()
+		time.Sleep(time.Second)
+		w.lost()
+		time.Sleep(time.Second)
+		w.replace(nil)
+		for _, test := range []struct {
+			s    *Snapshot
+			want string
+		}{{before, ""}, {read(), "host h1 does not report"}} {
+			w.SetSnapshot(test.s)
+			if got := w.HostShut("h1", Need{Slots: 1}); got != test.want {
+				t.Errorf("%q, want %q", got, test.want)
+			}
+		}
+	})
+}
+
+// changing is a manager without nodes whose pool changes while it lists them.
+type changing struct {
+	dxpuv1connect.PoolServiceClient
+	pool, next *dxpuv1.Pool
+}
+
+func (c *changing) ListGPUs(context.Context, *connect.Request[dxpuv1.ListGPUsRequest]) (*connect.Response[dxpuv1.ListGPUsResponse], error) {
+	c.pool = c.next
+	return connect.NewResponse(&dxpuv1.ListGPUsResponse{}), nil
+}
+
+func (*changing) ListHosts(context.Context, *connect.Request[dxpuv1.ListHostsRequest]) (*connect.Response[dxpuv1.ListHostsResponse], error) {
+	return connect.NewResponse(&dxpuv1.ListHostsResponse{}), nil
+}
+
+func (*changing) ListBoxes(context.Context, *connect.Request[dxpuv1.ListBoxesRequest]) (*connect.Response[dxpuv1.ListBoxesResponse], error) {
+	return connect.NewResponse(&dxpuv1.ListBoxesResponse{}), nil
+}
+
+func (c *changing) GetPool(context.Context, *connect.Request[dxpuv1.GetPoolRequest]) (*connect.Response[dxpuv1.GetPoolResponse], error) {
+	return connect.NewResponse(&dxpuv1.GetPoolResponse{Pool: c.pool}), nil
+}
+
+// TestSettledAtTheLists: one manager has to have led for long before the lists and after them. They
+// may take seconds, and another manager may answer some.
+func TestSettledAtTheLists(t *testing.T) {
+	yes, no, other := &dxpuv1.Pool{LeaderId: "m1", NodesSettled: true}, &dxpuv1.Pool{LeaderId: "m1"}, &dxpuv1.Pool{LeaderId: "m2", NodesSettled: true}
+	for name, test := range map[string]struct {
+		before, after *dxpuv1.Pool
+		want          bool
+	}{
+		"for long":            {yes, yes, true},
+		"for long since":      {no, yes, false},
+		"started again":       {yes, no, false},
+		"another, and slowly": {yes, other, false},
+	} {
+		s, err := New(&changing{pool: test.before, next: test.after}, "c", nil, nil).read(t.Context())
+		if err != nil || s.Settled != test.want {
+			t.Errorf("%s: %v, %v; want %v", name, s.Settled, err, test.want)
 		}
 	}
 }
