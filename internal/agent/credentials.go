@@ -33,6 +33,10 @@ const (
 	desiredFile  = "desired.pb"
 )
 
+// lockFile is the lock of the state directory. A manager of this machine may have the same
+// directory for its data, which it locks by another file.
+const lockFile = "node.lock"
+
 // identityVersion is the version of the identity record. A record with another
 // version is refused: without its credential the node would enrol as a new one.
 const identityVersion = 1
@@ -180,7 +184,7 @@ func (a *Agent) lock() error {
 	if a.cfg.StateDir == "" {
 		return nil
 	}
-	lock, err := dirlock.Lock(a.cfg.StateDir)
+	lock, err := dirlock.Lock(a.cfg.StateDir, lockFile)
 	var held *dirlock.HeldError
 	switch {
 	case errors.As(err, &held):

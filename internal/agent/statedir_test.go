@@ -54,6 +54,24 @@ func TestStateDirectoryHasOneProcess(t *testing.T) {
 	}
 }
 
+// A manager that keeps its data in the same directory does not keep the node out.
+func TestStateDirectoryOfAManager(t *testing.T) {
+	dir := t.TempDir()
+	data, err := dirlock.Lock(dir, "lock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := agent.New(agent.Config{Manager: "http://127.0.0.1:1", Kind: dxpuv1.NodeKind_NODE_KIND_BOX, Name: "b1", StateDir: dir, JoinToken: token}, &proxy{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := errors.Join(a.Run(ctx), data.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
 // A box that cannot write its state directory, as on a full disk, goes on with the GPUs that
 // it has. A change of the manager waits until it can.
 func TestStateDirectoryFull(t *testing.T) {

@@ -11,10 +11,6 @@ import (
 	"strings"
 )
 
-// name is that of the file that is locked. It stays when the process has ended: another one
-// may wait for its lock.
-const name = "lock"
-
 // HeldError reports that another process has the directory.
 type HeldError struct {
 	Dir string
@@ -29,9 +25,10 @@ func (e *HeldError) Error() string {
 	return fmt.Sprintf("%s is used by another process, %d", e.Dir, e.PID)
 }
 
-// Lock locks a directory until Close, or the end of the process. It does not wait: the error
-// is a [HeldError] if another process has the directory.
-func Lock(dir string) (io.Closer, error) {
+// Lock locks a directory until Close, or the end of the process, against others that lock it by
+// the same file in it. The file stays: another process may wait for its lock. Lock does not wait:
+// the error is a [HeldError] if another process has the directory.
+func Lock(dir, name string) (io.Closer, error) {
 	path := filepath.Join(dir, name)
 	f, err := tryLock(path)
 	if errors.Is(err, errLocked) {

@@ -217,7 +217,7 @@ func (s *Store) joinPeers(cfg *embed.Config) error {
 // lock locks the data directory against other processes. etcd itself would wait for
 // the directory without a message.
 func (s *Store) lock() error {
-	lock, err := dirlock.Lock(s.opts.Dir)
+	lock, err := dirlock.Lock(s.opts.Dir, "lock")
 	var held *dirlock.HeldError
 	if errors.As(err, &held) {
 		return fmt.Errorf("--data-dir: %s: another manager uses it", s.opts.Dir)

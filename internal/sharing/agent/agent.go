@@ -190,7 +190,7 @@ func (a *Agent) lock() (func(), error) {
 	if err := checkDir(a.config.Dir); err != nil {
 		return nil, err
 	}
-	lock, err := dirlock.Lock(a.config.Dir)
+	lock, err := dirlock.Lock(a.config.Dir, "lock")
 	var held *dirlock.HeldError
 	if errors.As(err, &held) {
 		return nil, fmt.Errorf("%s is used by another agent, process %d", a.config.Dir, held.PID)
