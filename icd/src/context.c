@@ -20,17 +20,21 @@ static void released(void *arg, int32_t status, uint32_t length, const struct ti
 	(void)t;
 }
 
-void dxpu_release(cl_context c, cl_uint handle)
+void release_post(struct channel *ch, cl_uint handle)
 {
 	struct packet p;
 
-	if (release_defer(c, handle))
-		return;
 	packet_start(&p, PACKET_RELEASE, 0);
 	packet_u32(&p, handle);
 	packet_u32(&p, 0);
 	/* Nothing waits for it: a later packet that reuses memory or a handle is behind it. */
-	(void)channel_post(c->device->channel, &p, NULL, released, NULL);
+	(void)channel_post(ch, &p, NULL, released, NULL);
+}
+
+void dxpu_release(cl_context c, cl_uint handle)
+{
+	if (!release_defer(c->device->channel, handle))
+		release_post(c->device->channel, handle);
 }
 
 /* new_queue makes a queue of the engine. */

@@ -9,7 +9,7 @@
 /* kept is a command, or the release of an object. */
 struct kept {
 	struct kept *next;
-	cl_context context; /* of a release */
+	struct channel *channel; /* of a release, whose context may have ended; NULL: a command */
 	cl_uint handle;
 	struct command command; /* with copies of what it points to */
 	cl_event *list;
@@ -38,7 +38,7 @@ static int out_of_order(cl_command_queue q) { return (q->properties & CL_QUEUE_O
 static int behind(const struct command *c, const struct kept *until)
 {
 	for (const struct kept *k = first; k != until; k = k->next)
-		if (!k->context && k->command.queue == c->queue && (!out_of_order(c->queue) || c->ordered || k->command.ordered))
+		if (!k->channel && k->command.queue == c->queue && (!out_of_order(c->queue) || c->ordered || k->command.ordered))
 			return 1;
 	return 0;
 }
@@ -125,7 +125,7 @@ int event_deferred(cl_event e)
 	return deferred;
 }
 
-int release_defer(cl_context c, cl_uint handle)
+int release_defer(struct channel *ch, cl_uint handle)
 {
 	int wait = 0;
 
@@ -136,9 +136,8 @@ int release_defer(cl_context c, cl_uint handle)
 		struct kept *k = calloc(1, sizeof *k);
 		wait = 1; /* without memory, the object stays */
 		if (k) {
-			k->context = c;
+			k->channel = ch;
 			k->handle = handle;
-			object_retain(c);
 			append(k);
 		}
 	}
@@ -151,7 +150,7 @@ static struct kept *next(void)
 {
 	for (struct kept **at = &first; *at; at = &(*at)->next) {
 		struct kept *k = *at;
-		if (k->context ? k != first : blocked(&k->command) || behind(&k->command, k))
+		if (k->channel ? k != first : blocked(&k->command) || behind(&k->command, k))
 			continue;
 		*at = k->next;
 		if (!*at)
@@ -168,7 +167,7 @@ static struct kept *run_kept(void)
 	struct kept *done = NULL, *k;
 
 	while ((k = next())) {
-		if (!k->context) {
+		if (!k->channel) {
 			(void)command_run(&k->command);
 			k->command.event->deferred = 0;
 		}
@@ -214,9 +213,8 @@ cl_int CL_API_CALL dxpu_SetUserEventStatus(cl_event e, cl_int status)
 	while (done) {
 		struct kept *k = done;
 		done = k->next;
-		if (k->context) {
-			dxpu_release(k->context, k->handle);
-			context_release(k->context);
+		if (k->channel) {
+			release_post(k->channel, k->handle);
 			free(k);
 			continue;
 		}

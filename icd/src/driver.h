@@ -253,7 +253,10 @@ void destructors_run(struct destructor **list, void *object);
 
 /* release_defer keeps the release of an object behind the commands that are kept. It returns 0
  * if none is. */
-int release_defer(cl_context c, cl_uint handle);
+int release_defer(struct channel *ch, cl_uint handle);
+
+/* release_post sends the release of an object. */
+void release_post(struct channel *ch, cl_uint handle);
 
 /* dxpu_release releases an object of the engine, after the commands before it. */
 void dxpu_release(cl_context c, cl_uint handle);

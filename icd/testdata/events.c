@@ -72,6 +72,12 @@ static void user_events(cl_mem m)
 	check(clFlush(other), "flush");
 	check(clGetEventInfo(last, CL_EVENT_COMMAND_EXECUTION_STATUS, sizeof code, &code, NULL), "status");
 	printf("before: waits %d, ", code > CL_COMPLETE);
+	/* Another context ends while commands wait. */
+	cl_device_id d;
+	check(clGetContextInfo(c, CL_CONTEXT_DEVICES, sizeof d, &d, NULL), "device");
+	cl_context another = clCreateContext(NULL, 1, &d, NULL, NULL, &code);
+	check(code, "another context");
+	clReleaseContext(another);
 	v = 6; /* the data of a write that waits belong to the program until then */
 	check(clSetUserEventStatus(user, CL_COMPLETE), "status of the event");
 	check(clFinish(q), "finish");
