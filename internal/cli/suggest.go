@@ -92,7 +92,7 @@ func flagHint(cmd *cobra.Command, err error) string {
 	cmd.InheritedFlags().VisitAll(add)
 	name := strings.TrimLeft(absent.GetSpecifiedName(), "-")
 	near := nearest(name, names)
-	for _, other := range elsewhere[name] {
+	for _, other := range sameFlags[name] {
 		if slices.Contains(names, other) {
 			near = other
 			break
@@ -104,9 +104,9 @@ func flagHint(cmd *cobra.Command, err error) string {
 	return ""
 }
 
-// elsewhere has flags of other commands, of kubectl, Slurm, Docker and Nomad, and the flags here
+// sameFlags has flags of other commands, of kubectl, Slurm, Docker and Nomad, and the flags here
 // that mean the same, the best first.
-var elsewhere = map[string][]string{
+var sameFlags = map[string][]string{
 	"count":     {"gpus"},
 	"gpu-count": {"count", "gpus"},
 	"gpu-type":  {"model"},

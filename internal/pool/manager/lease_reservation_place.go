@@ -173,14 +173,15 @@ func (t *tx) endingsUntil(by time.Time) (out []ending) {
 	return out
 }
 
-// endedBy returns the bindings that have ended by a time.
+// endedBy returns the bindings that have ended by a time. ends is in the order of their times.
 func endedBy(ends []ending, by time.Time) map[string]bool {
 	out := map[string]bool{}
 	for _, e := range ends {
+		if e.at.After(by) {
+			break
+		}
 		for _, id := range e.bindings {
-			if !e.at.After(by) {
-				out[id] = true
-			}
+			out[id] = true
 		}
 	}
 	return out

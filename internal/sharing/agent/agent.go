@@ -193,7 +193,7 @@ func (a *Agent) lock() (func(), error) {
 	lock, err := dirlock.Lock(a.config.Dir, "lock")
 	var held *dirlock.HeldError
 	if errors.As(err, &held) {
-		return nil, fmt.Errorf("%s is used by another agent, process %d", a.config.Dir, held.PID)
+		return nil, fmt.Errorf("%w: a directory is for one agent", held)
 	}
 	if err != nil {
 		return nil, err

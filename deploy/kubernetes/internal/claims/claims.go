@@ -266,12 +266,11 @@ func (c *Claim) lease(leases []*dxpuv1.Lease, d Device, p Policy) *dxpuv1.Lease 
 // unusedID returns an ID that no lease of a claim has: an allocation of the same second may have made
 // one, for another node. The manager refuses another lease of the same ID.
 func unusedID(id string, leases []*dxpuv1.Lease) string {
-	for n, next := 1, id; ; next = fmt.Sprintf("%s-%d", id, n) {
-		if !slices.ContainsFunc(leases, func(l *dxpuv1.Lease) bool { return l.RequestId == next }) {
-			return next
-		}
-		n++
+	unused := id
+	for n := 2; slices.ContainsFunc(leases, func(l *dxpuv1.Lease) bool { return l.RequestId == unused }); n++ {
+		unused = fmt.Sprintf("%s-%d", id, n)
 	}
+	return unused
 }
 
 // owns reports whether a lease is that of a device in the present allocation. Every user of
