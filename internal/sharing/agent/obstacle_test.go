@@ -4,6 +4,7 @@ package agent_test
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -34,7 +35,7 @@ func TestShareNamedAsTheLock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := second.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "another agent") {
+	if err := second.Run(t.Context()); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("used by another process, %d: a directory is for one agent", os.Getpid())) {
 		t.Errorf("a second agent in the folder: %v", err)
 	}
 }
