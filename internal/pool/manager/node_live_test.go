@@ -93,20 +93,20 @@ func BenchmarkReport(b *testing.B) {
 // TestNodesSettled: the pool says when all living nodes have had the time to find the manager.
 func TestNodesSettled(t *testing.T) {
 	w := newWorld(t, Config{}, hostNode("h1", 1), boxNode("b1", 1))
-	operator := auth.With(t.Context(), auth.Identity{Actor: "t-1", Role: dxpuv1.Role_ROLE_OPERATOR})
-	settled := func() bool {
+	users := []auth.Identity{{Actor: "t-1", Role: dxpuv1.Role_ROLE_OPERATOR}, {Actor: "t-2", Role: dxpuv1.Role_ROLE_TENANT, Tenant: "lab"}}
+	check := func(want bool, when string) {
 		t.Helper()
-		res, err := w.api().GetPool(operator, connect.NewRequest(&dxpuv1.GetPoolRequest{}))
-		if err != nil {
-			t.Fatal(err)
+		for _, u := range users {
+			res, err := w.api().GetPool(auth.With(t.Context(), u), connect.NewRequest(&dxpuv1.GetPoolRequest{}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if is := res.Msg.Pool.NodesSettled; is != want {
+				t.Errorf("%s, to %v: all nodes had the time to report: %v, want %v", when, u.Role, is, want)
+			}
 		}
-		return res.Msg.Pool.NodesSettled
 	}
-	if settled() {
-		t.Error("the nodes had the time to report at once")
-	}
+	check(false, "at once")
 	w.passReporting(time.Minute)
-	if !settled() {
-		t.Error("the nodes had no time to report within a minute")
-	}
+	check(true, "after a minute")
 }

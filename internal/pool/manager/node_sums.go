@@ -190,7 +190,7 @@ func (s scope) totals(t *tx, p *dxpuv1.Pool) *dxpuv1.Pool {
 	if s.all {
 		return p
 	}
-	out := &dxpuv1.Pool{ClusterId: p.ClusterId, Version: p.Version, Revision: p.Revision}
+	out := &dxpuv1.Pool{ClusterId: p.ClusterId, Version: p.Version, Revision: p.Revision, NodesSettled: p.NodesSettled}
 	for _, id := range s.openLeases(t) {
 		l := t.leases.get(id)
 		switch {
