@@ -108,6 +108,8 @@ a packet of its own, and two links of 100 Gb/s to each proxy.`,
 	spec.In = 1 << 20
 	sizeVar(f, &spec.In, "in", "bytes that each GPU copies from the host in each step")
 	sizeVar(f, &spec.Out, "out", "bytes that each GPU copies to the host in each step, at the same time")
+	sizeVar(f, &spec.SharedIn, "shared-in", "bytes that the GPUs of a host copy from it between them in each step, beside --in (default: none)")
+	sizeVar(f, &spec.SharedOut, "shared-out", "bytes that the GPUs of a host copy to it between them in each step, beside --out (default: none)")
 	f.BoolVar(&spec.Peer, "peer", false, "--out goes to the next GPU, through the host if that is in another box")
 	f.Float64Var(&flags.rootWrite, "root-write", 0, "with --peer: the host has a proxy for each box, and its root complex writes to each at this rate in GB/s (default: one proxy forwards)")
 	f.BoolVar(&spec.OneWay, "one-way", false, "with --peer: every second GPU writes, the others receive only")

@@ -36,17 +36,22 @@ func (m *simulation) build() {
 		gpuLinks[i] = links{m.wire(m.GPULink, 0, 0), m.wire(m.GPULink, 0, 0)}
 		gpuLinks[i].in.payload, gpuLinks[i].out.payload = true, true
 	}
+	ofHost := make([]int, m.Hosts) // GPUs
+	for i := range m.gpus {
+		ofHost[i*m.Hosts/m.GPUs]++
+	}
 	for i := range m.gpus {
 		g := &m.gpus[i]
 		g.number = i
 		host, box := &hosts[i*m.Hosts/m.GPUs], &boxes[i%m.Boxes]
-		if m.In > 0 {
-			g.in = m.flow(g, i, m.In, func(path int) []hop { return m.read(racks, path, box, host, gpuLinks[i].in) })
+		in, out := m.In+part(m.SharedIn, ofHost[i*m.Hosts/m.GPUs]), m.Out+part(m.SharedOut, ofHost[i*m.Hosts/m.GPUs])
+		if in > 0 {
+			g.in = m.flow(g, i, in, func(path int) []hop { return m.read(racks, path, box, host, gpuLinks[i].in) })
 			g.in.bound, g.in.request, g.in.base = float64(m.Window()), m.Header, m.RTT()
 			g.in.payload = min(m.TLPs*min(int(m.MRRS), m.MPS), int(m.Window()))
 			g.in.window, g.in.slow = g.in.bound, false // the link's window is open
 		}
-		if m.Out == 0 || m.OneWay && i%2 == 1 {
+		if out == 0 || m.OneWay && i%2 == 1 {
 			continue
 		}
 		to := (i + 1) % m.GPUs
@@ -73,10 +78,13 @@ func (m *simulation) build() {
 				return append(r, hop{stage: stage{wire: gpuLinks[to].in}, inline: true})
 			}, m.Memory+2*(m.Wire+2*m.Conversion)
 		}
-		g.out = m.flow(g, i, m.Out, route)
+		g.out = m.flow(g, i, out, route)
 		g.out.base, g.out.ackTime = base, m.Wire/2
 	}
 }
+
+// part returns the bytes that each of n GPUs copies so that they copy size together.
+func part(size, n int) int { return (size + n - 1) / n }
 
 // root is a host's proxy for one box, and the root complex before it.
 type root struct {

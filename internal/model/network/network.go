@@ -71,7 +71,10 @@ type Spec struct {
 	// at the same time; then it computes for a time between half and one and a half of
 	// Compute. Without Compute, copies follow each other at once.
 	In, Out int
-	Compute time.Duration
+	// SharedIn and SharedOut are the bytes that the GPUs of a host copy in each step between
+	// them, beside In and Out: each GPU an equal part.
+	SharedIn, SharedOut int
+	Compute             time.Duration
 
 	Time time.Duration // of the measurement, after a warm-up of as much
 	Seed uint64
@@ -110,10 +113,12 @@ func (s *Spec) Validate() error {
 		return fmt.Errorf("network: links of %v, %v, %v, %v: want rates in bytes per second", s.GPULink, s.HostLink, s.BoxLink, s.Uplink)
 	case !(s.Loss >= 0 && s.Loss < 0.5):
 		return fmt.Errorf("network: loss %v: want 0 to less than 0.5", s.Loss)
-	case s.In < 0 || s.Out < 0 || s.In+s.Out == 0 || s.In > maxCopy || s.Out > maxCopy:
+	case s.In < 0 || s.Out < 0 || s.In+s.Out+s.SharedIn+s.SharedOut == 0 || s.In > maxCopy || s.Out > maxCopy:
 		return fmt.Errorf("network: copies of %d and %d bytes: want up to %d, and one more than 0", s.In, s.Out, maxCopy)
-	case s.Peer && (s.In > 0 || s.GPUs < 2):
-		return fmt.Errorf("network: peer writes need two GPUs, and no copies from the host")
+	case min(s.SharedIn, s.SharedOut) < 0 || max(s.SharedIn, s.SharedOut) > maxCopy:
+		return fmt.Errorf("network: shared copies of %d and %d bytes: want up to %d", s.SharedIn, s.SharedOut, maxCopy)
+	case s.Peer && (s.In+s.SharedIn+s.SharedOut > 0 || s.GPUs < 2):
+		return fmt.Errorf("network: peer writes need two GPUs, and no copies from the host or shared ones")
 	case (s.OneWay || s.RootWrite != 0) && !s.Peer:
 		return fmt.Errorf("network: writes one way, and those of the root complex, are between peers")
 	case !(s.RootWrite >= 0):
