@@ -207,7 +207,7 @@ cl_int CL_API_CALL dxpu_EnqueueSVMFree(cl_command_queue q, cl_uint n, void *poin
 					      void(CL_CALLBACK *call)(cl_command_queue, cl_uint, void **, void *), void *data, cl_uint waits,
 					      const cl_event *list, cl_event *event)
 {
-	struct command c = {.queue = q, .type = CL_COMMAND_SVM_FREE, .waits = waits, .list = list, .ordered = 1};
+	struct command c = {.queue = q, .type = CL_COMMAND_SVM_FREE, .waits = waits, .list = list};
 	struct packet p;
 
 	if (!object_is(q, KIND_QUEUE))

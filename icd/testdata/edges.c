@@ -153,6 +153,40 @@ static void maps_that_wait(cl_mem a)
 	clReleaseEvent(user);
 }
 
+/* independent prints that commands of a queue that is not in order end while one before them waits. */
+static void independent(cl_program g, cl_mem a)
+{
+	const size_t nothing = 0, one = 1;
+	const cl_int v = 1;
+	cl_event user = clCreateUserEvent(c, &code), held, e[10];
+	cl_kernel f = clCreateKernel(g, "f", &code);
+	cl_mem b = clCreateBuffer(c, 0, 64, NULL, &code);
+	cl_int got = 0;
+	void *shared = clSVMAlloc(c, 0, 64, 0), *unused = clSVMAlloc(c, 0, 64, 0);
+	const void *pointers[] = {shared};
+
+	check(clSetKernelArg(f, 0, sizeof b, &b), "argument");
+	check(clSetKernelArg(f, 1, sizeof v, &v), "argument");
+	check(clEnqueueFillBuffer(loose, a, &v, sizeof v, 0, 64, 1, &user, &held), "fill that waits");
+	check(clEnqueueMigrateMemObjects(loose, 1, &b, 0, 0, NULL, &e[0]), "migration");
+	check(clEnqueueNDRangeKernel(loose, f, 1, NULL, &nothing, NULL, 0, NULL, &e[1]), "nothing");
+	check(clEnqueueReadBuffer(loose, b, CL_FALSE, 0, 0, &got, 0, NULL, &e[2]), "read of nothing");
+	check(clEnqueueNDRangeKernel(loose, f, 1, NULL, &one, NULL, 0, NULL, &e[3]), "kernel");
+	check(clEnqueueReadBuffer(loose, b, CL_FALSE, 0, sizeof got, &got, 1, &e[3], &e[4]), "read");
+	void *map = clEnqueueMapBuffer(loose, b, CL_FALSE, CL_MAP_WRITE_INVALIDATE_REGION, 32, 4, 0, NULL, &e[5], &code);
+	check(clEnqueueUnmapMemObject(loose, b, map, 1, &e[5], &e[6]), "unmap");
+	check(clEnqueueSVMMigrateMem(loose, 1, pointers, NULL, 0, 0, NULL, &e[7]), "migration");
+	check(clEnqueueSVMFree(loose, 1, &shared, NULL, NULL, 1, &e[7], &e[8]), "free");
+	check(clEnqueueSVMFree(loose, 1, &unused, NULL, NULL, 0, NULL, &e[9]), "free");
+	alarm(120); /* ends a wait for ever */
+	for (int i = 0; i < 10; i++)
+		check(clWaitForEvents(1, &e[i]), "wait");
+	alarm(0);
+	printf("independent: %d, the first one waits %d\n", got, status(held) > 0);
+	check(clSetUserEventStatus(user, CL_COMPLETE), "user event");
+	check(clFinish(loose), "finish");
+}
+
 static void *set_event(void *event)
 {
 	check(clSetUserEventStatus(event, CL_COMPLETE), "user event");
@@ -449,6 +483,7 @@ int main(int argc, char **argv)
 	kernels(g, a);
 	waits(g, a);
 	maps_that_wait(a);
+	independent(g, a);
 	order();
 	chains(a);
 	programs(g);
