@@ -51,6 +51,8 @@ static cl_int check_desc(cl_device_id device, struct image *m, const void *host)
 	if (__builtin_mul_overflow(m->extent[0], m->extent[1], &pixels) || __builtin_mul_overflow(pixels, m->extent[2], &pixels) ||
 	    pixels == 0 || pixels > (size_t)1 << 40 || too_large(device, m))
 		return CL_INVALID_IMAGE_SIZE;
+	if (d->image_type == CL_MEM_OBJECT_IMAGE1D_BUFFER && d->image_width > in->size / m->pixel)
+		return CL_INVALID_IMAGE_DESCRIPTOR;
 	size_t row = d->image_row_pitch ? d->image_row_pitch : m->extent[0] * m->pixel;
 	if (row % m->pixel || ((d->image_depth || d->image_array_size) && d->image_slice_pitch % row) ||
 	    !image_strides(m, m->extent, row, d->image_slice_pitch, m->stride))
@@ -82,7 +84,9 @@ static cl_int create(cl_context c, cl_mem m, void *host)
 	struct command fill = {.kind = COMMAND_MOVE_PIXELS, .mem = m, .write = 1, .host = host};
 	memcpy(fill.pixels.region, m->image->extent, sizeof m->image->extent);
 	memcpy(fill.pixels.stride, m->image->stride, sizeof m->image->stride);
-	return create_filled(c, &p, &fill, host != NULL);
+	cl_int code = create_filled(c, &p, &fill, host != NULL);
+	/* Of a format that it does not have, PoCL says what belongs to a device without images. */
+	return code == CL_INVALID_OPERATION && device_number(c->device, CL_DEVICE_IMAGE_SUPPORT) ? CL_IMAGE_FORMAT_NOT_SUPPORTED : code;
 }
 
 cl_mem CL_API_CALL dxpu_CreateImage(cl_context c, cl_mem_flags flags, const cl_image_format *format, const cl_image_desc *desc, void *host,
@@ -174,7 +178,7 @@ cl_int CL_API_CALL dxpu_GetSupportedImageFormats(cl_context c, cl_mem_flags flag
 
 	if (!object_is(c, KIND_CONTEXT))
 		return CL_INVALID_CONTEXT;
-	if ((out && room == 0) || type < CL_MEM_OBJECT_IMAGE2D || type > CL_MEM_OBJECT_IMAGE1D_BUFFER)
+	if ((out && room == 0) || !flags_ok(flags & ~(cl_mem_flags)CL_MEM_KERNEL_READ_AND_WRITE) || type < CL_MEM_OBJECT_IMAGE2D || type > CL_MEM_OBJECT_IMAGE1D_BUFFER)
 		return CL_INVALID_VALUE;
 	if (!has_images(c)) {
 		if (n)

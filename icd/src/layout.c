@@ -30,9 +30,52 @@ static size_t channels(cl_channel_order order)
 	return 0;
 }
 
+/* The types of the orders that have few. */
+static int is_packed(cl_channel_type t)
+{
+	return t == CL_UNORM_SHORT_565 || t == CL_UNORM_SHORT_555 || t == CL_UNORM_INT_101010;
+}
+
+static int is_byte(cl_channel_type t)
+{
+	return t == CL_UNORM_INT8 || t == CL_SNORM_INT8 || t == CL_SIGNED_INT8 || t == CL_UNSIGNED_INT8;
+}
+
+static int is_level(cl_channel_type t)
+{
+	return t == CL_UNORM_INT8 || t == CL_UNORM_INT16 || t == CL_SNORM_INT8 || t == CL_SNORM_INT16 || t == CL_HALF_FLOAT || t == CL_FLOAT;
+}
+
+/* goes_with reports whether channels of an order may have a type. */
+static int goes_with(cl_channel_order order, cl_channel_type t)
+{
+	switch (order) {
+	case CL_INTENSITY:
+	case CL_LUMINANCE:
+		return is_level(t);
+	case CL_DEPTH:
+		return t == CL_UNORM_INT16 || t == CL_FLOAT;
+	case CL_RGB:
+	case CL_RGBx:
+		return is_packed(t);
+	case CL_BGRA:
+	case CL_ARGB:
+	case CL_ABGR:
+		return is_byte(t);
+	case CL_sRGB:
+	case CL_sRGBA:
+	case CL_sRGBx:
+	case CL_sBGRA:
+		return t == CL_UNORM_INT8;
+	case CL_RGBA:
+		return !is_packed(t);
+	}
+	return !is_packed(t) && t != CL_UNORM_INT_101010_2;
+}
+
 size_t pixel_size(const cl_image_format *f)
 {
-	size_t n = channels(f->image_channel_order);
+	size_t n = goes_with(f->image_channel_order, f->image_channel_data_type) ? channels(f->image_channel_order) : 0;
 
 	switch (f->image_channel_data_type) {
 	case CL_UNORM_SHORT_565:

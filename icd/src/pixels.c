@@ -59,6 +59,9 @@ static cl_int transfer(struct command *c, cl_bool blocking, const size_t *origin
 	cl_mem m = c->mem;
 	cl_int code = check_image(c->queue, m, origin, region);
 
+	/* An image without layers or depth has no slices. */
+	if (!code && slice && !m->image->desc.image_depth && !m->image->desc.image_array_size)
+		code = CL_INVALID_VALUE;
 	if (!code && (!host || !image_strides(m->image, region, row, slice, c->pixels.stride)))
 		code = CL_INVALID_VALUE;
 	if (!code &&

@@ -92,6 +92,7 @@ func buildOpenCL(bin string) error {
 		program("include"),
 		program("lost"),
 		program("absent"),
+		program("codes"),
 		program("first"),
 		program("turns"),
 		program("groups"),
