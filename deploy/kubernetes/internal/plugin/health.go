@@ -3,6 +3,7 @@ package plugin
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -38,8 +39,9 @@ func (p *Plugin) NodeWatchResources(_ *drahealth.NodeWatchResourcesRequest, stre
 		prepared := p.prepared.wait()
 		devices, err := p.health(ctx)
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "The health of devices is not known now")
-		} else if err := stream.Send(&drahealth.NodeWatchResourcesResponse{Devices: devices}); err != nil {
+			klog.FromContext(ctx).Error(err, "The health of some devices is not known now")
+		}
+		if err := stream.Send(&drahealth.NodeWatchResourcesResponse{Devices: devices}); err != nil {
 			return err
 		}
 		select {
@@ -51,12 +53,11 @@ func (p *Plugin) NodeWatchResources(_ *drahealth.NodeWatchResourcesRequest, stre
 	}
 }
 
-// health returns the health of the devices of all claims that are prepared.
+// health returns the health of the devices of all claims that are prepared and can be read. The kubelet
+// calls that of the others unknown after healthValid.
 func (p *Plugin) health(ctx context.Context) ([]*drahealth.DeviceHealth, error) {
 	owners, err := p.CDI.Owners()
-	if err != nil {
-		return nil, err
-	}
+	errs := []error{err}
 	type id struct{ pool, device string }
 	worst := map[id]*drahealth.DeviceHealth{}
 	for _, o := range owners {
@@ -65,7 +66,8 @@ func (p *Plugin) health(ctx context.Context) ([]*drahealth.DeviceHealth, error) 
 		case apierrors.IsNotFound(err) || err == nil && (string(claim.UID) != o.UID || claim.Status.Allocation == nil):
 			continue // its pod has ended
 		case err != nil:
-			return nil, fmt.Errorf("read claim %s/%s: %w", o.Namespace, o.Name, err)
+			errs = append(errs, fmt.Errorf("read claim %s/%s: %w", o.Namespace, o.Name, err))
+			continue
 		}
 		for _, r := range claim.Status.Allocation.Devices.Results {
 			if r.Driver != inventory.Driver || r.AdminAccess != nil && *r.AdminAccess {
@@ -86,7 +88,7 @@ func (p *Plugin) health(ctx context.Context) ([]*drahealth.DeviceHealth, error) 
 	slices.SortFunc(out, func(a, b *drahealth.DeviceHealth) int {
 		return cmp.Or(cmp.Compare(a.Device.PoolName, b.Device.PoolName), cmp.Compare(a.Device.DeviceName, b.Device.DeviceName))
 	})
-	return out, nil
+	return out, errors.Join(errs...)
 }
 
 var severity = map[drahealth.HealthStatus]int{

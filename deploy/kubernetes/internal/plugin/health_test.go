@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	resourceapi "k8s.io/api/resource/v1"
@@ -140,5 +141,41 @@ func TestHealthOfShares(t *testing.T) {
 	list, err := p.health(t.Context())
 	if err != nil || len(list) != 1 || list[0].Health != drahealth.HealthStatus_UNHEALTHY {
 		t.Errorf("%v, %v", list, err)
+	}
+}
+
+// TestHealthUnreadable: the kubelet hears of the claims that can be read, beside one that cannot.
+func TestHealthUnreadable(t *testing.T) {
+	p, _ := socketPlugin(t)
+	for _, name := range []string{"c0", "c1", "c2"} {
+		if err := p.CDI.Write(cdi.Owner{Namespace: "lab", Name: name, UID: "u-" + name}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.Claim = func(_ context.Context, _, name string) (*resourceapi.ResourceClaim, error) {
+		if name == "c1" {
+			return nil, errors.New("no route")
+		}
+		c := claim(condition(inventory.Attached, "True"))
+		c.UID = types.UID("u-" + name)
+		for i := range c.Status.Devices {
+			c.Status.Allocation.Devices.Results[i].Device, c.Status.Devices[i].Device = name, name
+		}
+		return c, nil
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	s, ended := &healthStream{ctx: ctx, sent: make(chan string)}, make(chan error)
+	go func() { ended <- p.NodeWatchResources(nil, s) }()
+	select {
+	case got := <-s.sent:
+		if want := "dxpu/b1/c0 HEALTHY , dxpu/b1/c2 HEALTHY "; got != want {
+			t.Errorf("%q; want %q", got, want)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("nothing is sent")
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }
