@@ -63,7 +63,7 @@ type Controller struct {
 
 	mu        sync.Mutex
 	inventory *inventory.Inventory
-	said      map[string]map[string]string     // claim -> device and share -> the last message of an event
+	said      map[string]map[string]saying     // claim -> device and share -> the last message of an event
 	told      map[types.UID]map[types.UID]bool // claim -> objects with an event that no manager serves it
 
 	reached  time.Time // when the manager last came, or came back
@@ -109,7 +109,7 @@ func start(ctx context.Context, cfg Config) (*Controller, error) {
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: "claims"}),
 		publish:   make(chan struct{}, 1),
 		inventory: &inventory.Inventory{},
-		said:      map[string]map[string]string{},
+		said:      map[string]map[string]saying{},
 		told:      map[types.UID]map[types.UID]bool{},
 	}
 	c.watch = pool.New(cfg.Pool, cluster, func(claim string) { c.queue.Add(claim) }, c.askPublish)

@@ -40,7 +40,7 @@ func TestLargestClaim(t *testing.T) {
 			claim := largestClaim(test.parameters)
 			kube, events := fake.NewClientset(claim), record.NewFakeRecorder(100)
 			c := controllerWith(oneAnswer{})
-			c.cfg.Kube, c.recorder, c.said, c.cfg.Policy.Tenant = kube, events, map[string]map[string]string{}, func(string) string { return "lab" }
+			c.cfg.Kube, c.recorder, c.said, c.cfg.Policy.Tenant = kube, events, map[string]map[string]saying{}, func(string) string { return "lab" }
 			c.nodes, c.claims = cache.NewSharedIndexInformer(&cache.ListWatch{}, &corev1.Node{}, 0, byHost), cache.NewSharedIndexInformer(&cache.ListWatch{}, &resourceapi.ResourceClaim{}, 0, cache.Indexers{})
 			if err := c.nodes.GetStore().Add(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1", Labels: map[string]string{inventory.HostLabel: "h1"}}}); err != nil {
 				t.Fatal(err)

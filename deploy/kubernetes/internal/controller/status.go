@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 
@@ -35,7 +36,11 @@ func (c *Controller) report(ctx context.Context, old *resourceapi.ResourceClaim,
 	var news []claims.Status
 	for _, s := range status {
 		if d := deviceStatus(claim, s.Device, s.Share); d != nil && isTrue(*d, inventory.Failed) {
-			continue // for ever, for the first reason: the lease that is deleted then is another one
+			// For ever, for the first reason: the lease that is deleted then is another one. The controller
+			// that has written it may have died before it said so.
+			f := meta.FindStatusCondition(d.Conditions, inventory.Failed)
+			news = append(news, claims.Status{Device: s.Device, Share: s.Share, Phase: claims.Failed, Reason: f.Reason, Message: f.Message})
+			continue
 		}
 		news = append(news, s)
 		if !worthReporting(claim, s) {
@@ -201,7 +206,13 @@ func (c *Controller) sayAll(claim *resourceapi.ResourceClaim, news []claims.Stat
 	}
 }
 
-// say makes an event of the claim's pods about a device that waits or has failed, once
+// saying is what pods have been told of a device.
+type saying struct {
+	text string
+	pods map[types.UID]bool
+}
+
+// say makes an event of each pod of the claim about a device that waits or has failed, once
 // for each message.
 func (c *Controller) say(claim *resourceapi.ResourceClaim, s claims.Status) {
 	typ := corev1.EventTypeNormal
@@ -211,20 +222,30 @@ func (c *Controller) say(claim *resourceapi.ResourceClaim, s claims.Status) {
 	case s.Reason != "Queued" && s.Reason != claims.AttachDelayed:
 		return
 	}
-	uid, device, text := string(claim.UID), s.Device+"/"+s.Share, s.Reason+": "+s.Message
+	s.Message = truncate(s.Message)
+	for _, pod := range c.untold(claim, s) {
+		c.recorder.Eventf(pod, typ, "GPU"+s.Reason, "GPU for claim %s, device %s: %s", claim.Name, s.Device, s.Message)
+	}
+}
+
+// untold returns the pods of a claim that have not been told of the status of a device, and records
+// that they are.
+func (c *Controller) untold(claim *resourceapi.ResourceClaim, s claims.Status) (out []*corev1.ObjectReference) {
+	uid, device, now := string(claim.UID), s.Device+"/"+s.Share, saying{s.Reason + ": " + s.Message, map[types.UID]bool{}}
 	c.mu.Lock()
-	if c.said[uid] == nil {
-		c.said[uid] = map[string]string{}
-	}
+	defer c.mu.Unlock()
 	old := c.said[uid][device]
-	c.said[uid][device] = text
-	c.mu.Unlock()
-	if old == text {
-		return
-	}
 	for _, pod := range podsWith(claim) {
-		c.recorder.Eventf(pod, typ, "GPU"+s.Reason, "GPU for claim %s, device %s: %s", claim.Name, s.Device, truncate(s.Message))
+		now.pods[pod.UID] = true
+		if old.text != now.text || !old.pods[pod.UID] {
+			out = append(out, pod)
+		}
 	}
+	if c.said[uid] == nil {
+		c.said[uid] = map[string]saying{}
+	}
+	c.said[uid][device] = now
+	return out
 }
 
 // podsWith returns the pods for which a claim is reserved, for events of them.
