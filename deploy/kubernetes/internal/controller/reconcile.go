@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -370,10 +371,6 @@ func (c *Controller) deleteLease(ctx context.Context, id string) error {
 	return nil
 }
 
-// unseenTries bounds the tries for a lease that exists with another spec: an answer that was lost, and
-// whether its gang runs has changed since. The watch shows it soon. After 12 s it is that of another user.
-const unseenTries = 6
-
 // createLease creates a lease. A refusal becomes the status of the device.
 func (c *Controller) createLease(ctx context.Context, r claims.Request, plan *claims.Plan) error {
 	res, err := c.cfg.Pool.CreateLease(ctx, connect.NewRequest(&dxpuv1.CreateLeaseRequest{RequestId: r.ID, Spec: r.Spec}))
@@ -384,8 +381,10 @@ func (c *Controller) createLease(ctx context.Context, r claims.Request, plan *cl
 		return nil
 	}
 	code := connect.CodeOf(err)
-	if code == connect.CodeAlreadyExists && c.queue.NumRequeues(r.Spec.Labels[claims.LabelClaim]) < unseenTries {
-		return fmt.Errorf("create lease %s: %w", r.ID, err) // the watch is behind
+	if code == connect.CodeAlreadyExists {
+		if seen, errFind := c.findLease(ctx, r); seen || errFind != nil {
+			return fmt.Errorf("create lease %s: %w", r.ID, cmp.Or(errFind, err))
+		}
 	}
 	switch code {
 	case connect.CodeInvalidArgument, connect.CodeNotFound, connect.CodeAlreadyExists, connect.CodePermissionDenied,
@@ -401,4 +400,26 @@ func (c *Controller) createLease(ctx context.Context, r claims.Request, plan *cl
 	}
 	c.decides(false)
 	return fmt.Errorf("create lease %s: %w", r.ID, err)
+}
+
+// findLease asks the manager for a lease of the claim that exists with the ID of a request and another
+// spec, which the watch has not shown yet: its answer was lost, and the gang began to run or the scheduler
+// chose another node since. It reports whether there is one; any other is a user's of the same tenant.
+func (c *Controller) findLease(ctx context.Context, r claims.Request) (bool, error) {
+	for req := (&dxpuv1.ListLeasesRequest{PageSize: pool.PageSize, Tenant: r.Spec.Tenant, IncludeEnded: true}); ; {
+		res, err := c.cfg.Pool.ListLeases(ctx, connect.NewRequest(req))
+		if err != nil {
+			return false, err
+		}
+		for _, l := range res.Msg.Leases {
+			if l.RequestId == r.ID {
+				c.watch.Put(l)
+				ours := c.watch.Leases(r.Spec.Labels[claims.LabelClaim])
+				return slices.ContainsFunc(ours, func(o *dxpuv1.Lease) bool { return o.Id == l.Id }), nil
+			}
+		}
+		if req.PageToken = res.Msg.NextPageToken; req.PageToken == "" {
+			return false, nil
+		}
+	}
 }

@@ -115,8 +115,8 @@ const (
 	// refreshEvery is the time after which the GPUs are listed without an event: spares and
 	// quarantines change with the time.
 	refreshEvery = 15 * time.Second
-	// pageSize is the largest of the API.
-	pageSize = 1000
+	// PageSize is the largest of the API.
+	PageSize = 1000
 )
 
 // ErrEnded is the error of a stream that has ended: the manager was there until then.
@@ -308,7 +308,7 @@ func (w *Watcher) followLeases(ctx context.Context, reached func()) error {
 }
 
 func (w *Watcher) listLeases(ctx context.Context) (all []*dxpuv1.Lease, revision uint64, err error) {
-	req := &dxpuv1.ListLeasesRequest{PageSize: pageSize, IncludeEnded: true}
+	req := &dxpuv1.ListLeasesRequest{PageSize: PageSize, IncludeEnded: true}
 	for first := true; ; first = false {
 		res, err := w.api.ListLeases(ctx, connect.NewRequest(req))
 		if err != nil {
@@ -437,7 +437,7 @@ func (w *Watcher) read(ctx context.Context) (*Snapshot, error) {
 	if err != nil {
 		return nil, err
 	}
-	for req := (&dxpuv1.ListGPUsRequest{PageSize: pageSize}); ; {
+	for req := (&dxpuv1.ListGPUsRequest{PageSize: PageSize}); ; {
 		res, err := w.api.ListGPUs(ctx, connect.NewRequest(req))
 		if err != nil {
 			return nil, fmt.Errorf("list the GPUs: %w", err)
@@ -447,7 +447,7 @@ func (w *Watcher) read(ctx context.Context) (*Snapshot, error) {
 			break
 		}
 	}
-	for req := (&dxpuv1.ListHostsRequest{PageSize: pageSize}); ; {
+	for req := (&dxpuv1.ListHostsRequest{PageSize: PageSize}); ; {
 		res, err := w.api.ListHosts(ctx, connect.NewRequest(req))
 		if err != nil {
 			return nil, fmt.Errorf("list the hosts: %w", err)
@@ -459,7 +459,7 @@ func (w *Watcher) read(ctx context.Context) (*Snapshot, error) {
 			break
 		}
 	}
-	for req := (&dxpuv1.ListBoxesRequest{PageSize: pageSize}); ; {
+	for req := (&dxpuv1.ListBoxesRequest{PageSize: PageSize}); ; {
 		res, err := w.api.ListBoxes(ctx, connect.NewRequest(req))
 		if err != nil {
 			return nil, fmt.Errorf("list the boxes: %w", err)
