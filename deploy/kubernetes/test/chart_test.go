@@ -83,7 +83,7 @@ func manifests(t *testing.T) map[string]*unstructured.Unstructured {
 	return out
 }
 
-var chartValues = map[string]any{"manager": "https://10.0.0.1:7470", "caHash": "sha256:" + strings.Repeat("0", 64)}
+var chartValues = map[string]any{"manager": "https://10.0.0.1:7470", "caHash": "sha256:" + strings.Repeat("0", 64), "image": "dxpu-dra:latest"}
 
 // TestChart: the chart with its default values makes the objects of the manifests, and the
 // settings that docs/kubernetes.md makes by hand.
@@ -134,6 +134,8 @@ func TestChartValues(t *testing.T) {
 		refuse string
 	}{
 		"no manager":   {map[string]any{"manager": ""}, "", nil, "manager is missing"},
+		"no image":     {map[string]any{"image": ""}, "", nil, "image is missing"},
+		"a secret":     {map[string]any{"imagePullSecrets": []any{"registry"}}, "", nil, "imagePullSecrets"},
 		"no hash":      {map[string]any{"caHash": ""}, "", nil, "caHash is missing"},
 		"wrong access": {map[string]any{"plugin": map[string]any{"access": "pci"}}, "", nil, "access"},
 		"wrong hash":   {map[string]any{"caHash": "sha256:12"}, "", nil, "caHash"},
@@ -166,9 +168,9 @@ func TestChartValues(t *testing.T) {
 		},
 		"shares without the library": {map[string]any{"plugin": map[string]any{"shareDir": "/run/dxpu/share"}}, "", nil, "plugin.shareDir and plugin.hookDir: want both"},
 		"controller": {
-			map[string]any{"image": "registry/x:1", "tokenSecret": "t", "controller": map[string]any{"replicas": 1, "args": []any{"--tenant=default"}}},
+			map[string]any{"image": "registry/x:1", "imagePullSecrets": []any{map[string]any{"name": "registry"}}, "tokenSecret": "t", "controller": map[string]any{"replicas": 1, "args": []any{"--tenant=default"}}},
 			"Deployment/dxpu-dra-controller",
-			[]string{`"replicas":1`, `"--tenant=default"`, `"registry/x:1"`, `"secretName":"t"`},
+			[]string{`"replicas":1`, `"--tenant=default"`, `"registry/x:1"`, `"imagePullSecrets":[{"name":"registry"}]`, `"secretName":"t"`},
 			"",
 		},
 	} {
