@@ -61,7 +61,7 @@ struct _cl_context {
 	size_t property_count;
 	cl_uint queue; /* handle of the engine's queue for copies of the driver itself */
 	struct destructor *destructors;
-	volatile int prints; /* a kernel that may call printf was enqueued */
+	int prints; /* a kernel that may call printf was enqueued; atomic */
 };
 
 struct _cl_command_queue {

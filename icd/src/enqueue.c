@@ -322,7 +322,7 @@ cl_int CL_API_CALL dxpu_EnqueueNDRangeKernel(cl_command_queue q, cl_kernel k, cl
 	if (!code)
 		code = begin(&c);
 	if (k->program->prints)
-		q->context->prints = 1;
+		__atomic_store_n(&q->context->prints, 1, __ATOMIC_RELAXED);
 	if (code)
 		return code;
 	if (empty) /* since 2.1, a range of nothing is like a marker */

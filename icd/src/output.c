@@ -10,7 +10,7 @@ void output_show(cl_context c)
 	uint32_t length = 1;
 
 	/* A kernel that is not complete may print later, so this stays as it is. */
-	if (!c->prints || !(channel_features(ch) & FEATURE_IMAGES))
+	if (!__atomic_load_n(&c->prints, __ATOMIC_RELAXED) || !(channel_features(ch) & FEATURE_IMAGES))
 		return;
 	while (length > 0) {
 		struct packet p;

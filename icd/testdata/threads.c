@@ -78,7 +78,7 @@ static void *work(void *arg)
 int main(void)
 {
 	static const char *source = "__kernel void scale(__global int *x, int f) { x[get_global_id(0)] *= f; }\n"
-				    "__kernel void count(__global int *x) { x[0]++; }\n";
+				    "__kernel void count(__global int *x) { if (++x[0] < 0) printf(\"%d\\n\", x[0]); }\n";
 	pthread_t threads[THREADS];
 	cl_platform_id p;
 	cl_int code, total = 0;
