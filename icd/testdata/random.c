@@ -1,6 +1,8 @@
-/* Random OpenCL programs: random FIRST COUNT [show | threads]. Each seed makes a sequence of calls, right
+/* Random OpenCL programs: random FIRST COUNT [show | threads | quiet | failures]. Each seed makes a sequence of calls, right
  * and wrong, whose results OpenCL defines. It prints a digest of all results, the same on every
- * platform that works; show prints each of them. threads runs the seeds at once, in one context. */
+ * platform that works; show prints each of them. threads runs the seeds at once, in one context, and
+ * quiet one by one, without what threads leave out: printf and child processes.
+ * failures lets events fail, for which PoCL 3.1 waits for ever: it prints what then is not as OpenCL says. */
 #include "random.h"
 #include "random_images.h"
 #include "random_buffers.h"
@@ -12,6 +14,23 @@
 #include "random_info.h"
 #include "random_refused.h"
 #include "random_wrong.h"
+#include "random_parts.h"
+#include "random_values.h"
+#include "random_formats.h"
+
+static cl_device_id device;
+
+static cl_program build(cl_context c)
+{
+	cl_int code;
+	cl_program g = clCreateProgramWithSource(c, 1, &source, NULL, &code);
+
+	if (clBuildProgram(g, 1, &device, "-cl-kernel-arg-info", NULL, NULL))
+		puts("no program");
+	return g;
+}
+
+#include "random_ends.h"
 
 static void CL_CALLBACK note(cl_event e, cl_int status, void *data)
 {
@@ -110,7 +129,7 @@ static void step(void)
 		transfer, transfer, transfer, box_transfer, box_transfer, copy, copy, fill, map, map, unmap, unmap, kernel, kernel, kernel, kernel,
 		marker, migrate, callback, new_user, new_mem, new_mem, drop_mem, image_step, image_step, wrong, wrong, info, info, end_user,
 		shared_step, program_step, chain, chain, references, image_in, old, foreign, image_formats,
-		device_info, device_info, profile,
+		device_info, device_info, profile, pieces_step, values_step, formats_step, ends_step, child_step, fails_step,
 	};
 
 	if (any(40) == 0 || full())
@@ -121,17 +140,6 @@ static void step(void)
 
 static cl_context shared;
 static cl_program shared_program;
-static cl_device_id device;
-
-static cl_program build(cl_context c)
-{
-	cl_int code;
-	cl_program g = clCreateProgramWithSource(c, 1, &source, NULL, &code);
-
-	if (clBuildProgram(g, 1, &device, "-cl-kernel-arg-info", NULL, NULL))
-		puts("no program");
-	return g;
-}
 
 static void setup(void)
 {
@@ -240,6 +248,8 @@ int main(int argc, char **argv)
 		return 1;
 	}
 	verbose = argc > 3 && !strcmp(argv[3], "show");
+	failures = argc > 3 && !strcmp(argv[3], "failures");
+	alone = argc <= 3 || (strcmp(argv[3], "threads") && strcmp(argv[3], "quiet"));
 	if (argc > 3 && !strcmp(argv[3], "threads")) {
 		threads(first, count);
 		return 0;
