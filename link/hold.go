@@ -14,12 +14,17 @@ func (l *Link) Hold(now time.Duration, bytes int) {
 	if l.state != Up || r.limit() < r.advertised+uint64(r.window/4) {
 		return
 	}
+	l.tellLimit(now)
+}
+
+// tellLimit tells the peer the limit, as a probe, and again if that is lost: the peer may have
+// nothing in flight that would ask for a newer limit.
+func (l *Link) tellLimit(now time.Duration) {
 	for _, p := range l.paths {
 		if p.usable && p.received.any {
-			// As a probe, which is retransmitted if it is lost: the peer may have
-			// nothing in flight that would ask for a newer limit.
 			p.ackAt = min(p.ackAt, now)
 			p.probes = max(p.probes, 1)
+			p.telling = true
 			return
 		}
 	}

@@ -328,3 +328,48 @@ func TestReplayedReportDoesNotEndTheHandshake(t *testing.T) {
 		t.Errorf("states %v and %v; confirm lost: %v", links[0].State(), links[1].State(), lost)
 	}
 }
+
+// A peer that waits for a new limit has nothing in flight that would ask for it. A lost datagram
+// with the limit, or a path that has failed with it, delays the peer by no more than the probes
+// take, not until one of the ends pings the other.
+func TestALostLimitIsToldAgain(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		mtus   []int
+		within time.Duration
+	}{
+		{"one path", []int{jumbo}, 25 * time.Millisecond},
+		{"a path that fails", []int{jumbo, jumbo}, 30 * time.Millisecond},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ends := linktest.Ends(link.CipherAES256GCM, c.mtus...)
+			ends[linktest.Box].Window = 64 << 10
+			n := up(t, linktest.Config{Ends: ends}, "delay=20us", c.mtus...)
+			arrived, owned := 0, 0
+			n.OnDeliver = func(linktest.Side, *tlp.Packet) {
+				arrived++
+				owned += 4096 + frame.TLPCost
+				n.Link[linktest.Box].Hold(n.Now, owned)
+			}
+			for range 60 {
+				if err := n.Send(linktest.Host, memoryWrite(4096)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			n.Run(n.Now + 20*time.Millisecond)
+			before := arrived
+			n.SetPlan(linktest.Box, 0, plan(t, "loss=100%"))
+			owned = 0
+			released := n.Now
+			n.Link[linktest.Box].Hold(n.Now, 0)
+			if len(c.mtus) == 1 {
+				n.Run(n.Now + 100*time.Microsecond) // one datagram is lost
+				n.SetPlan(linktest.Box, 0, plan(t, "delay=20us"))
+			}
+			n.RunUntil(n.Now+time.Second, func() bool { return arrived > before })
+			if took := n.Now - released; took > c.within {
+				t.Errorf("the peer went on after %v, want at most %v", took, c.within)
+			}
+		})
+	}
+}

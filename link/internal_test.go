@@ -3,6 +3,8 @@ package link
 import (
 	"bytes"
 	"encoding/binary"
+	"math"
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -287,6 +289,47 @@ func TestReceivedNumbers(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A set is the reference: any number in the window is fresh once, and the ranges hold what was
+// added, the largest first.
+func TestReceivedNumbersAreASet(t *testing.T) {
+	for seed := range uint64(40) {
+		r := rand.New(rand.NewPCG(seed, 2))
+		var got received
+		seen, largest := map[uint64]bool{}, uint64(0)
+		first := []uint64{0, 1 << 32, 1<<63 - 1000, math.MaxUint64 - 1<<20}[r.IntN(4)]
+		for range 4000 {
+			n := largest + uint64(r.IntN(3))
+			switch {
+			case len(seen) == 0:
+				n = first
+			case r.IntN(60) == 0:
+				n = largest + uint64(r.IntN(2*64*replayWords))
+			case r.IntN(3) == 0:
+				n = largest - min(uint64(r.IntN(200)), largest)
+			case r.IntN(3) == 0:
+				n = largest - min(uint64(replayWindow-100+r.IntN(300)), largest)
+			}
+			want := len(seen) == 0 || n > largest || largest-n < replayWindow && !seen[n]
+			if fresh := got.fresh(n); fresh != want {
+				t.Fatalf("seed %d: %d, %d behind the largest, seen %v: fresh %v", seed, n, largest-n, seen[n], fresh)
+			}
+			if !want {
+				continue
+			}
+			got.add(n)
+			seen[n], largest = true, max(largest, n)
+			for i, g := range got.ranges[:got.count] {
+				if i == 0 && g.Last != largest || i > 0 && g.Last+1 >= got.ranges[i-1].First || g.First > g.Last {
+					t.Fatalf("seed %d: after %d: %v", seed, n, got.ranges[:got.count])
+				}
+				if !seen[g.First] || !seen[g.Last] {
+					t.Fatalf("seed %d: after %d: range %v", seed, n, g)
+				}
+			}
+		}
 	}
 }
 

@@ -122,6 +122,9 @@ func (l *Link) loseRecord(now time.Duration, p *path, rec *record) {
 	for i := range rec.runs[:rec.nruns] {
 		l.send.lose(&rec.runs[i])
 	}
+	if rec.limit {
+		l.tellLimit(now)
+	}
 }
 
 // loseOldest sends the oldest datagrams in flight again, at most n. That they are

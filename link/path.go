@@ -44,6 +44,7 @@ type path struct {
 	probeTimeouts uint          // in a row
 	probes        int           // datagrams to send regardless of the window
 	nextProbe     time.Duration // of an unusable path
+	telling       bool          // the next one tells the limit, see record.limit
 
 	datagramsIn uint64
 	runSize     int // size before the seal of the last datagram in a run of full ones; 0: no run

@@ -196,6 +196,9 @@ func (l *Link) write(now time.Duration, p *path, buf []byte, probe bool) int {
 		l.writeNew(p, &d)
 		p.level(&d, l.hasData())
 	}
+	if probe {
+		d.rec.limit, p.telling = p.telling, false
+	}
 	if probe && !d.rec.eliciting && d.space() >= frame.PingSize(l.form) {
 		d.b = frame.AppendPing(d.b, l.form)
 		d.rec.eliciting = true
