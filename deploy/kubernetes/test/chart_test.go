@@ -133,15 +133,16 @@ func TestChartValues(t *testing.T) {
 		want   []string
 		refuse string
 	}{
-		"no manager":   {map[string]any{"manager": ""}, "", nil, "manager is missing"},
-		"no image":     {map[string]any{"image": ""}, "", nil, "image is missing"},
-		"a secret":     {map[string]any{"imagePullSecrets": []any{"registry"}}, "", nil, "imagePullSecrets"},
-		"no hash":      {map[string]any{"caHash": ""}, "", nil, "caHash is missing"},
-		"wrong access": {map[string]any{"plugin": map[string]any{"access": "pci"}}, "", nil, "access"},
-		"wrong hash":   {map[string]any{"caHash": "sha256:12"}, "", nil, "caHash"},
-		"unknown":      {map[string]any{"plugin": map[string]any{"acess": "vfio"}}, "", nil, "acess"},
-		"one argument": {map[string]any{"controller": map[string]any{"args": "--whole-gpus"}}, "", nil, "controller"},
-		"relative":     {map[string]any{"plugin": map[string]any{"socketDir": "run/dxpu"}}, "", nil, "socketDir"},
+		"no manager":                       {map[string]any{"manager": ""}, "", nil, "manager is missing"},
+		"no image":                         {map[string]any{"image": ""}, "", nil, "image is missing"},
+		"a secret":                         {map[string]any{"imagePullSecrets": []any{"registry"}}, "", nil, "imagePullSecrets"},
+		"no hash":                          {map[string]any{"caHash": ""}, "", nil, "caHash is missing"},
+		"wrong access":                     {map[string]any{"plugin": map[string]any{"access": "pci"}}, "", nil, "access"},
+		"wrong hash":                       {map[string]any{"caHash": "sha256:12"}, "", nil, "caHash"},
+		"unknown":                          {map[string]any{"plugin": map[string]any{"acess": "vfio"}}, "", nil, "acess"},
+		"one argument":                     {map[string]any{"controller": map[string]any{"args": "--whole-gpus"}}, "", nil, "controller"},
+		"relative":                         {map[string]any{"plugin": map[string]any{"socketDir": "run/dxpu"}}, "", nil, "socketDir"},
+		"a controller that does not start": {map[string]any{}, "Deployment/dxpu-dra-controller", []string{`"readinessProbe":{"httpGet":{"path":"/healthz","port":"metrics"}}`}, ""},
 		"no TLS": {
 			map[string]any{"manager": "http://m:7470", "caHash": ""},
 			"ConfigMap/dxpu-pool",

@@ -175,6 +175,9 @@ func (o *controllerOptions) predictions(ctx context.Context) (t performance.Tabl
 	if t, err = performance.Read(f); err != nil {
 		return t, fmt.Errorf("--performance %s: %w", o.performance, err)
 	}
+	for _, doubt := range t.Doubts {
+		klog.FromContext(ctx).Info("A prediction is in doubt, so the devices have no attribute of it", "file", o.performance, "doubt", doubt)
+	}
 	return t, nil
 }
 

@@ -24,7 +24,12 @@ const MaxWorkloads = resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevic
 const maxSize = 64 << 20
 
 // Table has the predictions of workloads.
-type Table struct{ workloads []workload }
+type Table struct {
+	// Doubts say which predictions are left out, because they are in doubt.
+	Doubts []string
+
+	workloads []workload
+}
 
 type workload struct {
 	name   string
@@ -77,6 +82,10 @@ func Read(from io.Reader) (Table, error) {
 		if err != nil {
 			return Table{}, fmt.Errorf("%q: %w", r.File, err)
 		}
+		if r.Doubt != "" {
+			t.Doubts = append(t.Doubts, fmt.Sprintf("%s: %s", w.name, r.Doubt))
+			continue
+		}
 		if slices.ContainsFunc(t.workloads, func(o workload) bool { return o.name == w.name }) {
 			return Table{}, fmt.Errorf("two workloads have the name %s: rename a trace", w.name)
 		}
@@ -92,8 +101,6 @@ func (r *report) workload() (workload, error) {
 		return w, errors.New("the name of the trace has no letter or digit, so the attribute has no name")
 	case r.Prediction == nil || r.NativeRTT <= 0:
 		return w, errors.New("no prediction")
-	case r.Doubt != "":
-		return w, fmt.Errorf("the prediction is in doubt: %s", r.Doubt)
 	}
 	w.at = time.Duration(r.Prediction.RTT)
 	w.points = []point{{time.Duration(r.NativeRTT), 1}}
