@@ -34,6 +34,7 @@ func TestFaults(t *testing.T) {
 	t.Run("quota", func(t *testing.T) { e.on(t).quota() })
 	t.Run("rights", func(t *testing.T) { e.on(t).rights() })
 	t.Run("leaders are killed", func(t *testing.T) { e.on(t).leadersKilled() })
+	t.Run("rights that are used", func(t *testing.T) { e.on(t).rightsUsed() })
 }
 
 // leaseEnded: the pod that lost its device is evicted, and the taint goes by itself.

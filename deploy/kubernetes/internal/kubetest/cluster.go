@@ -118,12 +118,16 @@ func (c *Cluster) startAPIServer(ctx context.Context, etcd, port int) error {
 	if err := os.WriteFile(c.path("tokens.csv"), []byte(tokens.String()), 0o600); err != nil {
 		return err
 	}
+	if err := os.WriteFile(c.path("audit.yaml"), []byte(auditPolicy), 0o600); err != nil {
+		return err
+	}
 	c.url = fmt.Sprintf("https://127.0.0.1:%d", port)
 	if err := c.startPart("kube-apiserver", "--etcd-servers", fmt.Sprintf("http://127.0.0.1:%d", etcd),
 		"--bind-address", "127.0.0.1", "--secure-port", fmt.Sprint(port), "--cert-dir", c.path("certificates"),
 		"--token-auth-file", c.path("tokens.csv"), "--authorization-mode", "Node,RBAC", "--enable-admission-plugins", "NodeRestriction",
 		"--service-account-key-file", keyFile, "--service-account-signing-key-file", keyFile,
 		"--service-account-issuer", "https://kubernetes.default.svc", "--service-cluster-ip-range", "10.0.0.0/24",
+		"--audit-policy-file", c.path("audit.yaml"), "--audit-log-path", c.path("audit.log"),
 		"--feature-gates", features, "--allow-privileged", "--endpoint-reconciler-type", "none", "--max-requests-inflight", "1000", "--max-mutating-requests-inflight", "500"); err != nil {
 		return err
 	}
