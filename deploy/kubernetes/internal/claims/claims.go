@@ -55,6 +55,8 @@ type Claim struct {
 	HostErr string
 	// HostShut says why the host takes no GPU now, nor soon. Empty: it takes one.
 	HostShut string
+	// HostLost says why the host attaches nothing: it has reported, and does no more. Empty: it may.
+	HostLost string
 	// LocalErr says why the pod cannot have GPUs of the host's own machine by this claim.
 	LocalErr string
 	// Devices are those of this driver.
@@ -214,6 +216,9 @@ func (c *Claim) device(d Device, leases []*dxpuv1.Lease, p Policy, plan *Plan) S
 		case s.Phase == Waiting && c.HostShut != "":
 			// The scheduler chooses another node, which the queue of the pool cannot do.
 			s.Phase, s.Reason, s.Message = Failed, "HostUnavailable", c.HostShut+". The manager says: "+s.Message
+		case s.Phase == Attaching && !d.Attached && c.HostLost != "":
+			// The manager waits for it for many minutes, in which another node could have the pod.
+			s.Phase, s.Reason, s.Message = Failed, "HostUnavailable", c.HostLost+". The manager says: "+s.Message
 		}
 	case d.Failed:
 		s.Phase, s.Reason, s.Message = Failed, "LeaseLost", "the lease of the device has ended"

@@ -22,7 +22,7 @@ import (
 //	           [reported] is that the claim says something of its devices;
 //	           [gang=(NAME,SIZE)] [runs] is the gang of its devices, and whether that has GPUs;
 //	           [serves=LEASE] is the lease that the claim's status names; [shut=WHY], with "-" for
-//	           spaces, is why the host takes no GPU; [local=WHY] is why the pod gets no GPUs of its machine;
+//	           spaces, is why the host takes no GPU; [lost=WHY] why it attaches nothing; [local=WHY] is why the pod gets no GPUs of its machine;
 //	           [priority=N,...] has that of each device
 //	gone       the claim is gone, or not allocated
 //	lease      id= [request=] claim= device= [share=] allocated= node= state= [preempted] [tenant=] [gpu=] [host=]: replaces
@@ -44,6 +44,7 @@ func TestScenarios(t *testing.T) {
 				if claim.Host == "" {
 					claim.HostErr = "the node has no host"
 				}
+				claim.HostLost = strings.ReplaceAll(text("lost"), "-", " ")
 				claim.HostShut, claim.LocalErr = strings.ReplaceAll(text("shut"), "-", " "), strings.ReplaceAll(text("local"), "-", " ")
 				d.MaybeScanArgs(t, "allocated", &claim.Allocated)
 				for _, a := range d.CmdArgs {

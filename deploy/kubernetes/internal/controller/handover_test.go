@@ -86,6 +86,35 @@ func TestFailsFirst(t *testing.T) {
 	})
 }
 
+// TestHostLostInAttach: a claim fails whose host is lost while it attaches the GPU: the manager would wait for
+// many minutes. It does not while the manager has just returned, which knows no host yet, and not if the
+// pod is on the node.
+func TestHostLostInAttach(t *testing.T) {
+	inOutage(t, func(m *awayManager) { m.binding = true }, func(o *outage) {
+		o.allocate("train")
+		o.after(20 * time.Second)
+		failed := func() bool {
+			d := deviceStatus(o.claim("train"), "b1-0", "")
+			return d != nil && isTrue(*d, inventory.Failed)
+		}
+		o.manager.set(func(m *awayManager) { m.away, m.silent = true, true })
+		o.manager.set(back)
+		o.after(5 * time.Second)
+		if failed() {
+			o.Fatal("the claim fails before the host has had the time to report")
+		}
+		o.manager.set(func(m *awayManager) { m.silent = false })
+		o.after(20 * time.Second)
+		o.wantLeases(1, "which is attached")
+		o.manager.set(func(m *awayManager) { m.lost = true })
+		o.after(20 * time.Second)
+		o.wantLeases(0, "after the host was lost")
+		if !failed() {
+			o.Errorf("the claim has not failed: %+v", o.claim("train").Status.Devices)
+		}
+	})
+}
+
 // TestEvictsFirst: a pod that has lost its GPU is evicted, also while the manager cannot delete the
 // lease. It may have a part, or tolerate the taint of the device.
 func TestEvictsFirst(t *testing.T) {

@@ -45,6 +45,7 @@ type awayManager struct {
 	creates int    // calls of CreateLease, also those that are refused
 	lists   int    // calls of ListHosts
 	active  bool   // leases have their GPU
+	binding bool   // they get it
 	created func() // is called before a lease that is new is answered, if it is set
 }
 
@@ -140,6 +141,9 @@ func (m *awayManager) leaseLocked(id string) *dxpuv1.Lease {
 	l := &dxpuv1.Lease{Id: id, Spec: m.specs[id], State: dxpuv1.LeaseState_LEASE_STATE_RELEASING}
 	if m.leases[id] {
 		l.State, l.StateReason = dxpuv1.LeaseState_LEASE_STATE_PENDING, "in the queue"
+		if m.binding {
+			l.State, l.StateReason = dxpuv1.LeaseState_LEASE_STATE_BINDING, "waiting for host h1, which does not report"
+		}
 		if m.active {
 			l.State = dxpuv1.LeaseState_LEASE_STATE_ACTIVE
 			l.Bindings = []*dxpuv1.Binding{{GpuId: "b1/0", HostId: "h1", State: dxpuv1.BindingState_BINDING_STATE_ATTACHED}}

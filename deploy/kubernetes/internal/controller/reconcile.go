@@ -233,6 +233,9 @@ func (c *Controller) view(ctx context.Context, claim *resourceapi.ResourceClaim)
 	if v.Node != "" {
 		v.Host, v.HostErr = c.hostOf(v.Node)
 		v.HostShut = c.watch.HostShut(v.Host, c.need(v))
+		if allocatedNode(a.NodeSelector) != "" { // no pod that is bound needs this node
+			v.HostLost = c.watch.HostLost(v.Host)
+		}
 	}
 	v.LocalErr, err = c.localErr(ctx, claim, v)
 	return v, err

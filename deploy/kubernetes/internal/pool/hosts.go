@@ -41,6 +41,17 @@ func (w *Watcher) lostLocked(s *Snapshot, id string) bool {
 	return !w.away && s.began.After(w.gone) && !n.GetConnected() && (n.GetLastReportTime() != nil || s.Settled)
 }
 
+// HostLost returns why a host attaches nothing now: it has reported to the manager, and does no more. It
+// is "" for a host that may, or is not known.
+func (w *Watcher) HostLost(id string) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if s := w.snapshot; s == nil || s.Hosts[id] == nil || !w.lostLocked(s, id) {
+		return ""
+	}
+	return "host " + id + " does not report"
+}
+
 // room returns the number of slots of a host that are free, or soon will be.
 func (s *Snapshot) room(id string, taken int) int {
 	if s == nil || s.Hosts[id] == nil {

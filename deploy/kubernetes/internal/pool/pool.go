@@ -169,7 +169,8 @@ func (w *Watcher) Snapshot() *Snapshot {
 }
 
 // SetSnapshot records a snapshot, which is not changed any more. It returns the claims that have a
-// GPU whose health is another one now, and those that wait for a host which does not take all of them.
+// GPU whose health is another one now, and those that wait for a host which does not take all of them,
+// or is lost.
 func (w *Watcher) SetSnapshot(s *Snapshot) (changed []string) {
 	s.index()
 	w.mu.Lock()
@@ -180,7 +181,8 @@ func (w *Watcher) SetSnapshot(s *Snapshot) (changed []string) {
 	pending, taken := w.waitingLocked()
 	for _, l := range w.leases {
 		host := l.GetSpec().GetHostId()
-		if l.State == dxpuv1.LeaseState_LEASE_STATE_PENDING && (w.shutLocked(s, host, taken[host]) != "" || s.room(host, taken[host]) < pending[host]) {
+		if l.State == dxpuv1.LeaseState_LEASE_STATE_PENDING && (w.shutLocked(s, host, taken[host]) != "" || s.room(host, taken[host]) < pending[host]) ||
+			l.State == dxpuv1.LeaseState_LEASE_STATE_BINDING && s.Hosts[host] != nil && w.lostLocked(s, host) {
 			changed = append(changed, l.Spec.Labels[claims.LabelClaim])
 			continue
 		}
