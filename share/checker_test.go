@@ -323,7 +323,7 @@ func (c *checker) event(kind uint8, id share.ClientID, a, b byte, n, m int64) {
 	case 3, 4, 5:
 		c.launch(id, share.Kernel{
 			Blocks: n, SMs: int32(m), Bound: share.Bound(a), First: b&1 != 0, Update: b&2 != 0,
-			Expected: time.Duration(m) * time.Microsecond, Remaining: time.Duration(n) * time.Microsecond, Type: uint16(a),
+			Expected: time.Duration(m) * time.Microsecond, Remaining: time.Duration(n) * time.Microsecond,
 		})
 	case 6, 7:
 		c.complete(id, time.Duration(n))

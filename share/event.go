@@ -62,7 +62,6 @@ type Kernel struct {
 	Update    bool          // it belongs to the update phase at the end of an iteration
 	Expected  time.Duration // by profile, alone on the GPU
 	Remaining time.Duration // expected time of the job from this kernel on
-	Type      uint16        // the job's type, for policies that are fair between types
 }
 
 const maxBlocks = 1 << 40 // CUDA's grids reach 2^31 × 2^16 × 2^16; the counters need a bound

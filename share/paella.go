@@ -9,14 +9,15 @@ const paellaExtra = 2
 
 // paella keeps the queue in software: a launch is released only when it fits on the
 // multiprocessors that are free, from the job with the shortest remaining time (SRPT).
-// Each job type has a deficit, which falls by one when a launch of it is released
-// and rises by 1/n for the other types that wait; a type whose deficit reaches the
+// Each client has a deficit, which falls by one when a launch of it is released
+// and rises by 1/n for each of the n others that wait; a client whose deficit reaches the
 // threshold goes first, so a long job does not starve.
 //
-// Ours: the threshold is Settings.Deficit, 2,000 launches, where Paella's default of
-// 10⁶ never applies in practice; a launch counts, not a job; and completions come
-// from events, where Paella's compiler reports each block. With Settings.FIFO the
-// jobs go in the order of their arrival, for comparison.
+// Ours: Paella's deficit is that of a type of jobs, which the gate does not know; the
+// threshold is Settings.Deficit, 2,000 launches, where Paella's default of 10⁶ never
+// applies in practice; a launch counts, not a job; jobs with equal remaining times take
+// turns; and completions come from events, where Paella's compiler reports each block.
+// With Settings.FIFO the jobs go in the order of their arrival, for comparison.
 type paella struct {
 	core[paellaClient]
 	fifo      bool
@@ -58,6 +59,7 @@ func (p *paella) Transmit(now time.Duration, out []Decision) []Decision {
 		return out
 	}
 	p.serve(c)
+	p.take(c)
 	return p.permit(c, out, false, 0)
 }
 
@@ -103,7 +105,10 @@ func (p *paella) before(a, b *client[paellaClient]) bool {
 	if p.fifo {
 		return a.state.began < b.state.began
 	}
-	return a.head.kernel.Remaining < b.head.kernel.Remaining
+	if x, y := a.head.kernel.Remaining, b.head.kernel.Remaining; x != y {
+		return x < y
+	}
+	return a.turn < b.turn // as with all programs without a profile
 }
 
 // serve changes the deficits.

@@ -12,7 +12,7 @@ type Settings struct {
 	Quantum time.Duration // timeslice: length of a turn
 	Linger  time.Duration // timeslice: wait for an idle holder
 	Sample  time.Duration // tgs: between two readings of the production rate
-	Deficit int64         // paella: launches after which a type that waits goes first
+	Deficit int64         // paella: launches after which a client that waits goes first
 	FIFO    bool          // paella: jobs in the order of their arrival
 }
 

@@ -171,7 +171,7 @@ func (w *world) present(c *client) {
 	s := &c.program.steps[r.step]
 	w.policy.Receive(w.now, share.Event{Kind: share.Launch, Client: c.id, Launch: r.id, Kernel: share.Kernel{
 		Blocks: r.kernel.Blocks, SMs: r.kernel.SMs(w.spec.device), Bound: s.bound, First: r.step == 0 && len(c.again) == 0, Update: s.update,
-		Expected: r.kernel.Alone(w.spec.device), Remaining: c.program.remaining(r.step, w.spec.device), Type: uint16(c.id),
+		Expected: r.kernel.Alone(w.spec.device), Remaining: c.program.remaining(r.step, w.spec.device),
 	}})
 }
 
