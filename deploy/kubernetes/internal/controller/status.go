@@ -66,7 +66,8 @@ func (c *Controller) report(ctx context.Context, old *resourceapi.ResourceClaim,
 	c.cfg.Metrics.reports.Inc()
 	c.sayAll(written, news) // of a claim that has changed since it was read it may not be true
 	if at := claim.Status.Allocation.AllocationTimestamp; attached && at != nil {
-		c.cfg.Metrics.attach.Observe(time.Since(at.Time).Seconds())
+		// The clock of the scheduler may be ahead; a sum that becomes less is no counter.
+		c.cfg.Metrics.attach.Observe(max(0, time.Since(at.Time).Seconds()))
 	}
 	return written, nil
 }
