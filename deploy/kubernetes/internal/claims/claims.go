@@ -207,9 +207,10 @@ func (c *Claim) device(d Device, leases []*dxpuv1.Lease, p Policy, plan *Plan) S
 			s.Phase, s.Reason, s.Message = Failed, "LeaseLost", "the device has failed before"
 		case d.Attached && s.Phase == Waiting:
 			// A pod may run with the device that it had: it does not get another one.
-			s.Phase, s.Reason = Failed, "DeviceLost"
-			if preempted(l) {
+			if s.Phase = Failed; preempted(l) {
 				s.Reason = "Preempted"
+			} else {
+				s.Reason, s.Message = "DeviceLost", s.lost(l, d)
 			}
 		case s.Phase == Waiting && c.Host == "":
 			s.Phase, s.Reason, s.Message = Failed, "NoHost", c.HostErr
@@ -310,7 +311,7 @@ func (s *Status) of(l *dxpuv1.Lease, d Device) {
 	case dxpuv1.LeaseState_LEASE_STATE_ACTIVE:
 		s.active(l, d)
 	case dxpuv1.LeaseState_LEASE_STATE_DEGRADED:
-		s.Phase, s.Reason = Failed, "DeviceLost"
+		s.Phase, s.Reason, s.Message = Failed, "DeviceLost", s.lost(l, d)
 	default:
 		s.Phase, s.Reason = Failed, "LeaseEnded"
 	}

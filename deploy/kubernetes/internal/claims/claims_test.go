@@ -27,6 +27,7 @@ import (
 //	gone       the claim is gone, or not allocated
 //	lease      id= [request=] claim= device= [share=] allocated= node= state= [preempted] [tenant=] [gpu=] [host=]: replaces
 //	           the lease of that ID; tenant, GPU and host are those of the device, if they are not named.
+//	           [lost=REASON] and [detail=] are those of the binding that it has lost;
 //	           gpus=(GPU,...) are those of a lease for several devices, which are in slots 0, 1 ... if it is active
 //	decide     prints the plan
 func TestScenarios(t *testing.T) {
@@ -91,6 +92,9 @@ func TestScenarios(t *testing.T) {
 				}
 				if detail := text("detail"); detail != "" {
 					l.Bindings = []*dxpuv1.Binding{{State: dxpuv1.BindingState_BINDING_STATE_READY, Detail: detail}}
+				}
+				if lost := text("lost"); lost != "" {
+					l.Bindings = []*dxpuv1.Binding{{GpuId: "b1/2", State: dxpuv1.BindingState_BINDING_STATE_LOST, Reason: dxpuv1.Reason(dxpuv1.Reason_value["REASON_"+lost]), Detail: strings.ReplaceAll(text("detail"), "-", " ")}}
 				}
 				if d.HasArg("preempted") {
 					l.Bindings = []*dxpuv1.Binding{{Reason: dxpuv1.Reason_REASON_PREEMPTED}}
