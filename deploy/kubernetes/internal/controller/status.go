@@ -232,11 +232,15 @@ func (c *Controller) say(claim *resourceapi.ResourceClaim, s claims.Status) {
 // untold returns the pods of a claim that have not been told of the status of a device, and records
 // that they are.
 func (c *Controller) untold(claim *resourceapi.ResourceClaim, s claims.Status) (out []*corev1.ObjectReference) {
+	pods := podsWith(claim)
+	if len(pods) == 0 {
+		return nil // the scheduler gives the claim back, and reserves it for the same pod again
+	}
 	uid, device, now := string(claim.UID), s.Device+"/"+s.Share, saying{s.Reason + ": " + s.Message, map[types.UID]bool{}}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	old := c.said[uid][device]
-	for _, pod := range podsWith(claim) {
+	for _, pod := range pods {
 		now.pods[pod.UID] = true
 		if old.text != now.text || !old.pods[pod.UID] {
 			out = append(out, pod)

@@ -147,7 +147,7 @@ func TestSaysToEachPod(t *testing.T) {
 	for _, step := range []struct {
 		pods []types.UID
 		told int
-	}{{[]types.UID{"p"}, 1}, {[]types.UID{"p"}, 0}, {[]types.UID{"p", "q"}, 1}, {nil, 0}, {[]types.UID{"r"}, 1}} {
+	}{{[]types.UID{"p"}, 1}, {[]types.UID{"p"}, 0}, {[]types.UID{"p", "q"}, 1}, {nil, 0}, {[]types.UID{"q"}, 0}, {[]types.UID{"r"}, 1}} {
 		claim.Status.ReservedFor = nil
 		for _, uid := range step.pods {
 			claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: string(uid), UID: uid})
