@@ -38,6 +38,7 @@ type modelManager struct {
 	ends     map[string]time.Time // by lease that waits: when it has waited in vain
 	vain     map[string]bool      // by claim: those with a lease that has waited in vain, or may be as it was before
 	calls    sync.WaitGroup       // that are late
+	ills     ills
 }
 
 const (
@@ -94,12 +95,7 @@ func (m *modelManager) putLocked(l *dxpuv1.Lease) {
 			m.breakLocked(s)
 		}
 	}
-	for e := range m.events {
-		select {
-		case e <- struct{}{}:
-		default:
-		}
-	}
+	m.tellLocked()
 }
 
 func (m *modelManager) breakLocked(s chan *dxpuv1.Lease) {

@@ -86,6 +86,9 @@ func (m *modelManager) CreateLease(_ context.Context, req *connect.Request[dxpuv
 	if !m.late() || m.change(5) {
 		return nil, errModel
 	}
+	if err := m.tenantErr(); err != nil {
+		return nil, err
+	}
 	l, err := m.create(req.Msg)
 	if !m.late() || m.change(10) {
 		return nil, errModel // though it exists
@@ -190,7 +193,9 @@ func (m *modelManager) ListGPUs(context.Context, *connect.Request[dxpuv1.ListGPU
 				take(g, l)
 			}
 		}
-		res.Gpus = append(res.Gpus, g)
+		if g = m.ailing(g); g != nil {
+			res.Gpus = append(res.Gpus, g)
+		}
 	}
 	return connect.NewResponse(res), nil
 }
@@ -215,7 +220,7 @@ func (m *modelManager) ListHosts(context.Context, *connect.Request[dxpuv1.ListHo
 	silent := m.change(5) // as after a change of the leader
 	all, res := m.list(), &dxpuv1.ListHostsResponse{}
 	for i := range modelHosts {
-		h := &dxpuv1.Host{Node: node(fmt.Sprintf("h%d", i+1), silent)}
+		h := &dxpuv1.Host{Node: m.lostNode(node(fmt.Sprintf("h%d", i+1), silent))}
 		for _, b := range modelBoxes {
 			if b.host == h.Node.Id {
 				h.Node.LocalPeer = b.id
@@ -239,7 +244,7 @@ func (m *modelManager) ListHosts(context.Context, *connect.Request[dxpuv1.ListHo
 func (m *modelManager) ListBoxes(context.Context, *connect.Request[dxpuv1.ListBoxesRequest]) (*connect.Response[dxpuv1.ListBoxesResponse], error) {
 	res := &dxpuv1.ListBoxesResponse{}
 	for _, b := range modelBoxes {
-		res.Boxes = append(res.Boxes, &dxpuv1.Box{Node: node(b.id, false)})
+		res.Boxes = append(res.Boxes, &dxpuv1.Box{Node: m.lostNode(node(b.id, false))})
 	}
 	return connect.NewResponse(res), nil
 }

@@ -47,12 +47,11 @@ func (w *torture) startReplica() {
 		}
 		return true, &corev1.Event{}, nil
 	})
-	kube.AddReactor("get", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
-		if w.chance(5) {
-			return true, nil, apierrors.NewInternalError(errors.New("etcd is slow"))
-		}
-		return false, nil, nil
-	})
+	for _, resource := range []string{"resourceclaims", "pods"} {
+		kube.AddReactor("get", resource, func(clienttesting.Action) (bool, runtime.Object, error) {
+			return w.chance(5), nil, w.busy()
+		})
+	}
 	kube.AddReactor("update", "resourceclaims", r.killedAt(w, "status", w.updateStatus))
 	kube.AddReactor("create", "pods", r.killedAt(w, "eviction", w.evict))
 	kube.AddReactor("update", "resourceslices", completeSlice)
@@ -187,7 +186,7 @@ func (w *torture) updateStatus(a clienttesting.Action) (bool, runtime.Object, er
 	is := obj.(*resourceapi.ResourceClaim).DeepCopy()
 	switch {
 	case w.chanceLocked(5):
-		return true, nil, apierrors.NewTimeoutError("the API server is slow", 1)
+		return true, nil, w.busyLocked()
 	case is.UID != update.UID || is.ResourceVersion != update.ResourceVersion || w.chanceLocked(5):
 		return true, nil, apierrors.NewConflict(claimsOf.GroupResource(), update.Name, errors.New("it has changed"))
 	}
@@ -217,12 +216,38 @@ func (w *torture) evict(a clienttesting.Action) (bool, runtime.Object, error) {
 	if err != nil {
 		return true, nil, err
 	}
+	if w.chanceLocked(20) { // as for a budget of disruptions
+		return true, nil, w.busyLocked()
+	}
 	if obj.(*corev1.Pod).UID != *e.DeleteOptions.Preconditions.UID {
 		return true, nil, apierrors.NewConflict(podsOfCore.GroupResource(), e.Name, errors.New("another pod"))
 	}
 	w.deleteLocked(podsOfCore, e.Namespace, e.Name)
 	w.done["evictions"]++
+	if w.chanceLocked(20) {
+		return true, nil, apierrors.NewTimeoutError("though it has been evicted", 1)
+	}
 	return true, e, nil
+}
+
+func (w *torture) busy() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.busyLocked()
+}
+
+// busyLocked returns an answer of an API server that does nothing now.
+func (w *torture) busyLocked() error {
+	switch w.random.IntN(4) {
+	case 0:
+		return apierrors.NewTooManyRequests("too many requests", 1)
+	case 1:
+		return apierrors.NewTimeoutError("the API server is slow", 1)
+	case 2:
+		return apierrors.NewServerTimeout(claimsOf.GroupResource(), "get", 1)
+	default:
+		return apierrors.NewInternalError(errors.New("etcd is slow"))
+	}
 }
 
 // told checks what an event says of a claim.

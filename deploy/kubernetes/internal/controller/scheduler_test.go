@@ -163,7 +163,7 @@ func (w *torture) allocateLocked(c *resourceapi.ResourceClaim, used map[string]i
 	if shapeOf(c).local {
 		node = fmt.Sprintf("w%d", modelHosts)
 	}
-	now := time.Now().Truncate(time.Second)
+	now := time.Now().Add(w.clock).Truncate(time.Second)
 	// A late call to delete the lease of an earlier allocation ends that of one which is the same in all.
 	if same := fmt.Sprint(c.UID, now, node, results); w.allocated[same] {
 		return

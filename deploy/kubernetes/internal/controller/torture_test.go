@@ -43,6 +43,7 @@ type torture struct {
 	wrong   []string // what has been found
 	done    map[string]int
 
+	clock     time.Duration                // of the scheduler, against that of the others
 	deleted   []*resourceapi.ResourceClaim // the last
 	points    int                          // of the controllers' writes that have been reached
 	killAt    func(point int) bool         // whether a controller is killed there
@@ -93,6 +94,7 @@ func tortured(t *testing.T, seed uint64, rounds int) {
 			}
 			w.setFaults(false)
 			w.manager.set(back)
+			w.manager.heal()
 			w.completeGang()
 			w.quiet(400)
 		}
@@ -232,5 +234,12 @@ func (w *torture) fault() {
 	case k < 700 && len(w.replicas) > 1:
 		w.replicas[0].stop()
 		w.replicas = w.replicas[1:]
+	case k < 720:
+		w.clock = time.Duration(w.random.IntN(7200)-3600) * time.Second
+		w.done["clock jumps"]++
+	case k < 760:
+		w.done[w.manager.ail(w.random)]++
+	case k < 780:
+		w.manager.heal()
 	}
 }
