@@ -208,7 +208,9 @@ func (c *connection) drop(now time.Duration) {
 			c.refuseDMA(a.dma)
 		}
 	}
-	c.out.drop(c.refuseDMA)
+	if c.out.drop(c.refuseDMA) {
+		c.irqs.asserted = true // the host may have seen an Assert_INTA: restore takes it back
+	}
 	c.unanswered = 0
 	c.dma.cancel(now)
 }
@@ -324,7 +326,7 @@ func (c *connection) transmit(now time.Duration, slack func(transaction.Overdue)
 	}
 	for c.out.transmit(c, emit) {
 		if !c.sendOwed() {
-			c.dma.transmit(now, emit)
+			c.dma.transmit(now, c.master.Load(), emit)
 			return
 		}
 	}

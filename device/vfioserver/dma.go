@@ -79,13 +79,29 @@ func (d *dmaState) add(req *vfiouser.DMARequest) {
 	d.waiting = append(d.waiting, rd)
 }
 
-// transmit sends requests while there are tags, until emit refuses one.
-func (d *dmaState) transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
+// stop ends the reads that have requests to send: the function may not master the bus any
+// more. A server that waits for their answers goes on.
+func (d *dmaState) stop() {
+	for _, rd := range d.waiting {
+		if d.reads[rd.cookie] != nil {
+			rd.failed = true
+			d.settle(rd)
+		}
+	}
+	d.waiting = nil
+}
+
+// transmit sends requests while there are tags and the function may master the bus, until
+// emit refuses one. One that has its tag has begun before.
+func (d *dmaState) transmit(now time.Duration, master bool, emit func(p *tlp.Packet) bool) {
 	if d.held {
 		if !emit(&d.staged) {
 			return
 		}
 		d.held = false
+	}
+	if !master {
+		d.stop()
 	}
 	for len(d.waiting) > 0 {
 		rd := d.waiting[0]

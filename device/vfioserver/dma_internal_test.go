@@ -6,6 +6,7 @@ import (
 
 	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
+	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
 	"github.com/dxpu-project/dxpu/vfiouser"
 )
@@ -21,7 +22,7 @@ func TestSlack(t *testing.T) {
 		}
 	}, device.NetworkLimits())
 	dma.add(&vfiouser.DMARequest{Addr: 0x1000, Data: make([]byte, 64)})
-	dma.transmit(0, func(*tlp.Packet) bool { return true })
+	dma.transmit(0, true, func(*tlp.Packet) bool { return true })
 	slack := 5 * time.Second
 	judge := func(o transaction.Overdue) time.Duration {
 		if o.Deadline != completionTimeout || o.Timeout != completionTimeout {
@@ -34,5 +35,39 @@ func TestSlack(t *testing.T) {
 	}
 	if dma.expire(completionTimeout+slack, judge); failures != 1 {
 		t.Error("the read has not failed")
+	}
+}
+
+// A function that may not master the bus any more asks for no more of a long read. The read
+// ends when the answers to what it has asked for have come, or at once.
+func TestReadsEndWithBusMastering(t *testing.T) {
+	var dma dmaState
+	failed := map[uint64]bool{}
+	dma.init(func(r *vfiouser.DMARequest, err error) { failed[r.Addr] = err != nil }, device.NetworkLimits())
+	dma.add(&vfiouser.DMARequest{Addr: 0x10000, Data: make([]byte, 3*pcie.PageSize)})
+	var asked []tlp.Packet
+	dma.transmit(0, true, func(p *tlp.Packet) bool {
+		asked = append(asked, *p)
+		return len(asked) < 2
+	})
+	dma.add(&vfiouser.DMARequest{Addr: 0x20000, Data: make([]byte, 64)})
+	for range 2 {
+		dma.transmit(0, false, func(p *tlp.Packet) bool {
+			asked = append(asked, *p)
+			return true
+		})
+	}
+	if len(asked) != 3 || asked[2].Addr != asked[1].Addr {
+		t.Errorf("%d requests, want the first, and the second twice: %v", len(asked), asked)
+	}
+	if _, ended := failed[0x10000]; !failed[0x20000] || ended {
+		t.Errorf("the read without requests has ended with an error: %v; the one with requests has ended: %v", failed[0x20000], ended)
+	}
+	for i := range 2 {
+		answer := tlp.Packet{Type: tlp.CplD, Tag: asked[i].Tag, ByteCount: pcie.PageSize, Length: pcie.PageSize / pcie.DW, Data: make([]byte, pcie.PageSize)}
+		dma.complete(&answer)
+	}
+	if !failed[0x10000] || dma.open() {
+		t.Error("the read has not ended with an error after its answers")
 	}
 }

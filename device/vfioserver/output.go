@@ -48,14 +48,18 @@ func (q *outQueue) push(i outItem) { q.items = append(q.items, i) }
 // crowded reports whether interrupts are to wait.
 func (q *outQueue) crowded() bool { return len(q.items) >= maxOutput }
 
-// drop empties the queue and refuses its DMA requests.
-func (q *outQueue) drop(refuse func(*vfiouser.DMARequest)) {
-	for _, i := range q.items {
-		if i.dma != nil {
-			refuse(i.dma)
+// drop empties the queue and refuses its DMA requests. It reports whether an edge of INTx
+// was in the queue.
+func (q *outQueue) drop(refuse func(*vfiouser.DMARequest)) (edge bool) {
+	for i := range q.items {
+		if item := &q.items[i]; item.dma != nil {
+			refuse(item.dma)
+		} else if item.packet.Type == tlp.Msg {
+			edge = true
 		}
 	}
 	q.items = nil
+	return edge
 }
 
 // transmit emits the items in order. It returns false when emit refuses one.

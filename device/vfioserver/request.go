@@ -91,11 +91,13 @@ func (c *connection) finish(a *access, err error) {
 
 // memoryWrite posts a write to a BAR, except the parts in the MSI-X structures.
 func (c *connection) memoryWrite(p *tlp.Packet) {
+	hit := false
 	transaction.WriteBytes(p, func(addr uint64, src []byte) pcie.CplStatus {
 		bar, offset, ok := c.decode(addr, len(src))
 		if !ok {
 			return pcie.UnsupportedRequest
 		}
+		hit = true
 		c.vectorsChanged(c.irqs.writeTable(bar, offset, src)) // alone: there may be 2048, and as many writes as the host likes
 		for _, part := range c.irqs.outside(bar, offset, len(src)) {
 			data := append([]byte(nil), src[part.Addr-offset:][:part.Len]...)
@@ -105,7 +107,9 @@ func (c *connection) memoryWrite(p *tlp.Packet) {
 		}
 		return pcie.SuccessfulCompletion
 	})
-	c.endOfInterrupt()
+	if hit {
+		c.endOfInterrupt()
+	}
 }
 
 // answer queues the completions of a request that the server has carried out.
