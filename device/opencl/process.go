@@ -80,7 +80,10 @@ func (p *process) send(packet []byte) bool {
 		}
 		return false
 	}
-	if s, open := p.socket.Use(); wake && open {
+	if !wake {
+		return ok
+	}
+	if s, open := p.socket.Use(); open {
 		_ = ring.Wake(s) // after an error, the reader sees the end of the process
 		p.socket.Done()
 	}
