@@ -205,19 +205,17 @@ func (t *tx) decideGang(leases []*leaseRecord, room map[string]int) placement.Ga
 			m.GPUs.Exclude, m.Host.Exclude = append(m.GPUs.Exclude, r.gpus...), append(m.Host.Exclude, r.slots...)
 		}
 		m.GPUs.Uplinks, m.GPUs.Room = t.fullUplinks, room
+		m.GPUs.Brief, m.Host.Brief = t.brief, t.brief
 		members[i] = m
 	}
 	d := t.gpuPool.PlaceGang(t.hostPool, t.cfg.Reserve, members)
 	if d.OK() {
 		return d
 	}
-	t.notePromised(leases[d.Lacking].ID, leases[d.Lacking].spec, &d.Why.Decision, &d.Why.Host)
+	t.noteKept(leases[d.Lacking].ID, leases[d.Lacking].spec, r, &d.Why.Decision, &d.Why.Host)
 	why := &d.Why.Why
 	if d.Why.Decision.OK() {
 		why = &d.Why.Host.Why // decisionWhy shows only these
-	}
-	if r != nil {
-		*why = append(*why, r.why(t))
 	}
 	lease := "the new lease"
 	if id := leases[d.Lacking].ID; id != "" {

@@ -180,19 +180,27 @@ func (l *leaseRecord) promisedDuring(from, until time.Time) bool {
 	return from.Before(l.expires().Add(promiseLead)) && (until.IsZero() || until.After(startTime(l.spec).Add(-promiseLead)))
 }
 
-// notePromised adds to a decision that found no place that some are promised to others.
-func (t *tx) notePromised(id string, s *dxpuv1.LeaseSpec, d *placement.Decision, h *placement.HostDecision) {
-	gpus, slots := t.promised(id, s, t.beginsBy(s), t.endsBy(s))
-	if d.OK() && h.OK() || len(gpus) == 0 {
+// noteKept adds to a decision that found no place what is kept from the lease: for the first one
+// of the queue, or for leases that begin later. It says so only if some of that would help.
+func (t *tx) noteKept(id string, s *dxpuv1.LeaseSpec, r *reservation, d *placement.Decision, h *placement.HostDecision) {
+	if d.OK() && h.OK() || len(d.Kept)+len(h.Kept) == 0 {
 		return
 	}
-	why := fmt.Sprintf("%s and %s are promised to leases that begin later; a lease that ends before may have them.",
-		plural.Count(len(gpus), "GPU", "GPUs"), plural.Count(len(slots), "host slot", "host slots"))
+	keeps := func(gpus []placement.Ref, slots []placement.HostSlotRef) bool {
+		return slices.ContainsFunc(d.Kept, func(r placement.Ref) bool { return slices.Contains(gpus, r) }) ||
+			slices.ContainsFunc(h.Kept, func(r placement.HostSlotRef) bool { return slices.Contains(slots, r) })
+	}
+	why := &d.Why
 	if d.OK() {
-		h.Why = append(h.Why, why) // decisionWhy shows only these
-		return
+		why = &h.Why // decisionWhy shows only these
 	}
-	d.Why = append(d.Why, why)
+	if r != nil && keeps(r.gpus, r.slots) {
+		*why = append(*why, r.why(t))
+	}
+	if gpus, slots := t.promised(id, s, t.beginsBy(s), t.endsBy(s)); keeps(gpus, slots) {
+		*why = append(*why, fmt.Sprintf("%s and %s are promised to leases that begin later; a lease that ends before may have them.",
+			plural.Count(len(gpus), "GPU", "GPUs"), plural.Count(len(slots), "host slot", "host slots")))
+	}
 }
 
 // advancePromise lets a lease begin when its time comes, and until then keeps what is

@@ -97,7 +97,7 @@ func TestGrowthIsBounded(t *testing.T) {
 		want string
 	}{
 		{"no slots of the host", &dxpuv1.LeaseSpec{Count: 2, HostId: "small"}, "does not have 2 free slots"},
-		{"no GPUs in the box", &dxpuv1.LeaseSpec{Count: 2, HostId: "h1", SameBox: dxpuv1.Preference_PREFERENCE_REQUIRED}, "No single box has 2 of them free together"},
+		{"no GPUs in the box", &dxpuv1.LeaseSpec{Count: 2, HostId: "h1", SameBox: dxpuv1.Preference_PREFERENCE_REQUIRED}, "where at most 1 of 2 are free for the request"},
 		{"no GPUs but spares", &dxpuv1.LeaseSpec{Count: 3, HostId: "h1"}, "2 of them held back as spares"},
 	}
 	for _, tt := range tests {

@@ -49,7 +49,7 @@ func TestLocalGPUs(t *testing.T) {
 			t.Errorf("GPU %s is for host %q alone, want %q", gpu, g.LocalHost, want)
 		}
 	}
-	w.wantNoCapacity("a full machine beside a free box", at("m1", part(600, 100)), "lack the memory")
+	w.wantNoCapacity("a full machine beside a free box", at("m1", part(600, 100)), "lacks the memory")
 	everything := []*dxpuv1.Toleration{{AnyValue: true}}
 	w.wantNoCapacity("no other host", &dxpuv1.LeaseSpec{Count: 1, Tolerations: everything}, "0 of 3 usable GPUs are free")
 	w.wantNoCapacity("its GPU by name", &dxpuv1.LeaseSpec{Count: 1, GpuIds: []string{"m1-gpus/0"}}, "GPU m1-gpus/0 is for its own host alone")
@@ -63,7 +63,7 @@ func TestLocalGPUs(t *testing.T) {
 	}
 	w.delete(whole, true)
 	w.settle()
-	w.wantNoCapacity("a free GPU of the machine, with any toleration", &dxpuv1.LeaseSpec{Count: 1, Tolerations: everything}, "1 of the free ones has a sharing agent, which serves leases that name its host")
+	w.wantNoCapacity("a free GPU of the machine, with any toleration", &dxpuv1.LeaseSpec{Count: 1, Tolerations: everything}, "Of the free ones, 1 has a sharing agent, which serves leases that name its host")
 	w.wantLease(w.create(at("m1", part(900, 900))), leaseBinding)
 }
 

@@ -131,7 +131,7 @@ func TestAffinityToABoxThatTakesNoBindings(t *testing.T) {
 		w.create(affine(256, 300))
 		w.settle()
 		away(w)
-		if id, err := w.tryCreate(affine(256, 300)); err == nil || !strings.Contains(err.Error(), "1 are cordoned, have failed or do not report") {
+		if id, err := w.tryCreate(affine(256, 300)); err == nil || !strings.Contains(err.Error(), "1 is cordoned, has failed or does not report") {
 			t.Errorf("%s: lease %s, error %v", how, id, err)
 		}
 	}

@@ -65,7 +65,7 @@ func TestPartsAreNeverOverCommitted(t *testing.T) {
 		}
 	}
 	w.create(part(1023, 1))
-	if _, err := w.tryCreate(part(1, 1)); err == nil || !strings.Contains(err.Error(), "1 lack the compute") {
+	if _, err := w.tryCreate(part(1, 1)); err == nil || !strings.Contains(err.Error(), "1 lacks the memory and lacks the compute") {
 		t.Errorf("a full GPU: %v", err)
 	}
 }

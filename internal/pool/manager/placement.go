@@ -293,10 +293,8 @@ func (t *tx) decide(id string, s *dxpuv1.LeaseSpec, size milliGPU) (placement.De
 	if r != nil {
 		gpus.Exclude, host.Exclude = append(gpus.Exclude, r.gpus...), append(host.Exclude, r.slots...)
 	}
+	gpus.Brief, host.Brief = t.brief, t.brief
 	d, h := t.gpuPool.PlaceLease(t.hostPool, t.cfg.Reserve, gpus, host)
-	if r != nil && !(h.OK() && d.OK()) {
-		d.Why = append(d.Why, r.why(t))
-	}
-	t.notePromised(id, s, &d, &h)
+	t.noteKept(id, s, r, &d, &h)
 	return d, h
 }

@@ -90,16 +90,16 @@ func TestWishesOfALease(t *testing.T) {
 		{"spread", &dxpuv1.LeaseSpec{Count: 3, SameBox: avoid}, "n1/0 p2/0 p1/0 to h1", "Spread over 3 boxes, as asked."},
 		{"a host", &dxpuv1.LeaseSpec{Count: 1, HostId: "h2"}, "p1/0 to h2", "Host h2 has 4 free slots."},
 		{"a host that there is not", &dxpuv1.LeaseSpec{Count: 1, HostId: "h3"}, "h3", ""},
-		{"a host that has too few slots together", &dxpuv1.LeaseSpec{Count: 5, HostId: "h2"}, "Host h2 does not have 5 free slots.", ""},
+		{"a host that has too few slots together", &dxpuv1.LeaseSpec{Count: 5, HostId: "h2"}, "Host h2 does not have 5 free slots in one domain.", ""},
 		{"a host's label", &dxpuv1.LeaseSpec{Count: 1, HostLabels: map[string]string{"zone": "b"}}, "p1/0 to h2", "Host h2"},
 		{
 			"labels that no host has together",
 			&dxpuv1.LeaseSpec{Count: 1, HostLabels: map[string]string{"zone": "a", "ssd": "yes"}},
-			"No host that has the labels is reachable and not cordoned.",
+			"No host that has the labels ssd=yes, zone=a is in the pool.",
 			"",
 		},
 		{"a domain of a host", &dxpuv1.LeaseSpec{Count: 2, HostDomain: "vm1"}, "p1/0 p1/1 to h2", "Host h2 has 2 free slots."},
-		{"a domain that is too small", &dxpuv1.LeaseSpec{Count: 3, HostDomain: "vm1"}, "No host has 3 free slots.", ""},
+		{"a domain that is too small", &dxpuv1.LeaseSpec{Count: 3, HostDomain: "vm1"}, "No host has 3 free slots in domain vm1.", ""},
 		{"more than there are", &dxpuv1.LeaseSpec{Count: 64}, "No host has 64 free slots.", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -53,6 +53,9 @@ func (t *tx) grant(id string) int {
 	if t.quotaReached(leases) != "" {
 		return 0
 	}
+	was := t.brief
+	t.brief = true // 64 leases in a transaction
+	defer func() { t.brief = was }()
 	d := t.decideTogether(leases)
 	var held map[placement.Ref][]string
 	var why string

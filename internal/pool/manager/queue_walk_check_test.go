@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -234,6 +235,9 @@ func (w *poolWalk) checkWaits(tx *tx, p *walkPool, l *leaseRecord) {
 	}
 }
 
+// lacksSlots is in the reason of a lease that waits for slots of a host.
+var lacksSlots = regexp.MustCompile(`(does not have|No host [^.]*has) \d+ free slots?`)
+
 // checkReasons checks what a lease is told about hosts, and about its quota.
 func (w *poolWalk) checkReasons(tx *tx, p *walkPool, leases []*leaseRecord, why string) {
 	if len(leases) > 1 {
@@ -249,13 +253,14 @@ func (w *poolWalk) checkReasons(tx *tx, p *walkPool, leases []*leaseRecord, why 
 		some = some || p.hostAllowed(m, h)
 		none = none && !(p.hostAllowed(m, h) && len(p.freeSlots(m, h)) >= int(m.spec.Count))
 	}
-	full := strings.Contains(why, "does not have ") || strings.Contains(why, "No host has ")
-	closed := strings.Contains(why, "reachable and not cordoned") || strings.Contains(why, "is unreachable, cordoned") ||
+	full := lacksSlots.MatchString(why)
+	closed := strings.Contains(why, "No host that has the label") || strings.Contains(why, "No host is ") ||
+		strings.Contains(why, "Host "+m.spec.HostId+" does not have the label") || strings.Contains(why, "is unreachable, cordoned") ||
 		strings.HasPrefix(why[strings.Index(why, ". ")+2:], "Host "+m.spec.HostId+" has taints that") || strings.Contains(why, "Host "+m.spec.HostId+" has planned maintenance") || strings.Contains(why, "Host "+m.spec.HostId+" is ")
 	quota := tx.quotaReached(leases) != ""
 	switch {
 	case quota:
-	case full && !(none && some), none && some && !full:
+	case full && !none, none && some && !full:
 		w.Errorf("lease %s: a host may be had %t, all of them lack slots %t; it is told: %s", m.id, some, none, why)
 	case !some && !closed:
 		w.Errorf("lease %s: no host may be had; it is told: %s", m.id, why)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/dxpu-project/dxpu/internal/plural"
 )
@@ -57,8 +58,9 @@ type stock interface {
 // choose picks req.Count GPUs from the stock, or none.
 func choose(s stock, req *Request, d *Decision) []Ref {
 	together := req.SameBox == Required || req.NVLink == Required
-	if together && len(req.Together) > 0 && !s.onlyBesideLease() {
-		d.say("The new GPU must be with the lease's others, in box %s, where none is free.", req.Together[0].Box)
+	beside := together && len(req.Together) > 0
+	if beside && !s.onlyBesideLease() {
+		d.sayBesides(req, 0)
 		return nil
 	}
 	if req.SameBox == Avoided {
@@ -69,11 +71,54 @@ func choose(s stock, req *Request, d *Decision) []Ref {
 		d.sayFit(fit, req.Count)
 		return pickParts(d, []part{{fit, req.Count}}, req.Count)
 	}
-	if together {
+	switch most := s.best(order{mostFree}, 1); {
+	case beside && most != nil:
+		d.sayBesides(req, len(most.slots))
+		return nil
+	case req.NVLink == Required:
+		d.say("No NVLink domain has %d of them free together.", req.Count)
+		return nil
+	case together:
 		d.say("No single box has %d of them free together.", req.Count)
 		return nil
 	}
 	return split(s, req, d)
+}
+
+// sayBesides says that beside the GPUs of the lease at most some are free.
+func (d *Decision) sayBesides(req *Request, most int) {
+	if d.silent {
+		return
+	}
+	domain, boxes := "", boxesOf(req.Together)
+	if req.NVLink == Required {
+		domain = "their NVLink domain of "
+	}
+	in := "box " + boxes[0]
+	if len(boxes) > 1 {
+		in = "one of the boxes " + strings.Join(boxes, ", ")
+	}
+	free := "none is free for the request"
+	if most > 0 {
+		free = fmt.Sprintf("at most %d of %d are free for the request", most, req.Count)
+	}
+	d.say("The new %s must be with the lease's others, in %s%s, where %s.", byNumber(req.Count, "GPU", "GPUs"), domain, in, free)
+}
+
+// sayFew says why there are fewer GPUs than the models have: those of a box count only in an
+// NVLink domain, or with a network to the host that has been chosen for the first of them.
+func (d *Decision) sayFew(req *Request) {
+	var what []string
+	if req.NVLink == Required {
+		what = append(what, "are in an NVLink domain")
+	}
+	if len(req.Together) > 0 && req.together() {
+		what = append(what, "are beside the lease's others")
+	}
+	if f, ok := req.site.(fixedSite); ok && f.chosen {
+		what = append(what, "have a network in common with one host that has the slots")
+	}
+	d.say("Fewer than %d of them %s.", req.Count, strings.Join(what, " and "))
 }
 
 // sayFit says what is left of the box that fits best.
@@ -99,7 +144,7 @@ func split(s stock, req *Request, d *Decision) []Ref {
 			g = s.best(largestFirst, 1)
 		}
 		if g == nil {
-			d.say("Only %d of them are free under the constraints.", req.Count-need)
+			d.sayFew(req)
 			return nil
 		}
 		req.settle(g)
@@ -135,7 +180,7 @@ func spread(s stock, req *Request, d *Decision) []Ref {
 			}
 		}
 		if len(picks) == before {
-			d.say("Only %d of them are free under the constraints.", len(picks))
+			d.sayFew(req)
 			return nil
 		}
 	}

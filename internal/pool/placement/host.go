@@ -3,8 +3,10 @@ package placement
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/dxpu-project/dxpu/internal/plural"
 )
@@ -40,6 +42,8 @@ type HostRequest struct {
 	Tolerations []Toleration
 	// Exclude lists slots not to choose, such as those held for another request.
 	Exclude []HostSlotRef
+	// Brief leaves out of a refusal what takes a look at each host to say.
+	Brief bool
 }
 
 // HostSlotRef identifies a slot by its host.
@@ -53,6 +57,9 @@ type HostDecision struct {
 	Host  string
 	Slots []uint32 // Count slots, or none
 	Why   []string // the explanation, in sentences
+	// Kept lists the free slots of the hosts that only HostRequest.Exclude keeps from a request
+	// that is refused.
+	Kept []HostSlotRef
 }
 
 // OK reports whether the request got its slots.
@@ -110,18 +117,18 @@ func eligibleButTaints(h *Host, req *HostRequest) bool {
 // faster, and is tested against PlaceHost.
 func PlaceHost(hosts []Host, req HostRequest) HostDecision {
 	var best *freeSlots
-	usable := false
-	var tainted refused
 	for i := range hosts {
-		switch h := &hosts[i]; {
-		case eligible(h, &req):
-			usable = true
+		if h := &hosts[i]; eligible(h, &req) {
 			best = betterOf(best, bestSlots(h, &req))
-		case eligibleButTaints(h, &req):
-			tainted = tainted.add(h.Restriction, 1)
 		}
 	}
-	return decideHost(best, usable, tainted, &req)
+	return decideHost(best, func(yield func(*Host) bool) {
+		for i := range hosts {
+			if (req.Host == "" || hosts[i].ID == req.Host) && !yield(&hosts[i]) {
+				return
+			}
+		}
+	}, &req)
 }
 
 // bestSlots returns the best choice of an eligible host, nil if there is none.
@@ -143,10 +150,9 @@ func betterOf(a, b *freeSlots) *freeSlots {
 	return a
 }
 
-// decideHost makes a decision from the best choice, which may be nil. usable
-// reports whether any host may be chosen. tainted is the taints of those that only their
-// taints exclude.
-func decideHost(best *freeSlots, usable bool, tainted refused, req *HostRequest) HostDecision {
+// decideHost makes a decision from the best choice, which may be nil. hosts returns all hosts, or
+// the one that the request names.
+func decideHost(best *freeSlots, hosts iter.Seq[*Host], req *HostRequest) HostDecision {
 	var d HostDecision
 	say := func(format string, args ...any) { d.Why = append(d.Why, fmt.Sprintf(format, args...)) }
 	switch {
@@ -155,30 +161,126 @@ func decideHost(best *freeSlots, usable bool, tainted refused, req *HostRequest)
 	case best != nil:
 		d.Host, d.Slots = best.host, slices.Clone(best.slots[:req.Count])
 		say("Host %s has %s.", best.host, freeSlotCount(len(best.slots)))
-	case !usable && req.Host != "" && len(tainted) > 0:
-		say("Host %s has %s.", req.Host, obstacles(maps.Keys(tainted), req.Tolerations))
-	case !usable && len(tainted) > 0:
-		say("Each host that %sis reachable and not cordoned has %s.", labelWords(req, "has the labels, "), obstacles(maps.Keys(tainted), req.Tolerations))
-	case !usable && req.Host != "" && len(req.Labels) == 0:
-		say("Host %s is unreachable, cordoned or in maintenance.", req.Host)
-	case !usable && req.Host != "":
-		say("Host %s is unreachable, cordoned, in maintenance, or lacks the labels.", req.Host)
-	case !usable:
-		say("No host %sis reachable and not cordoned.", labelWords(req, "that has the labels "))
-	case req.Host != "":
-		say("Host %s does not have %s.", req.Host, freeSlotCount(req.Count))
+	case req.Brief:
+		say("No host has %s for the request.", freeSlotCount(req.Count))
 	default:
-		say("No host has %s.", freeSlotCount(req.Count))
+		req.refuse(&d, hosts)
 	}
 	return d
 }
 
-// labelWords returns words for a request that asks for labels, and nothing for others.
-func labelWords(req *HostRequest, words string) string {
-	if len(req.Labels) == 0 {
-		return ""
+// refuse explains why no host will do, by what those lack that lack least.
+func (r *HostRequest) refuse(d *HostDecision, hosts iter.Seq[*Host]) {
+	var all lacking
+	keys := slices.Sorted(maps.Keys(r.Labels))
+	for h := range hosts {
+		l := r.lacks(h, keys)
+		if all.add(l, h.Restriction); l == keptSlots {
+			d.Kept = append(d.Kept, r.keptAt(h)...)
+		}
 	}
-	return words
+	some := len(all.sets) > 0
+	slices.SortFunc(d.Kept, func(a, b HostSlotRef) int { return cmp.Or(cmp.Compare(a.Host, b.Host), cmp.Compare(a.Slot, b.Slot)) })
+	least, taints := all.least()
+	slots := "have " + r.slotsText(least)
+	if r.Host != "" {
+		if !some {
+			d.Why = append(d.Why, fmt.Sprintf("Host %s is not in the pool.", r.Host))
+			return
+		}
+		var what []string
+		if least&notUsable != 0 {
+			what = append(what, "is unreachable, cordoned or in maintenance")
+		}
+		if len(taints) > 0 {
+			what = append(what, "has "+obstacles(maps.Keys(taints), r.Tolerations))
+		}
+		if least.hasLabel() {
+			what = append(what, "does not have the "+least.labels(r.Labels))
+		}
+		if least&lackSlots != 0 {
+			what = append(what, "does not "+slots)
+		}
+		d.Why = append(d.Why, fmt.Sprintf("Host %s %s.", r.Host, strings.Join(what, ", and ")))
+		return
+	}
+	which, what := "No host", []string{}
+	if least.hasLabel() {
+		which += " that has the " + least.labels(r.Labels)
+	}
+	if least&notUsable != 0 || !some {
+		what = append(what, "is reachable and not cordoned")
+	}
+	if len(taints) > 0 {
+		what = append(what, "is without "+obstacles(maps.Keys(taints), r.Tolerations))
+	}
+	if least&lackSlots != 0 {
+		what = append(what, "has "+r.slotsText(least))
+	}
+	if len(what) == 0 {
+		what = append(what, "is in the pool")
+	}
+	d.Why = append(d.Why, fmt.Sprintf("%s %s.", which, strings.Join(what, " and ")))
+}
+
+// keptAt returns the free slots of a host that the request may not have.
+func (r *HostRequest) keptAt(h *Host) (out []HostSlotRef) {
+	for _, s := range h.Slots {
+		if at := (HostSlotRef{h.ID, s.Slot}); s.Free && slices.Contains(r.Exclude, at) {
+			out = append(out, at)
+		}
+	}
+	return out
+}
+
+// lackSlots is what a host lacks without the slots for a request.
+const lackSlots = noSlots | notTogether | keptSlots
+
+// slotsText returns the words for the slots that hosts lack.
+func (r *HostRequest) slotsText(l lack) string {
+	text := freeSlotCount(r.Count)
+	switch {
+	case l&notTogether != 0 && r.Domain != "":
+		text += " in domain " + r.Domain
+	case l&notTogether != 0:
+		text += " in one domain"
+	}
+	if l&keptSlots != 0 {
+		text += byNumber(r.Count, " that is not", " that are not") + " kept for other leases"
+	}
+	return text
+}
+
+// lacks returns what a host lacks for a request, whose labels have some keys.
+func (r *HostRequest) lacks(h *Host, keys []string) (l lack) {
+	if !h.Usable {
+		l |= notUsable
+	}
+	if !h.Restriction.toleratedBy(r.Tolerations) {
+		l |= intolerable
+	}
+	free, most, usable := 0, 0, 0
+	for _, o := range freeSlotsOf(h) {
+		n := len(o.slots)
+		if free += n; r.Domain != "" && o.domain != r.Domain {
+			continue
+		}
+		most = max(most, n)
+		kept := 0
+		for _, s := range o.slots {
+			kept += rank(!slices.Contains(r.Exclude, HostSlotRef{h.ID, s}))
+		}
+		usable = max(usable, n-kept)
+	}
+	switch {
+	case free < r.Count:
+		l |= noSlots
+	case most < r.Count:
+		l |= notTogether
+	case usable < r.Count:
+		l |= keptSlots
+	}
+	return l | lacksLabels(h.Labels, r.Labels, keys)
 }
 
 func freeSlotCount(n int) string { return plural.Count(n, "free slot", "free slots") }

@@ -88,7 +88,7 @@ func newHostLookup(h *Hosts, req *HostRequest) *hostLookup {
 			l.excluded = append(l.excluded, row)
 		}
 	}
-	_, l.rarest = h.rarest(req)
+	l.rarest = h.rarest(req)
 	return l
 }
 

@@ -181,7 +181,7 @@ func (h *Hosts) Place(req HostRequest) HostDecision {
 		}
 		return PlaceHost(one, req)
 	}
-	labels, rarest := h.rarest(&req)
+	rarest := h.rarest(&req)
 	var best *freeSlots
 	if o := h.first(rarest, max(1, req.Count), &req, true, nil); o != nil {
 		best = &o.freeSlots
@@ -192,46 +192,26 @@ func (h *Hosts) Place(req HostRequest) HostDecision {
 			best = betterOf(best, bestSlots(&row.Host, &req))
 		}
 	}
-	all := req
-	all.Exclude = nil
-	if usable := best != nil || h.first(labels, 0, &all, false, nil) != nil; usable {
-		return decideHost(best, true, nil, &req)
-	}
-	return decideHost(nil, false, h.tainted(labels, &req), &req)
-}
-
-// tainted returns the taints of the hosts with a property that only their taints exclude.
-func (h *Hosts) tainted(p property, req *HostRequest) (out refused) {
-	for r := range h.restrictions {
-		if r.toleratedBy(req.Tolerations) {
-			continue
-		}
-		p.restriction = r
-		if t := h.options[p]; t != nil {
-			for o := range t.Ascend {
-				if eligibleButTaints(&o.in.Host, req) {
-					out = out.add(r, 1)
-					break
-				}
+	return decideHost(best, func(yield func(*Host) bool) {
+		for _, row := range h.hosts {
+			if !yield(&row.Host) {
+				return
 			}
 		}
-	}
-	return out
+	}, &req)
 }
 
-// rarest returns the rarest of the properties that a request asks for: of the labels,
-// and of all.
-func (h *Hosts) rarest(req *HostRequest) (labels, all property) {
+// rarest returns the rarest of the properties that a request asks for.
+func (h *Hosts) rarest(req *HostRequest) (all property) {
 	for k, v := range req.Labels {
-		if p := (property{of: ofLabel, key: k, value: v}); h.count[p] < h.count[labels] {
-			labels = p
+		if p := (property{of: ofLabel, key: k, value: v}); h.count[p] < h.count[all] {
+			all = p
 		}
 	}
-	all = labels
 	if p := (property{of: ofDomain, key: req.Domain}); req.Domain != "" && h.count[p] < h.count[all] {
 		all = p
 	}
-	return labels, all
+	return all
 }
 
 // excludedHosts returns the hosts of excluded slots, each once.

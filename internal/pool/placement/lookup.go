@@ -1,6 +1,8 @@
 package placement
 
 import (
+	"iter"
+	"maps"
 	"slices"
 
 	"k8s.io/utils/third_party/forked/golang/btree"
@@ -38,9 +40,30 @@ func (p *Pool) placeGPUs(reserve Reserve, req *Request) Decision {
 	p.ranked = models
 	in := inventory{
 		models: models, stock: func(model string) stock { return p.newLookup(p.models[model].view(req, p.decisions), req, named) },
-		intolerable: func() refused { return p.intolerable(req) },
+		gpus: p.gpus, others: func(models []model) map[string]bool { return besides(maps.Keys(p.models), models) },
 	}
 	return in.decide(reserve, req)
+}
+
+// gpus returns the GPUs of the boxes with a model, "" for all, box by box. It may leave out those
+// that are not free: in a full pool that spares a look at most of its memory.
+func (p *Pool) gpus(model string, free bool) iter.Seq2[*Box, *GPU] {
+	boxes := p.boxes
+	if model != "" {
+		boxes = p.model(model).boxes
+	}
+	return func(yield func(*Box, *GPU) bool) {
+		for _, b := range boxes {
+			for i := range b.GPUs {
+				if free && b.flips && b.free&(1<<i) == 0 {
+					continue
+				}
+				if !yield(&b.Box, &b.GPUs[i]) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // namedBoxes returns the boxes of the GPUs in req.Exclude and req.Together. They
@@ -67,7 +90,6 @@ func (p *Pool) appendModel(to []model, m *modelIndex, req *Request, named []*Box
 		return to
 	}
 	out := m.total()
-	out.refused = m.refusedBy(req)
 	sum := v.matching(req, &p.labels)
 	out.matches, out.available = sum.usable > 0, sum.free
 	if !out.matches {

@@ -29,6 +29,9 @@ func (p *Pool) placeNamed(reserve Reserve, req *Request) Decision {
 			d.say("GPU %s %s.", r, why)
 		case slices.Contains(req.Exclude, r):
 			d.say("GPU %s is kept for another lease, or could not be attached before.", r)
+			if g.Free {
+				d.Kept = append(d.Kept, r)
+			}
 		case !g.Free:
 			d.say("GPU %s is in use.", r)
 		case len(picks) < req.Count:
@@ -48,6 +51,7 @@ func (p *Pool) placeNamed(reserve Reserve, req *Request) Decision {
 		n, m := byModel[name], p.model(name).total()
 		if held := m.held(reserve); !req.UseSpares && n > m.common().free-held {
 			d.say("Model %s: %d of %d usable GPUs are free, %d of them held back as spares.", name, m.free, m.usable, held)
+			d.say("That leaves %d for this request, which needs %d.", m.common().free-held, n)
 			return d
 		}
 	}

@@ -159,7 +159,7 @@ func TestRefusalLooksAtFewGPUs(t *testing.T) {
 	p := NewPool()
 	bare(p, 3*maxExplained, func(i int) room { return room{gib, 100} })
 	d := p.Place(Reserve{}, Request{Count: 1, Part: &Part{Memory: 2 * gib, Compute: 50}})
-	const want = "Of the first 1000 of 3000 GPUs that parts share: 1000 lack the memory."
+	const want = "Of the first 1000 of 3000 GPUs that parts share, 1000 lack the memory."
 	if d.OK() || !slices.Contains(d.Why, want) {
 		t.Errorf("%q, want %q", d.Why, want)
 	}

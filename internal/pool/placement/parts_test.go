@@ -112,7 +112,7 @@ func TestPartRules(t *testing.T) {
 		if p.gpuOf(a) != p.gpuOf(b) {
 			t.Errorf("the parts are on two GPUs: %v", b.Why)
 		}
-		if d := p.lease(Part{Memory: 1, Compute: 999, PartRules: PartRules{Tenant: "t", Affinity: "x"}}); d.OK() || !strings.Contains(strings.Join(d.Why, " "), "1 lack the compute") {
+		if d := p.lease(Part{Memory: 1, Compute: 999, PartRules: PartRules{Tenant: "t", Affinity: "x"}}); d.OK() || !strings.Contains(strings.Join(d.Why, " "), "1 lacks the compute") {
 			t.Errorf("a part that must join a full GPU: %v", d)
 		}
 	})
@@ -128,7 +128,7 @@ func TestPartRules(t *testing.T) {
 			p.SetBox(*b)
 		}
 		cordon(false)
-		if d := p.Place(Reserve{}, Request{Count: 1, Part: &Part{Memory: 1 << 30, Compute: 50, PartRules: PartRules{Tenant: "t", Affinity: "x"}}}); d.OK() || !strings.Contains(strings.Join(d.Why, " "), "1 are cordoned, have failed or do not report") {
+		if d := p.Place(Reserve{}, Request{Count: 1, Part: &Part{Memory: 1 << 30, Compute: 50, PartRules: PartRules{Tenant: "t", Affinity: "x"}}}); d.OK() || !strings.Contains(strings.Join(d.Why, " "), "1 is cordoned, has failed or does not report") {
 			t.Errorf("a part that must join a cordoned GPU: %v", d)
 		}
 		if d := p.lease(small(PartRules{Tenant: "t"})); p.gpuOf(d) == p.gpuOf(a) {

@@ -54,9 +54,8 @@ package placement
 import (
 	"cmp"
 	"fmt"
-	"maps"
+	"iter"
 	"slices"
-	"strings"
 )
 
 // Kind is the interconnect between the GPUs of a box.
@@ -171,6 +170,8 @@ type Request struct {
 	UseSpares bool
 	// Silent leaves the reasons out of a decision on whole GPUs.
 	Silent bool
+	// Brief leaves out of a refusal what takes a look at each GPU to say.
+	Brief bool
 	// Part asks for a part of each GPU; nil: whole GPUs. Only and Together name GPUs, and
 	// the picks are slots for parts. NVLink means nothing then.
 	Part *Part
@@ -194,6 +195,8 @@ type Decision struct {
 	Share ShareMode
 	// Why explains the decision in sentences, in the order of its steps.
 	Why []string
+	// Kept lists the free GPUs that only Request.Exclude keeps from a request that is refused.
+	Kept []Ref
 
 	silent bool
 }
@@ -220,7 +223,16 @@ func Place(boxes []Box, reserve Reserve, req Request) Decision {
 	req.setSite()
 	in := inventory{
 		models: modelsOf(boxes, &req), stock: func(model string) stock { return candidates(boxes, &req, model) },
-		intolerable: func() refused { return intolerable(boxes, &req) },
+		gpus: func(string, bool) iter.Seq2[*Box, *GPU] { return gpusOf(boxes) },
+		others: func(models []model) map[string]bool {
+			return besides(func(yield func(string) bool) {
+				for _, g := range gpusOf(boxes) {
+					if !yield(g.Model) {
+						return
+					}
+				}
+			}, models)
+		},
 	}
 	return in.decide(reserve, &req)
 }
@@ -230,8 +242,35 @@ type inventory struct {
 	models []model
 	// stock returns the groups of a model.
 	stock func(model string) stock
-	// intolerable returns the taints in the way of the request.
-	intolerable func() refused
+	// gpus returns the GPUs of the boxes with a model, "" for all, box by box. It may leave out
+	// those that are not free.
+	gpus func(model string, free bool) iter.Seq2[*Box, *GPU]
+	// others returns the models beside some.
+	others func([]model) map[string]bool
+}
+
+// besides returns the names that some models do not have.
+func besides(names iter.Seq[string], models []model) map[string]bool {
+	out := map[string]bool{}
+	for name := range names {
+		if !slices.ContainsFunc(models, func(m model) bool { return m.name == name }) {
+			out[name] = true
+		}
+	}
+	return out
+}
+
+// gpusOf returns the GPUs of boxes.
+func gpusOf(boxes []Box) iter.Seq2[*Box, *GPU] {
+	return func(yield func(*Box, *GPU) bool) {
+		for i := range boxes {
+			for j := range boxes[i].GPUs {
+				if !yield(&boxes[i], &boxes[i].GPUs[j]) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // decide tries the models in order.
@@ -248,15 +287,25 @@ func (in *inventory) decide(reserve Reserve, req *Request) Decision {
 		}
 		d.sayFree(&m, req, held)
 		if allowed := min(m.common().free-held, m.available); allowed < req.Count {
+			d.sayLacks(in.gpus(m.name, true), m.name, req)
 			d.say("That leaves %d for this request, which needs %d.", allowed, req.Count)
 			continue
 		}
+		said, site := len(d.Why), req.site
 		if d.Picks = choose(in.stock(m.name), req, &d); d.OK() {
 			return d
 		}
+		why := slices.Clone(d.Why[said:])
+		d.Why, req.site = d.Why[:said], site // no host is chosen
+		d.sayLacks(in.gpus(m.name, true), m.name, req)
+		d.Why = append(d.Why, why...)
 	}
-	if len(d.Why) == 0 && !d.silent {
-		d.say("%s", noMatch(req, in.intolerable()))
+	switch {
+	case d.silent:
+	case len(in.models) == 0:
+		d.say("%s", noMatch(in.gpus("", false), req))
+	case req.Model == "":
+		d.sayOthers(in, req)
 	}
 	return d
 }
@@ -271,38 +320,6 @@ func (d *Decision) sayFree(m *model, req *Request, held int) {
 	default:
 		d.say("Model %s: %d of %d usable GPUs are free, %d of them held back as spares.", m.name, m.free, m.usable, held)
 	}
-	m.refused.say(d, req)
-}
-
-// noMatch returns the sentence for a request that no GPU meets, free or not.
-func noMatch(req *Request, tainted refused) string {
-	var want []string
-	if req.Model != "" {
-		want = append(want, fmt.Sprintf("model %q", req.Model))
-	}
-	if req.MinMemory > 0 {
-		want = append(want, "at least "+bytesText(req.MinMemory)+" of memory")
-	}
-	if req.Kind != AnyKind {
-		want = append(want, fmt.Sprintf("a box of kind %s", req.Kind))
-	}
-	if req.NVLink == Required {
-		want = append(want, "NVLink")
-	}
-	for _, k := range slices.Sorted(maps.Keys(req.Labels)) {
-		want = append(want, fmt.Sprintf("the box's label %s=%s", k, req.Labels[k]))
-	}
-	if f, ok := req.site.(fixedSite); ok && f.host.Paths != 0 {
-		want = append(want, fmt.Sprintf("an address on a path of the host (%s)", f.host.Paths))
-	}
-	why := "The pool has no usable GPU"
-	if len(want) > 0 {
-		why += " with " + strings.Join(want, " and ")
-	}
-	if len(tainted) > 0 {
-		why += " that is without " + obstacles(maps.Keys(tainted), req.Tolerations)
-	}
-	return why + "."
 }
 
 // model counts the GPUs of one model.
@@ -314,7 +331,6 @@ type model struct {
 	local     counts
 	available int  // free, and meet the constraints
 	matches   bool // some GPU meets the constraints, free or not
-	refused   refused
 }
 
 // common counts the GPUs that any host may have, which is what spares are a share of.
@@ -354,9 +370,6 @@ func modelsOf(boxes []Box, req *Request) []model {
 			if g.Restriction.local() {
 				m.local.count(g)
 			}
-			if g.Free && !req.tolerates(g.Restriction) {
-				m.refused = m.refused.add(g.Restriction, 1)
-			}
 			if g.Free && fits && !slices.Contains(req.Exclude, Ref{b.ID, g.Slot}) {
 				m.available++
 			}
@@ -384,7 +397,7 @@ func (r *Request) divides(g *GPU) bool { return r.Part == nil || g.Modes.has(r.P
 // setSite makes a site of Near.
 func (r *Request) setSite() {
 	if r.site == nil && r.Near != nil {
-		r.site = fixedSite{*r.Near, r.Uplinks}
+		r.site = fixedSite{host: *r.Near, full: r.Uplinks}
 	}
 }
 

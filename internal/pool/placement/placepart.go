@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"iter"
+	"maps"
 	"slices"
 
 	"k8s.io/utils/third_party/forked/golang/btree"
@@ -142,7 +143,7 @@ func (s *partSearch) admitsClass(c sharedClass) bool {
 
 // consider offers one GPU, if it can take the part.
 func (s *partSearch) consider(g *sharedGPU) bool {
-	if s.obstacle(g) != "" {
+	if s.lacks(g) != 0 {
 		return false
 	}
 	l := s.pool.lossOf(g.class.model, g.class.memory)
@@ -180,46 +181,40 @@ func (s *partSearch) distance(g *sharedGPU) distance {
 	return s.req.site.distance(Location{g.box.Rack, g.box.Paths})
 }
 
-// Obstacles of a GPU for a part, in words.
-const (
-	lacksMemory  = "lack the memory"
-	lacksCompute = "lack the compute"
-	lacksSlot    = "have no slot for another part"
-	otherMode    = "are shared in another mode"
-	excluded     = "have parts of another exclusion"
-	sameAverse   = "have a part with the same anti-affinity"
-	unusable     = "are cordoned, have failed or do not report"
-	otherKind    = "do not meet the constraints"
-)
-
-// obstacle returns why a GPU cannot take the part, "" if it can.
-func (s *partSearch) obstacle(g *sharedGPU) string {
-	switch {
-	case !g.usable:
-		return unusable
-	case !s.admitsGPU(g):
-		return otherKind
-	case s.part.Share != AnyShare && g.class.share != s.part.Share:
-		return otherMode
-	case g.exclusion != s.part.label(s.part.Exclusion):
-		return excluded
-	case s.part.AntiAffinity != "" && slices.Contains(g.averse, s.part.label(s.part.AntiAffinity)):
-		return sameAverse
-	case g.state.compute < s.part.Compute:
-		return lacksCompute
-	case g.state.memory < s.part.Memory:
-		return lacksMemory
-	case len(g.slots) == 0:
-		return lacksSlot
+// lacks returns what keeps a GPU from the part.
+func (s *partSearch) lacks(g *sharedGPU) (l lack) {
+	l = s.req.lacksBox(g.box, slices.Sorted(maps.Keys(s.req.Labels))) | s.req.lacks(g.box, &g.gpu)&^(notUsable|undivided)
+	if !g.usable {
+		l |= notUsable
 	}
-	return ""
-}
-
-func (s *partSearch) admitsGPU(g *sharedGPU) bool {
-	r := s.req
-	return (r.Model == "" || g.class.model == r.Model) && g.class.memory >= r.MinMemory && admits(g.class.traits, r) &&
-		hasLabels(g.box.Labels, r.Labels) && r.tolerates(g.gpu.Restriction) && !slices.Contains(r.Exclude, g.ref()) &&
-		(len(r.Only) == 0 || slices.Contains(r.Only, g.ref())) && (r.Box == "" || r.Box == g.box.ID)
+	if len(s.req.Only) > 0 && !slices.Contains(s.req.Only, g.ref()) {
+		l |= notNamed
+	}
+	if s.req.Box != "" && s.req.Box != g.box.ID {
+		l |= ofOtherHost
+	}
+	if s.part.Share != AnyShare && g.class.share != s.part.Share {
+		l |= otherMode
+	}
+	if g.exclusion != s.part.label(s.part.Exclusion) {
+		l |= otherExclusion
+	}
+	if s.part.AntiAffinity != "" && slices.Contains(g.averse, s.part.label(s.part.AntiAffinity)) {
+		l |= sameAverse
+	}
+	if g.state.compute < s.part.Compute {
+		l |= lessCompute
+	}
+	if g.state.memory < s.part.Memory {
+		l |= lessFree
+	}
+	switch {
+	case g.changes:
+		l |= changing
+	case len(g.slots) == 0 && g.usable: // the slots of a GPU that takes no bindings do not either
+		l |= noSlot
+	}
+	return l
 }
 
 // take gives the part its place on the best GPU.
@@ -248,33 +243,32 @@ const maxExplained = 1000
 
 // sayObstacles counts the GPUs of a set by what keeps the part from them.
 func (s *partSearch) sayObstacles(d *Decision, all *btree.BTree[*sharedGPU]) {
-	count, n := map[string]int{}, 0
+	if s.req.Brief || all.Len() == 0 {
+		return
+	}
+	count, n := &lacking{}, 0
 	all.Ascend(func(g *sharedGPU) bool {
 		n++
-		count[s.obstacle(g)]++
+		if l := s.lacks(g); l != 0 {
+			count.add(l, g.gpu.Restriction)
+		}
 		return n < maxExplained
 	})
-	text := ""
-	for _, why := range []string{lacksMemory, lacksCompute, lacksSlot, otherMode, excluded, sameAverse, unusable, otherKind} {
-		if count[why] > 0 {
-			text += fmt.Sprintf(", %d %s", count[why], why)
-		}
-	}
-	if text == "" {
+	if len(count.sets) == 0 {
 		return
 	}
 	of := plural.Count(all.Len(), "GPU that parts share", "GPUs that parts share")
 	if n < all.Len() {
 		of = fmt.Sprintf("the first %d of %s", n, of)
 	}
-	d.say("Of %s: %s.", of, text[2:])
+	d.say("Of %s, %s.", of, count.text(s.req))
 }
 
 // refuse explains why neither a shared GPU nor a free one takes the part.
 func (s *partSearch) refuse(fresh Decision) (d Decision) {
 	d.say("The part needs %s of one GPU.", s.part)
 	s.sayObstacles(&d, s.pool.shared.all)
-	d.Why = append(d.Why, fresh.Why...)
+	d.Why, d.Kept = append(d.Why, fresh.Why...), fresh.Kept
 	return d
 }
 
@@ -322,13 +316,15 @@ func (p *Pool) placeNamedPart(reserve Reserve, s *partSearch) (d Decision) {
 		if at := slices.IndexFunc(p.shared.boxes[r.Box], func(o *sharedGPU) bool { return o.gpu.Slot == r.Slot }); at >= 0 {
 			o := p.shared.boxes[r.Box][at]
 			if s.consider(o); s.best == nil {
-				d.say("GPU %s cannot take the part: such GPUs %s.", r, s.obstacle(o))
+				var one lacking
+				one.add(s.lacks(o), o.gpu.Restriction)
+				d.say("GPU %s %s.", r, one.sets[0].words(s.req))
 			}
 			continue
 		}
 		whole := *s.req
 		whole.Only = []Ref{r}
-		if why := namedPartObstacle(b, g, &whole); why != "" {
+		if why := cmp.Or(whyNotNamed(b, g, s.req), namedPartObstacle(b, g, &whole)); why != "" {
 			d.say("GPU %s %s.", r, why)
 			continue
 		}
@@ -336,7 +332,7 @@ func (p *Pool) placeNamedPart(reserve Reserve, s *partSearch) (d Decision) {
 		if one := p.placeNamed(reserve, &whole); one.OK() {
 			return p.openFresh(one, s.req)
 		} else {
-			d.Why = append(d.Why, one.Why...)
+			d.Why, d.Kept = append(d.Why, one.Why...), append(d.Kept, one.Kept...)
 		}
 	}
 	if s.best != nil {

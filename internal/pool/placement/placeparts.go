@@ -316,7 +316,7 @@ func (s *partsSearch) placesIn(b *Box, model string, mode ShareMode) (out []part
 		switch {
 		case at >= 0:
 			o := shared[at]
-			if o.class.share == mode && s.obstacle(o) == "" {
+			if o.class.share == mode && s.lacks(o) == 0 {
 				out = append(out, partPlace{g, o, l.gradient(o.state.room, g.Memory, s.part) + s.pool.interference.slowdown(s.part, o.beside)})
 			}
 		case g.Free && g.Usable && g.Modes.has(mode) && g.Memory >= s.part.Memory && s.admitsFresh(b, g):

@@ -147,7 +147,7 @@ func TestSeveralPartsOfNamedGPUs(t *testing.T) {
 		t.Errorf("GPUs %v: %v", gpus, d.Why)
 	}
 	req.Part = &Part{Memory: 79 << 30, Compute: 300}
-	wantWhy(t, p.Place(Reserve{}, req), "GPU b0/3 cannot take the part")
+	wantWhy(t, p.Place(Reserve{}, req), "GPU b0/3 lacks the memory")
 }
 
 // TestSeveralPartsNeverExceedAGPU compares decisions on several parts with brute force.

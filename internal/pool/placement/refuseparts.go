@@ -22,11 +22,14 @@ func (s *partsSearch) refuseParts() (d Decision) {
 	for _, r := range s.req.Only {
 		one.Only = []Ref{r}
 		if next := s.pool.placePart(s.reserve, &one); !next.OK() {
-			d.Why = append(d.Why, next.Why...)
+			d.Why, d.Kept = append(d.Why, next.Why...), append(d.Kept, next.Kept...)
 		}
 	}
 	if len(s.req.Only) > 0 {
 		s.saySpares(&d)
+		return d
+	}
+	if s.req.Brief {
 		return d
 	}
 	if boxes := s.roomy(1); len(boxes) <= maxExplained {
@@ -34,7 +37,7 @@ func (s *partsSearch) refuseParts() (d Decision) {
 	}
 	s.sayObstacles(&d, s.pool.shared.all)
 	if fresh := s.pool.placeFresh(s.reserve, &one); !fresh.OK() {
-		d.Why = append(d.Why, fresh.Why...)
+		d.Why, d.Kept = append(d.Why, fresh.Why...), fresh.Kept
 	} else {
 		s.saySpares(&d)
 	}

@@ -247,7 +247,7 @@ func (x *classSearch) firstFrom(from spare) (state, found *sharedGPU) {
 			return false
 		}
 		x.tries++
-		if x.obstacle(g.sharedGPU) == "" {
+		if x.lacks(g.sharedGPU) == 0 {
 			found = g.sharedGPU
 		}
 		return found == nil && !x.enough()

@@ -52,6 +52,7 @@ type sharedGPU struct {
 	usable    bool        // healthy and not cordoned; otherwise it is here for its affinities alone
 	affine    []partLabel // of its parts
 	averse    []partLabel // their anti-affinities
+	changes   bool        // it has parts of two kinds, of which one awaits that the other leaves
 	row       uint32      // in the table of its plane
 }
 
@@ -116,7 +117,7 @@ func (p *Pool) sharedGPU(b *Box, g *GPU) *sharedGPU {
 		if out.parts > 0 && (out.class.share != s.Part.Share || out.exclusion != exclusion) {
 			// A part is awaited that suits only what follows those that leave. Until they have
 			// left, another one would suit one kind and not the other.
-			out.slots = nil
+			out.slots, out.changes = nil, true
 		}
 		out.parts++
 		out.class.share, out.exclusion = s.Part.Share, exclusion

@@ -82,8 +82,9 @@ type site interface {
 
 // fixedSite is the place of a host that is known.
 type fixedSite struct {
-	host Location
-	full Uplinks
+	host   Location
+	full   Uplinks
+	chosen bool // with the first box
 }
 
 func (s fixedSite) reaches(box Paths) bool         { return s.host.Paths.reaches(box) }
@@ -159,7 +160,7 @@ func (s *freeSite) least(box Paths) (d distance, nearer string) {
 
 func (s *freeSite) settle(box Location) site {
 	s.chosen = s.to(box).freeSlots
-	return fixedSite{s.chosen.at, s.full}
+	return fixedSite{s.chosen.at, s.full, true}
 }
 
 // hostStock is the hosts that a request may choose from: a list, or the index of Hosts.
@@ -217,7 +218,7 @@ func (l *leasePlacer) decide() (Decision, HostDecision) {
 	h := l.hosts.place()
 	at, named := l.hosts.locate(l.host.Host)
 	if named {
-		l.req.site = fixedSite{at, l.req.Uplinks}
+		l.req.site = fixedSite{host: at, full: l.req.Uplinks}
 	}
 	if named || !h.OK() {
 		d := l.place()
@@ -235,13 +236,13 @@ func (l *leasePlacer) decide() (Decision, HostDecision) {
 		}
 		// The first box may have been on a network that reaches too few of the others.
 		t := newFreeSite(l.hosts, l.req.Uplinks, &paths)
-		l.req.site = t
+		l.req.site, l.req.Brief = t, true // a refusal is explained already
 		if other := l.place(); other.OK() {
 			s, d = t, other
 		}
 	}
 	if d.OK() {
-		h = decideHost(s.chosen, true, nil, l.host)
+		h = decideHost(s.chosen, nil, l.host)
 		l.sayWhere(&d, h.Host, s.chosen.at.Rack)
 	}
 	return d, h

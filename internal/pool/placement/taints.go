@@ -2,7 +2,6 @@ package placement
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 )
@@ -172,19 +171,8 @@ func (m *modelIndex) toleratedSet(req *Request) restrictionSet {
 	return restrictionSet{of: of, key: "some\n" + strings.Join(names, "\n")}
 }
 
-// refused is how many free GPUs of a model have taints that a request does not tolerate.
+// refused is how many GPUs, or hosts, have taints that a request does not tolerate.
 type refused map[Restriction]int
-
-// refusedBy returns the free GPUs of a model that a request does not tolerate.
-func (m *modelIndex) refusedBy(req *Request) refused {
-	var out refused
-	for r, c := range m.restrictions {
-		if c.free > 0 && !r.toleratedBy(req.Tolerations) {
-			out = out.add(r, c.free)
-		}
-	}
-	return out
-}
 
 func (f refused) add(r Restriction, n int) refused {
 	if f == nil {
@@ -192,50 +180,6 @@ func (f refused) add(r Restriction, n int) refused {
 	}
 	f[r] += n
 	return f
-}
-
-// say adds the sentence about the free GPUs that a request does not tolerate.
-func (f refused) say(d *Decision, req *Request) {
-	n := 0
-	for _, of := range f {
-		n += of
-	}
-	if n > 0 {
-		have := "have"
-		if n == 1 {
-			have = "has"
-		}
-		d.say("%d of the free ones %s %s.", n, have, obstacles(maps.Keys(f), req.Tolerations))
-	}
-}
-
-// intolerable returns the sets of taints of usable GPUs that a request does not tolerate.
-func intolerable(boxes []Box, req *Request) refused {
-	var out refused
-	for i := range boxes {
-		for _, g := range boxes[i].GPUs {
-			if g.Usable && req.mayHave(g.Model) && !req.tolerates(g.Restriction) {
-				out = out.add(g.Restriction, 1)
-			}
-		}
-	}
-	return out
-}
-
-// intolerable is the function intolerable for the index.
-func (p *Pool) intolerable(req *Request) refused {
-	var out refused
-	for name, m := range p.models {
-		if !req.mayHave(name) {
-			continue
-		}
-		for r, c := range m.restrictions {
-			if !r.toleratedBy(req.Tolerations) {
-				out = out.add(r, c.usable)
-			}
-		}
-	}
-	return out
 }
 
 // Restrictions returns the number of different sets of taints that usable GPUs have.
