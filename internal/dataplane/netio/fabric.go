@@ -404,13 +404,14 @@ func (in *input) look() (batch []byte, segment int, from netip.AddrPort, err err
 	return batch, segment, from, err
 }
 
-// sleep waits for a datagram, or for a message of a source whose answers are due.
+// sleep waits for a datagram, or for a message of a source whose answers are due. A source that
+// always has one keeps no datagram waiting: only one tenant's server may be busy, or hostile.
 func (in *input) sleep() (batch []byte, segment int, from netip.AddrPort, err error) {
 	in.path.unattend()
-	switch slept, served := in.sleeper.sleep(in.conn, in.fabric.sources.list()); {
-	case served:
+	switch w := in.sleeper.sleep(in.conn, in.fabric.sources.list()); {
+	case w.served && !w.network:
 		return nil, 0, from, errServed
-	case slept:
+	case w.slept:
 		return in.reader.Poll()
 	}
 	return in.reader.Read()

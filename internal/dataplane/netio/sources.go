@@ -65,10 +65,16 @@ type sleeper struct {
 	release []func()
 }
 
-// sleep waits until a datagram has arrived or a source has a message, which it takes:
-// served. It returns at once, and slept is false, if no answer of a source is due: the
-// caller then sleeps in its own socket, which takes one system call less.
-func (s *sleeper) sleep(conn *udp.Conn, sources []engine.Source) (slept, served bool) {
+// wakeUp is the end of a sleep.
+type wakeUp struct {
+	slept   bool // false: no answer of a source is due, and sleep has returned at once
+	served  bool // a source had a message, which was taken
+	network bool // the socket of the network is readable
+}
+
+// sleep waits until a datagram has arrived or a source has a message. If no answer of a source
+// is due, the caller sleeps in its own socket, which takes one system call less.
+func (s *sleeper) sleep(conn *udp.Conn, sources []engine.Source) (w wakeUp) {
 	s.sockets = append(s.sockets[:0], unix.PollFd{})
 	s.held, s.release = s.held[:0], s.release[:0]
 	for _, source := range sources {
@@ -78,14 +84,15 @@ func (s *sleeper) sleep(conn *udp.Conn, sources []engine.Source) (slept, served 
 		}
 	}
 	if len(s.held) == 0 {
-		return false, false
+		return w
 	}
 	conn.Sleep(s.sockets)
+	w.slept, w.network = true, s.sockets[0].Revents != 0
 	for i, source := range s.held {
 		if s.sockets[i+1].Revents != 0 && source.Poll() {
-			served = true
+			w.served = true
 		}
 		s.release[i]()
 	}
-	return true, served
+	return w
 }

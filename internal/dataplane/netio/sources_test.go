@@ -136,3 +136,33 @@ func TestReaderSleepsInSources(t *testing.T) {
 		t.Error("a source without a due answer was polled")
 	}
 }
+
+// A server that never runs out of messages keeps the reader from no datagram: the network is
+// that of all tenants.
+func TestABusySourceLeavesTheNetworkItsTurn(t *testing.T) {
+	event, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(event)
+	busy := &source{t: t, event: event}
+	in := newInputWith(t, busy)
+	peer, err := udp.Listen("127.0.0.1:0", udp.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer peer.Close()
+	for n := range uint64(3) {
+		busy.arrive()
+		if err := peer.NewWriter().Write(make([]byte, 64), 64, in.conn.LocalAddr()); err != nil {
+			t.Fatal(err)
+		}
+		in.path.heard.asked = in.fabric.Now() // the socket has just been found empty
+		if err := in.Receive(true); err != nil || busy.has {
+			t.Fatalf("the message of the source is left: %v", err)
+		}
+		if got := in.conn.Stats().RxDatagrams; got != n+1 {
+			t.Fatalf("%d datagrams were read, want %d", got, n+1)
+		}
+	}
+}
