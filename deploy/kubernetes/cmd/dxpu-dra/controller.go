@@ -203,6 +203,9 @@ func (o *controllerOptions) pool() (*client.Client, error) {
 		}
 	}
 	c, err := client.New(cfg)
+	if errors.Is(err, client.ErrCleartext) {
+		return nil, usagef("%v; start the managers with --tls, or allow it by --allow-cleartext", err)
+	}
 	if err != nil {
 		return nil, usagef("%v", err)
 	}

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -32,4 +34,22 @@ func TestControllerFlags(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestCleartext: a token is not sent without TLS, and the error says how it is.
+func TestCleartext(t *testing.T) {
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte("t\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o := controllerOptions{managers: "http://192.0.2.1:7470", tokenFile: token}
+	if _, err := o.pool(); err == nil || !strings.Contains(err.Error(), "--allow-cleartext") {
+		t.Errorf("error %v", err)
+	}
+	o.cleartext = true
+	c, err := o.pool()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
 }
