@@ -283,3 +283,41 @@ func TestMutatedPackets(t *testing.T) {
 		t.Errorf("%d descriptors, %d before", n, open)
 	}
 }
+
+// A context that was made by such packets moves to another device as any other, and ends there.
+func TestMutatedContextMoves(t *testing.T) {
+	r := newTenant(t, opencl.Spec{Memory: 256 << 20, TimeLimit: limit})
+	rnd := rand.New(rand.NewPCG(5, 0))
+	var list []order
+	for _, o := range orders() {
+		if o.op != reg.PacketSVM { // a context with one does not move
+			list = append(list, o)
+		}
+	}
+	r.vram(textAt, []byte(mutateSource))
+	for _, o := range list {
+		r.post(o.op, o.queue, o.flags, o.body)
+	}
+	alive := r.drain(len(list))
+	const packets, batch = 300, 12
+	for n := 0; n < packets && alive; n += batch {
+		for range batch {
+			o := mutate(rnd, list[rnd.IntN(len(list))])
+			if o.op == reg.PacketSVM {
+				o.op = 0
+			}
+			r.post(o.op, o.queue, o.flags, o.body)
+		}
+		alive = r.drain(batch)
+	}
+	if !alive {
+		t.Fatalf("the context ended: %v", reg.ComputeError(r.read32(reg.ComputeErrorReg)))
+	}
+	r.move()
+	r.post(reg.PacketInfo, 0, 0, nil)
+	if !r.drain(1) {
+		t.Error("the context has not moved")
+	}
+	r.enable()
+	r.addVectors(10)
+}
