@@ -194,6 +194,7 @@ func (b *Binding) HandOver(e Entry, to *Binding, p *tlp.Packet) bool {
 			b.blockedBy = to
 			to.blocks++
 		}
+		to.refused(e)
 		return false
 	}
 	g.budget--
@@ -312,6 +313,9 @@ func (b *Binding) noteState() {
 		b.handler.LinkChanged(Entry{b.group}, s)
 	}
 }
+
+// refused notes when the handler, which has refused a TLP, has room again: it may know now.
+func (b *Binding) refused(e Entry) { b.wake = min(b.wake, b.handler.Wake(e)) }
 
 // schedule notes when the link or the handler wants to be called next.
 func (b *Binding) schedule() {

@@ -76,7 +76,8 @@ func (b *Binding) retry() bool {
 			b.touch() // the next entry goes on
 			break
 		}
-		if !b.handler.Receive(Entry{b.group}, &b.held.packets[taken]) {
+		if e := (Entry{b.group}); !b.handler.Receive(e, &b.held.packets[taken]) {
+			b.refused(e)
 			break
 		}
 		b.group.budget--
