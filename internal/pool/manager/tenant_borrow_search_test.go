@@ -3,6 +3,7 @@ package manager
 import (
 	"fmt"
 	"math/rand/v2"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -21,7 +22,7 @@ import (
 // room, and the reason that is given is true. Gangs are only preempted here: their placement
 // does not try all orders.
 func TestReclaimAgainstASearch(t *testing.T) {
-	worlds := 150
+	worlds := 200
 	if raceEnabled {
 		worlds = 15
 	}
@@ -41,7 +42,7 @@ type searchCounts struct{ asked, fit, preempt, second, none int }
 
 func searchWorld(t *testing.T, seed uint64, n *searchCounts) {
 	r := rand.New(rand.NewPCG(seed, 1))
-	w := drawBorrowers(t, r)
+	w := drawBorrowers(t, r, seed%2 == 0)
 	var last *dxpuv1.LeaseSpec
 	var want []string
 	_ = w.m.view(func(tx *tx) error {
@@ -118,7 +119,7 @@ func (w *world) holders() (out []string) {
 func oneIn(r *rand.Rand, n int) bool { return r.IntN(n) == 0 }
 
 // drawBorrowers makes a small pool that tenants have filled, and gives them other quotas then.
-func drawBorrowers(t *testing.T, r *rand.Rand) *world {
+func drawBorrowers(t *testing.T, r *rand.Rand, guaranteed bool) *world {
 	var nodes []*fakeNode
 	for i, left := 0, 2+r.IntN(5); left > 0 && i < 3; i++ {
 		n := min(left, 1+r.IntN(4))
@@ -153,7 +154,7 @@ func drawBorrowers(t *testing.T, r *rand.Rand) *world {
 	}
 	w.settle()
 	w.deleteWaiting()
-	drawQuotas(w, r)
+	drawQuotas(w, r, guaranteed)
 	for _, n := range nodes {
 		if oneIn(r, 8) {
 			n.dead[uint32(r.IntN(n.slots))] = n.kind == dxpuv1.NodeKind_NODE_KIND_HOST
@@ -180,10 +181,11 @@ func (w *world) deleteWaiting() {
 	w.settle()
 }
 
-func drawQuotas(w *world, r *rand.Rand) {
+// drawQuotas gives the tenants quotas, to most of them with a guarantee, or to none but one.
+func drawQuotas(w *world, r *rand.Rand, guaranteed bool) {
 	for _, id := range []string{"a", "b", "c"} {
 		q := &dxpuv1.Quota{Weight: uint32(r.IntN(3)), MaxPriority: proto.Int32(2)}
-		if !oneIn(r, 4) {
+		if guaranteed && !oneIn(r, 4) || id == "c" && oneIn(r, 2) {
 			q.GuaranteedGpus = proto.Uint32(uint32(r.IntN(4)))
 		}
 		if oneIn(r, 4) {
@@ -276,10 +278,71 @@ func (p *plainPool) checkWhy(t *testing.T, s *dxpuv1.LeaseSpec, why string) {
 		if lower || len(all) > 0 {
 			t.Errorf("%q may be preempted, or others of lower priority are there: %s", all, why)
 		}
+	case strings.HasPrefix(why, "Preempting "):
+		p.checkWhyNoRoom(t, s, all, why)
+	case strings.HasPrefix(why, "Of the preemptible leases of lower priority"):
+		p.checkWhyUseless(t, s, all, why)
+	default:
+		t.Errorf("the test does not know %q", why)
+	}
+}
+
+// checkWhyNoRoom checks what is said of leases that may be preempted and make no room.
+func (p *plainPool) checkWhyNoRoom(t *testing.T, s *dxpuv1.LeaseSpec, all []string, why string) {
+	said := fmt.Sprintf("Preempting all %d leases ", len(all))
+	if len(all) == 1 {
+		said = "Preempting the one lease "
+	}
+	if !strings.HasPrefix(why, said) {
+		t.Errorf("%q may be preempted: %s", all, why)
+	}
+	fits := p.fits(s, all, noRules)
+	guarantee := p.tenants[s.Tenant].quota.GuaranteedGPUs != nil
+	own := slices.ContainsFunc(all, func(id string) bool { return p.lease(id).tenant == s.Tenant })
+	switch {
 	case strings.HasSuffix(why, "would not make room."):
-		if len(all) == 0 || p.fits(s, all, noRules) {
+		if fits {
 			t.Errorf("preempting %q would make room: %s", all, why)
 		}
+	case !fits:
+		t.Errorf("preempting %q makes no room: %s", all, why)
+	case strings.Contains(why, "would make room, but let tenant "+s.Tenant+" borrow more in place of its own leases."):
+		if !guarantee || !own {
+			t.Errorf("the tenant has a guarantee %t, own leases among %q %t: %s", guarantee, all, own, why)
+		}
+	case strings.Contains(why, "would make room, but the guarantee of tenant "+s.Tenant+" does not cover"):
+		if !guarantee {
+			t.Errorf("the tenant has no guarantee: %s", why)
+		}
+	default:
+		t.Errorf("the test does not know %q", why)
+	}
+}
+
+var uselessWhy = regexp.MustCompile(`(?:, |, and )(\d+) (?:has|have) (nothing that it can use now|GPUs within the guarantee of another tenant)`)
+
+// checkWhyUseless checks the numbers of leases that are of no use, or protected.
+func (p *plainPool) checkWhyUseless(t *testing.T, s *dxpuv1.LeaseSpec, all []string, why string) {
+	reclaims := strings.Contains(why, "borrowed GPUs")
+	useless, guarded := 0, 0
+	for _, l := range p.leases {
+		lower := l.priority < s.Priority
+		switch other := l.tenant != s.Tenant && p.tenants[l.tenant].quota.GuaranteedGPUs != nil; {
+		case !l.preemptible:
+		case !other && lower, other && (lower || reclaims) && slices.Contains(p.borrowing(l.tenant, s, firstChoice), l):
+			useless++
+		case lower:
+			guarded++
+		}
+	}
+	got := map[string]int{}
+	for _, m := range uselessWhy.FindAllStringSubmatch(why, -1) {
+		n := 0
+		_, _ = fmt.Sscan(m[1], &n)
+		got[m[2]] = n
+	}
+	if len(all) > 0 || got["nothing that it can use now"] != useless || got["GPUs within the guarantee of another tenant"] != guarded {
+		t.Errorf("%q may be preempted, %d are useless, and %d guarded: %s", all, useless, guarded, why)
 	}
 }
 
