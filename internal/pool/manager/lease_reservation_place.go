@@ -34,6 +34,11 @@ func (t *tx) makePromise(id string) (why string) {
 // else also with what leases have that end before. It leaves the first lease of the queue
 // what that needs, when it will begin.
 func (t *tx) decideLater(l *leaseRecord) (a placement.Assignment) {
+	t.tryTogether(func() { a = t.decideAtStart(l) })
+	return a
+}
+
+func (t *tx) decideAtStart(l *leaseRecord) (a placement.Assignment) {
 	at := startTime(l.spec)
 	ends := t.endingsUntil(at.Add(-promiseLead))
 	head := t.headBefore(l, ends, at.Add(-promiseLead))
@@ -102,10 +107,16 @@ func (t *tx) misfitOf(l *leaseRecord) (why string) {
 	gpus, host := t.requestOf(l.ID, l.spec, l.expires()), t.hostRequestOf(l.ID, l.spec, l.expires())
 	gpus.Only, gpus.Exclude, gpus.UseSpares, gpus.Uplinks = p.GPUs, nil, true, t.fullUplinks
 	host.Host, host.Exclude = p.Host, nil
-	t.tryWithout(gone, startTime(l.spec), func() {
-		if d, h := t.gpuPool.PlaceLease(t.hostPool, t.cfg.Reserve, gpus, host); !d.OK() || !h.OK() {
-			why = strings.TrimSuffix(strings.Join(decisionWhy(d, h), " "), ".")
-		}
+	nodes := []string{p.Host}
+	for _, r := range p.GPUs {
+		nodes = append(nodes, r.Box)
+	}
+	t.tryAmong(nodes, func() {
+		t.tryWithout(gone, startTime(l.spec), func() {
+			if d, h := t.gpuPool.PlaceLease(t.hostPool, t.cfg.Reserve, gpus, host); !d.OK() || !h.OK() {
+				why = strings.TrimSuffix(strings.Join(decisionWhy(d, h), " "), ".")
+			}
+		})
 	})
 	return why
 }

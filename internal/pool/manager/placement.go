@@ -76,7 +76,12 @@ func (t *tx) placementBox(n *nodeRecord) placement.Box {
 	}
 	here := t.connected(n.ID) && t.takesBindings(n)
 	occupants := t.occupantsOf(n.ID)
+	ofNode := t.nodeRestriction(n, nil) // of most GPUs: few have taints of their own
 	for _, s := range n.Slots {
+		restriction := ofNode
+		if len(s.Taints) > 0 {
+			restriction = t.nodeRestriction(n, s.Taints)
+		}
 		if s.Device == nil || s.PartOf != nil {
 			continue
 		}
@@ -87,7 +92,7 @@ func (t *tx) placementBox(n *nodeRecord) placement.Box {
 			Free:        !gpuOccupied(occupants, s.Slot),
 			Whole:       whole,
 			Modes:       s.Device.ShareModes,
-			Restriction: t.nodeRestriction(n, s.Taints),
+			Restriction: restriction,
 		})
 	}
 	t.addParts(&box, n, here, occupants)

@@ -230,46 +230,6 @@ func (t *tx) decideWithout(leases []*leaseRecord, gone map[string]bool, most mil
 	return d
 }
 
-// tryWithout calls decide while the index is as if certain bindings were gone, and the
-// maintenance that is over by a time; zero: none.
-func (t *tx) tryWithout(gone map[string]bool, by time.Time, decide func()) {
-	t.reindex()
-	t.indexFrozen, t.tried.by = true, by // the changes below only try something out
-	boxes, hosts := map[string]bool{}, map[string]bool{}
-	for _, p := range t.plans.rows {
-		if !p.closed() || !p.overBy(by) {
-			continue
-		}
-		for n := range t.nodesOf(p) {
-			if n.Kind == dxpuv1.NodeKind_NODE_KIND_HOST {
-				hosts[n.ID] = true
-				t.hostPool.SetHost(t.placementHost(n))
-			} else if !boxes[n.ID] {
-				boxes[n.ID] = true
-				t.gpuPool.SetBox(t.boxWithout(n.ID, t.placementBox(n), gone))
-			}
-		}
-	}
-	for id := range gone {
-		b := t.bindings.get(id)
-		if hosts[b.HostID] = true; !boxes[b.BoxID] {
-			boxes[b.BoxID] = true
-			t.gpuPool.SetBox(t.boxWithout(b.BoxID, t.indexedNodes[b.BoxID].placementBox, gone))
-		}
-		if s := t.nodes.get(b.HostID).slot(b.HostSlot); s != nil {
-			t.hostPool.SetSlot(b.HostID, placement.HostSlot{Slot: s.Slot, Domain: s.Domain, Free: t.hostSlotFree(b.HostID, s, gone), Unusable: !s.usableAtHost()})
-		}
-	}
-	decide()
-	for id := range boxes {
-		t.gpuPool.SetBox(t.indexedNodes[id].placementBox)
-	}
-	for id := range hosts {
-		t.hostPool.SetHost(t.indexedNodes[id].placementHost)
-	}
-	t.indexFrozen, t.tried = false, trial{}
-}
-
 // sizeOfMembers returns the size that leases have where a decision places them.
 func (t *tx) sizeOfMembers(leases []*leaseRecord, d *placement.GangDecision) (n milliGPU) {
 	for i := range d.Members {

@@ -34,6 +34,7 @@ type tx struct {
 	positions      map[string]uint32 // in the queue, by lease; nil: not computed
 	indexFrozen    bool              // reindex does nothing
 	tried          trial             // what a decision tries out
+	opened         *opened           // nodes in maintenance during several tries; nil: none
 	brief          bool              // decisions do not explain at length why they find no place
 	sizes          sizes             // of the pool; nil: not computed
 }
