@@ -41,8 +41,8 @@ func (t *tx) lostPart(l *leaseRecord) (all *placement.Part, parts int) {
 	}
 	t.reindex()
 	all, parts = placementPart(l.spec), 1
-	for id := range t.unreplaced {
-		if o := t.leases.get(id); o.ID != l.ID && o.sameAffinity(l) {
+	for _, id := range t.affine[gangKey{l.spec.Tenant, l.affinity()}] {
+		if o := t.leases.get(id); o.ID != l.ID && t.unreplaced[id] > 0 && o.sameAffinity(l) {
 			all.Memory, all.Compute, parts = all.Memory+o.spec.Part.MemoryBytes, all.Compute+o.spec.Part.Compute, parts+1
 		}
 	}

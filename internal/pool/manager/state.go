@@ -91,6 +91,7 @@ type index struct {
 	pendingByShape    map[string][]queueKey // shape of the request -> pending leases of that shape, in queue order; if the first does not fit, none does
 	waiting           waitingQueue          // all pending leases, for their positions
 	gangs             map[gangKey][]string  // the leases of each gang that have not ended, in the order of creation
+	affine            map[gangKey][]string  // the leases with GPUs by tenant and affinity, in the order of creation
 	unreplaced        map[string]int        // lease -> how many of its bindings broke and have no replacement
 	promises          map[string]bool       // leases to which GPUs are promised
 	preemptibleLeases map[string]bool       // leases that have GPUs and may lose them to a lease of higher priority
@@ -163,7 +164,7 @@ func newIndex() index {
 		bindingsByGPU: map[placement.Ref][]string{}, bindingsByHostSlot: map[hostSlotRef][]string{},
 		replacedByRequest: map[string]string{}, movedByRequest: map[string]string{},
 		indexedLeases: map[string]leaseEntry{}, leaseIDs: newSequence(compareLeaseIDs), openLeaseIDs: newSequence(compareLeaseIDs),
-		leaseByRequestID: map[requestKey]string{}, pendingByShape: map[string][]queueKey{}, waiting: waitingQueue{}, gangs: map[gangKey][]string{}, unreplaced: map[string]int{},
+		leaseByRequestID: map[requestKey]string{}, pendingByShape: map[string][]queueKey{}, waiting: waitingQueue{}, gangs: map[gangKey][]string{}, affine: map[gangKey][]string{}, unreplaced: map[string]int{},
 		promises: map[string]bool{}, preemptibleLeases: map[string]bool{}, usageByTenant: map[string]*tenantUsage{},
 		requests:     map[placement.Typical]int{},
 		indexedNodes: map[string]nodeEntry{}, nodeByCredential: map[string]string{},

@@ -44,6 +44,7 @@ type leaseEntry struct {
 	tenant      string  // while it is not over
 	shape       string  // while it waits
 	gang        gangKey // while it is not over
+	affinity    gangKey // while it has GPUs
 	incomplete  bool    // it waits for leases of its gang
 	promised    bool    // GPUs are promised to it
 	sleeps      bool    // it begins later
@@ -316,6 +317,9 @@ func (t *tx) leaseEntry(l *leaseRecord) leaseEntry {
 	}
 	k.tenant, k.gang, k.asks = l.spec.Tenant, l.gang(), l.spec
 	k.promised, k.sleeps = l.Promise != nil, l.sleeps()
+	if label := l.affinity(); label != "" && k.holding {
+		k.affinity = gangKey{l.spec.Tenant, label}
+	}
 	if l.State == leasePending && !k.sleeps {
 		k.queueKey = queueKey{l.spec.Priority, l.CreateTime.UnixNano(), l.ID}
 		if k.incomplete = l.lacksMembers(); !k.incomplete && l.spec.Gang != nil {
@@ -392,6 +396,9 @@ func (t *tx) indexLease(id string) {
 	if k.gang != (gangKey{}) {
 		t.gangs[k.gang] = insertSorted(slices.Clone(t.gangs[k.gang]), id, compareLeaseIDs)
 	}
+	if k.affinity != (gangKey{}) {
+		t.affine[k.affinity] = insertSorted(slices.Clone(t.affine[k.affinity]), id, compareLeaseIDs)
+	}
 	if k.shape != "" && !k.incomplete {
 		t.pendingByShape[k.shape] = insertSorted(t.pendingByShape[k.shape], k.queueKey, queueKey.compare)
 	}
@@ -420,6 +427,9 @@ func (t *tx) dropLease(id string, k leaseEntry) {
 	}
 	if k.gang != (gangKey{}) {
 		dropFrom(t.gangs, k.gang, id)
+	}
+	if k.affinity != (gangKey{}) {
+		dropFrom(t.affine, k.affinity, id)
 	}
 	if k.shape != "" {
 		t.waiting.remove(k.tenant, k.queueKey)
