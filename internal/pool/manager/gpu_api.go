@@ -221,6 +221,11 @@ func (t *tx) clearErrors(id string, slot uint32) {
 	why := t.whyOutOfService(n, n.slot(slot))
 	switch {
 	case was.usable():
+		if slices.ContainsFunc(was.Errors, func(e errorCount) bool { return e.Count > 0 }) {
+			n.ResourceVersion = t.revision()
+			e := gpuEvent(n, slot, dxpuv1.EventType_EVENT_TYPE_GPU_HEALTH)
+			t.event(e, "an operator cleared the error counts of GPU %s", e.GpuId)
+		}
 	case why == "":
 		t.announceReturn(id, slot, "an operator cleared its errors")
 	default:

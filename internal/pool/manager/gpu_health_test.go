@@ -349,3 +349,19 @@ func TestClearedErrorsOfAGPUThatCannotBeHad(t *testing.T) {
 		}
 	}
 }
+
+// Clearing the error counts of a GPU that works leaves an event, unless there are none.
+func TestClearedErrorsOfAGPUThatWorks(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 1), boxNode("b1", 1))
+	w.nodes["b1"].addError(0, 13) // of the program
+	w.settle()
+	if g := w.gpu("b1/0"); g.State != dxpuv1.GPUState_GPU_STATE_FREE {
+		t.Fatalf("the GPU is %v", g.State)
+	}
+	for range 2 {
+		w.clearErrors("b1/0")
+	}
+	if n := strings.Count(w.events(), "an operator cleared the error counts of GPU b1/0"); n != 1 {
+		t.Errorf("%d events say so, want 1:\n%s", n, w.events())
+	}
+}
