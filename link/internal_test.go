@@ -292,6 +292,19 @@ func TestReceivedNumbers(t *testing.T) {
 	}
 }
 
+// A path that fails before its probe with a new limit has left leaves that to another one.
+func TestTheLimitOfAFailedPathIsTold(t *testing.T) {
+	_, box := pair(t)
+	for _, p := range box.paths {
+		p.usable, p.received.any, p.probes = true, true, 0
+	}
+	box.tellLimit(0)
+	box.failPath(0, box.paths[0])
+	if p := box.paths[1]; !p.telling || p.probes == 0 || p.ackAt > 0 {
+		t.Errorf("the other path tells the limit: %v, with %d probes, at %v", p.telling, p.probes, p.ackAt)
+	}
+}
+
 // A set is the reference: any number in the window is fresh once, and the ranges hold what was
 // added, the largest first.
 func TestReceivedNumbersAreASet(t *testing.T) {

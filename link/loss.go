@@ -209,6 +209,10 @@ func (l *Link) failPath(now time.Duration, p *path) {
 	p.probes, p.probeTimeouts = 0, 0
 	p.nextProbe = now + probeInterval
 	l.loseOldest(now, p, p.eliciting)
+	if p.telling { // no probe has left since
+		p.telling = false
+		l.tellLimit(now)
+	}
 }
 
 // failSilent fails the paths that have long been silent, now that a path works
