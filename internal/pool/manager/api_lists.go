@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
@@ -19,6 +20,8 @@ import (
 const (
 	defaultPage = 100
 	maxPage     = 1000
+	// maxPageBytes bounds the messages of a page: clients of gRPC accept 4 MiB by default.
+	maxPageBytes = 3 << 20
 )
 
 // pageRequest is a request for a page of a list.
@@ -29,7 +32,8 @@ type pageRequest interface {
 
 // listPage returns a page of items that from returns in the order of their keys.
 // The token is the key of the last item of the previous page; from may leave out
-// items up to it. listPage consumes no more items than the page needs.
+// items up to it. listPage consumes no more items than the page needs. A page of large messages
+// has fewer of them than were asked for.
 func listPage[T, M any](r pageRequest, key func(T) string, compare func(a, b string) int,
 	from func(after string) iter.Seq[T], message func(T) M,
 ) (out []M, next string, err error) {
@@ -42,7 +46,7 @@ func listPage[T, M any](r pageRequest, key func(T) string, compare func(a, b str
 	if err != nil {
 		return nil, "", err
 	}
-	last := ""
+	last, bytes := "", 0
 	for item := range from(after) {
 		k := key(item)
 		if after != "" && compare(k, after) <= 0 {
@@ -51,7 +55,14 @@ func listPage[T, M any](r pageRequest, key func(T) string, compare func(a, b str
 		if len(out) == size {
 			return out, pageToken(last), nil
 		}
-		out, last = append(out, message(item)), k
+		m := message(item)
+		if p, ok := any(m).(proto.Message); ok {
+			bytes += proto.Size(p)
+		}
+		if bytes > maxPageBytes && len(out) > 0 {
+			return out, pageToken(last), nil
+		}
+		out, last = append(out, m), k
 	}
 	return out, "", nil
 }

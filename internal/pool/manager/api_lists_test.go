@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/internal/pool/auth"
@@ -163,4 +165,40 @@ func idsOf[T interface{ GetId() string }](items []T) (ids []string) {
 		ids = append(ids, i.GetId())
 	}
 	return ids
+}
+
+// A client of gRPC takes 4 MiB by default, so a page of large messages has fewer of them. None is
+// left out.
+func TestPagesOfLargeMessages(t *testing.T) {
+	var items []string
+	for i := range 1000 {
+		items = append(items, sortable("", uint64(i)))
+	}
+	text := strings.Repeat("x", 10<<10)
+	message := func(id string) *dxpuv1.Event {
+		if id == items[7] {
+			return &dxpuv1.Event{LeaseId: id, Message: strings.Repeat(text, 400)} // no page has room for it
+		}
+		return &dxpuv1.Event{LeaseId: id, Message: text}
+	}
+	var got []string
+	req := &dxpuv1.ListEventsRequest{PageSize: maxPage}
+	for {
+		events, next, err := listPage(req, same, strings.Compare, allOf(items), message)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := proto.Size(&dxpuv1.ListEventsResponse{Events: events}); n > 4<<20-1024 && len(events) > 1 {
+			t.Errorf("a page of %d messages has %d bytes", len(events), n)
+		}
+		for _, e := range events {
+			got = append(got, e.LeaseId)
+		}
+		if req.PageToken = next; next == "" {
+			break
+		}
+	}
+	if !slices.Equal(got, items) {
+		t.Errorf("the pages have %d of %d items", len(got), len(items))
+	}
 }
