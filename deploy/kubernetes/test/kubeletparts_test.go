@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -24,7 +25,7 @@ const (
 // partOfGPU: three pods have a third of one software GPU each, with a driver in the pod and
 // memory and compute of their own.
 func (n *nodesEnv) partOfGPU() {
-	n.startParts()
+	n.startParts(1) // of two, the scheduler may give each pod any
 	defer n.pool.Kill(partsBox)
 	for i := range 3 {
 		n.createPod(podSpec{name: fmt.Sprintf("third-%d", i), selector: divisibleGPU, capacity: third, command: testsGPU + " && sleep infinity"})
@@ -51,14 +52,14 @@ func (n *nodesEnv) partOfGPU() {
 	n.noSpecifications()
 }
 
-// startParts starts a box with two software GPUs that leases divide.
-func (n *nodesEnv) startParts() {
+// startParts starts a box with software GPUs that leases divide.
+func (n *nodesEnv) startParts(gpus int) {
 	n.t.Helper()
-	if err := n.pool.StartBoxWith(partsBox, "--gpus", "2", "--parts", "4", "--allow-faults", "--admin-listen", "127.0.0.1:0", "--admin-url-file", n.adminURL()); err != nil {
+	if err := n.pool.StartBoxWith(partsBox, "--gpus", strconv.Itoa(gpus), "--parts", "4", "--allow-faults", "--admin-listen", "127.0.0.1:0", "--admin-url-file", n.adminURL()); err != nil {
 		n.t.Fatal(err)
 	}
 	n.wait("the divisible GPUs", func(ctx context.Context) (bool, error) {
-		d, err := n.device(ctx, partsBox+"-5") // behind the first GPU and its four slots for parts
+		d, err := n.device(ctx, fmt.Sprintf("%s-%d", partsBox, 5*(gpus-1))) // behind each other GPU and its four slots for parts
 		if err != nil {
 			return false, err
 		}
@@ -70,7 +71,7 @@ func (n *nodesEnv) adminURL() string { return filepath.Join(n.Dir, "parts-url") 
 
 // gpuError: an error of the GPU, not the end of its box: XID 79, "fallen off the bus".
 func (n *nodesEnv) gpuError() {
-	n.startParts()
+	n.startParts(2)
 	defer n.pool.Kill(partsBox)
 	n.deploy(podSpec{name: "tester", selector: divisibleGPU, capacity: third, command: "while " + testsGPU + "; do :; done"})
 	first := n.waitComputing("tester", "", tested)
