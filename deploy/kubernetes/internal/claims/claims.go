@@ -87,6 +87,9 @@ type Device struct {
 	Attached, Failed, Reported bool
 	// Lease is the lease of which the claim says so, empty if it names none.
 	Lease string
+	// Awaited is whether the scheduler binds no pod before the device is attached. Else the pod may be on
+	// its node already, and wait there.
+	Awaited bool
 	// Admin is access beside the users of the device, for monitoring: it takes no GPU.
 	Admin bool
 }
@@ -217,7 +220,7 @@ func (c *Claim) device(d Device, leases []*dxpuv1.Lease, p Policy, plan *Plan) S
 		case s.Phase == Waiting && c.HostShut != "":
 			// The scheduler chooses another node, which the queue of the pool cannot do.
 			s.Phase, s.Reason, s.Message = Failed, "HostUnavailable", c.HostShut+". The manager says: "+s.Message
-		case s.Phase == Attaching && !d.Attached && c.HostLost != "":
+		case s.Phase == Attaching && !d.Attached && d.Awaited && c.HostLost != "":
 			// The manager waits for it for many minutes, in which another node could have the pod.
 			s.Phase, s.Reason, s.Message = Failed, "HostUnavailable", c.HostLost+". The manager says: "+s.Message
 		}

@@ -16,9 +16,9 @@ import (
 // TestScenarios runs the decisions in testdata. go test ./internal/claims -run
 // TestScenarios -rewrite writes them again.
 //
-//	claim      uid= [allocated=SECONDS] [node=] [host=] devices=(NAME[@SHARE][:GPU][=MEMORY/COMPUTE][!+?],...):
+//	claim      uid= [allocated=SECONDS] [node=] [host=] devices=(NAME[@SHARE][:GPU][=MEMORY/COMPUTE][!+?*^~],...):
 //	           the allocated claim; "!" is a device that has failed before, "+" one that was
-//	           attached, "?" one with bad parameters, "*" admin access, "^" one of the host's own machine; without GPU it has left the pool.
+//	           attached, "?" one with bad parameters, "*" admin access, "^" one of the host's own machine, "~" one for which the pod waits on its node; without GPU it has left the pool.
 //	           [reported] is that the claim says something of its devices;
 //	           [gang=(NAME,SIZE)] [runs] is the gang of its devices, and whether that has GPUs;
 //	           [serves=LEASE] is the lease that the claim's status names; [shut=WHY], with "-" for
@@ -117,9 +117,9 @@ func TestScenarios(t *testing.T) {
 }
 
 func parseDevice(v string) Device {
-	name := strings.TrimRight(v, "!+?*^")
+	name := strings.TrimRight(v, "!+?*^~")
 	marks := v[len(name):]
-	d := Device{Failed: strings.Contains(marks, "!"), Attached: strings.Contains(marks, "+"), Admin: strings.Contains(marks, "*"), Local: strings.Contains(marks, "^")}
+	d := Device{Failed: strings.Contains(marks, "!"), Attached: strings.Contains(marks, "+"), Admin: strings.Contains(marks, "*"), Local: strings.Contains(marks, "^"), Awaited: !strings.Contains(marks, "~")}
 	if strings.Contains(marks, "?") {
 		d.ParametersErr = "bad parameters"
 	}

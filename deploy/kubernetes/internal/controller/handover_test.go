@@ -87,8 +87,7 @@ func TestFailsFirst(t *testing.T) {
 }
 
 // TestHostLostInAttach: a claim fails whose host is lost while it attaches the GPU: the manager would wait for
-// many minutes. It does not while the manager has just returned, which knows no host yet, and not if the
-// pod is on the node.
+// many minutes. It does not while the manager has just returned, which knows no host yet.
 func TestHostLostInAttach(t *testing.T) {
 	inOutage(t, func(m *awayManager) { m.binding = true }, func(o *outage) {
 		o.allocate("train")
@@ -111,6 +110,25 @@ func TestHostLostInAttach(t *testing.T) {
 		o.wantLeases(0, "after the host was lost")
 		if !failed() {
 			o.Errorf("the claim has not failed: %+v", o.claim("train").Status.Devices)
+		}
+	})
+}
+
+// TestHostLostOnNode: a claim without binding conditions does not fail while its host is away: its pod is
+// on the node, also if the allocation names it, as that of a GPU of the node's own machine does.
+func TestHostLostOnNode(t *testing.T) {
+	inOutage(t, func(m *awayManager) { m.binding = true }, func(o *outage) {
+		o.allocateUntil("train")
+		o.after(20 * time.Second)
+		o.manager.set(func(m *awayManager) { m.lost = true })
+		o.after(time.Minute)
+		o.wantLeases(1, "while the host is away")
+		o.manager.set(func(m *awayManager) { m.lost, m.active = false, true })
+		o.manager.set(away)
+		o.manager.set(back) // its leases are listed, and the claim is looked at again
+		o.after(20 * time.Second)
+		if d := deviceStatus(o.claim("train"), "b1-0", ""); d == nil || !isTrue(*d, inventory.Attached) || isTrue(*d, inventory.Failed) {
+			o.Errorf("the claim is not attached: %+v", d)
 		}
 	})
 }

@@ -129,10 +129,18 @@ func (o *outage) after(d time.Duration) {
 	synctest.Wait()
 }
 
-// allocate makes a claim for a GPU on the node w1, and reserves it for the pod p.
+// allocate makes a claim for a GPU on the node w1, and reserves it for the pod p. The scheduler waits for
+// its conditions before it binds the pod.
 func (o *outage) allocate(name string) {
 	o.Helper()
+	o.allocateUntil(name, inventory.Attached)
+}
+
+// allocateUntil is allocate with other conditions, or with none.
+func (o *outage) allocateUntil(name string, conditions ...string) {
+	o.Helper()
 	claim := allocatedLocal(name, "b1-0")
+	claim.Status.Allocation.Devices.Results[0].BindingConditions = conditions
 	claim.UID = types.UID("u-" + name)
 	claim.Status.Allocation.AllocationTimestamp = &metav1.Time{Time: time.Now()}
 	claim.Status.Allocation.NodeSelector = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{

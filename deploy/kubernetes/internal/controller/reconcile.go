@@ -233,9 +233,7 @@ func (c *Controller) view(ctx context.Context, claim *resourceapi.ResourceClaim)
 	if v.Node != "" {
 		v.Host, v.HostErr = c.hostOf(v.Node)
 		v.HostShut = c.watch.HostShut(v.Host, c.need(v))
-		if allocatedNode(a.NodeSelector) != "" { // no pod that is bound needs this node
-			v.HostLost = c.watch.HostLost(v.Host)
-		}
+		v.HostLost = c.watch.HostLost(v.Host)
 	}
 	v.LocalErr, err = c.localErr(ctx, claim, v)
 	return v, err
@@ -271,6 +269,7 @@ func viewDevice(claim *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAl
 	}
 	d.GPU, _ = inv.GPU(r.Device)
 	d.Local = isLocal(inv, r)
+	d.Awaited = slices.Contains(r.BindingConditions, inventory.Attached)
 	if s := deviceStatus(claim, d.Name, d.Share); s != nil {
 		by := attachedBy(*s)
 		d.Reported, d.Attached, d.Failed, d.Lease = true, isTrue(*s, inventory.Attached), isTrue(*s, inventory.Failed), by.Lease

@@ -185,6 +185,11 @@ func (w *torture) allocateLocked(c *resourceapi.ResourceClaim, used map[string]i
 		}}
 	}
 	if !bound {
+		for i := range results {
+			results[i].BindingConditions = []string{inventory.Attached}
+		}
+	}
+	if !bound || shapeOf(c).local { // only one node may have a GPU of its own machine
 		c.Status.Allocation.NodeSelector = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 			MatchFields: []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}},
 		}}}
