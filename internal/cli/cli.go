@@ -370,7 +370,7 @@ var (
 	webPort = regexp.MustCompile(`:(?:80|443): connect: connection refused`)
 	// absentLabel and absentGPU are in the refusal of a lease for which there is no node, or
 	// no GPU, whatever is free.
-	absentLabel = regexp.MustCompile(`\bNo host that has the labels?\b|\bGPU with the box's label\b`)
+	absentLabel = regexp.MustCompile(`\bNo host that has the labels?\b|\bGPU with the box's labels?\b`)
 	absentGPU   = regexp.MustCompile(`\bGPU \S+ is not in the pool\b`)
 )
 

@@ -205,13 +205,14 @@ func (t *tx) decideGang(leases []*leaseRecord, room map[string]int) placement.Ga
 			m.GPUs.Exclude, m.Host.Exclude = append(m.GPUs.Exclude, r.gpus...), append(m.Host.Exclude, r.slots...)
 		}
 		m.GPUs.Uplinks, m.GPUs.Room = t.fullUplinks, room
-		m.GPUs.Brief, m.Host.Brief = t.brief, t.brief
+		m.GPUs.Brief, m.Host.Brief = t.isBrief(), t.isBrief()
 		members[i] = m
 	}
 	d := t.gpuPool.PlaceGang(t.hostPool, t.cfg.Reserve, members)
 	if d.OK() {
 		return d
 	}
+	t.noteExplained(t.isBrief())
 	t.noteKept(leases[d.Lacking].ID, leases[d.Lacking].spec, r, &d.Why.Decision, &d.Why.Host)
 	why := &d.Why.Why
 	if d.Why.Decision.OK() {

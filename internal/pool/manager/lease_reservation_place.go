@@ -107,13 +107,16 @@ func (t *tx) misfitOf(l *leaseRecord) (why string) {
 	gpus, host := t.requestOf(l.ID, l.spec, l.expires()), t.hostRequestOf(l.ID, l.spec, l.expires())
 	gpus.Only, gpus.Exclude, gpus.UseSpares, gpus.Uplinks = p.GPUs, nil, true, t.fullUplinks
 	host.Host, host.Exclude = p.Host, nil
+	gpus.Brief, host.Brief = t.isBrief(), t.isBrief()
 	nodes := []string{p.Host}
 	for _, r := range p.GPUs {
 		nodes = append(nodes, r.Box)
 	}
 	t.tryAmong(nodes, func() {
 		t.tryWithout(gone, startTime(l.spec), func() {
-			if d, h := t.gpuPool.PlaceLease(t.hostPool, t.cfg.Reserve, gpus, host); !d.OK() || !h.OK() {
+			d, h := t.gpuPool.PlaceLease(t.hostPool, t.cfg.Reserve, gpus, host)
+			t.noteExplained(gpus.Brief || d.OK() && h.OK())
+			if !d.OK() || !h.OK() {
 				why = strings.TrimSuffix(strings.Join(decisionWhy(d, h), " "), ".")
 			}
 		})

@@ -206,13 +206,32 @@ func hostShrank(old, h placement.Host) bool {
 func (t *tx) chooseGPUs(req placement.Request) placement.Decision {
 	t.reindex()
 	t.tellTypical()
-	req.Uplinks = t.fullUplinks
-	return t.gpuPool.Place(t.cfg.Reserve, req)
+	req.Uplinks, req.Brief = t.fullUplinks, req.Brief || t.isBrief()
+	d := t.gpuPool.Place(t.cfg.Reserve, req)
+	t.noteExplained(req.Brief || d.OK())
+	return d
 }
 
 func (t *tx) chooseHost(req placement.HostRequest) placement.HostDecision {
 	t.reindex()
-	return t.hostPool.Place(req)
+	req.Brief = req.Brief || t.isBrief()
+	d := t.hostPool.Place(req)
+	t.noteExplained(req.Brief || d.OK())
+	return d
+}
+
+// maxExplained bounds the refusals that a transaction explains at length: each may look at all
+// GPUs and hosts, while all calls wait.
+const maxExplained = 4
+
+// isBrief reports whether a decision leaves out what takes a look at each GPU and host to say.
+func (t *tx) isBrief() bool { return t.brief || t.explained >= maxExplained }
+
+// noteExplained counts a decision that may have explained a refusal at length.
+func (t *tx) noteExplained(not bool) {
+	if !not {
+		t.explained++
+	}
 }
 
 func hasLabels(have, want map[string]string) bool {
@@ -298,8 +317,9 @@ func (t *tx) decide(id string, s *dxpuv1.LeaseSpec, size milliGPU) (placement.De
 	if r != nil {
 		gpus.Exclude, host.Exclude = append(gpus.Exclude, r.gpus...), append(host.Exclude, r.slots...)
 	}
-	gpus.Brief, host.Brief = t.brief, t.brief
+	gpus.Brief, host.Brief = t.isBrief(), t.isBrief()
 	d, h := t.gpuPool.PlaceLease(t.hostPool, t.cfg.Reserve, gpus, host)
+	t.noteExplained(gpus.Brief || d.OK() && h.OK())
 	t.noteKept(id, s, r, &d, &h)
 	return d, h
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
@@ -138,7 +139,7 @@ func (t *tx) lackOf(l *leaseRecord) string {
 	if d.OK() || len(why) == 0 {
 		return "its turn did not come"
 	}
-	return why[len(why)-1]
+	return strings.Join(why, " ")
 }
 
 const (

@@ -197,7 +197,7 @@ func (t *tx) freesSlots(l *leaseRecord, leases []*leaseRecord, full map[string]b
 	}
 	lacks, known := full[l.HostID]
 	if !known {
-		h := t.hostPool.Place(placement.HostRequest{Host: l.HostID, Count: int(requestedGPUs(leases))})
+		h := t.hostPool.Place(placement.HostRequest{Host: l.HostID, Count: int(requestedGPUs(leases)), Brief: true})
 		lacks = !h.OK()
 		full[l.HostID] = lacks
 	}

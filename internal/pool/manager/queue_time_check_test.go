@@ -141,6 +141,7 @@ func (w *timedWorld) checkHolder(tx *tx, p *plainTimes) {
 // checkWaits checks that a lease in the queue does not fit.
 func (w *timedWorld) checkWaits(tx *tx, p *plainTimes, l *leaseRecord) {
 	w.n.queued++
+	tx.explained = 0 // each is as in a call of its own
 	why := strings.Join(tx.whyPending(l), " ")
 	w.checkWhy(tx, p, l, why)
 	if tx.quotaReached([]*leaseRecord{l}) != "" {

@@ -209,6 +209,7 @@ func (w *poolWalk) membersFor(tx *tx, leases []*leaseRecord, without []placement
 func (w *poolWalk) checkWaits(tx *tx, p *walkPool, l *leaseRecord) {
 	w.n.waits++
 	leases := tx.membersOf(tx.gangOf(l.ID))
+	tx.explained = 0 // each is as in a call of its own
 	why := strings.Join(tx.whyPending(l), " ")
 	if l.lacksMembers() {
 		if !strings.Contains(why, "waits for the others") {

@@ -161,6 +161,7 @@ func (w *world) checkIndex(t fatalTester) {
 			}
 		}
 		for count := range 4 {
+			tx.explained = 0 // each explanation is compared
 			req := placement.Request{Count: count}
 			if diff := cmp.Diff(placement.Place(boxEntries, tx.cfg.Reserve, req), tx.chooseGPUs(req), answers); diff != "" {
 				t.Fatalf("placement of %d GPUs (-scan +index)\n%s", count, diff)

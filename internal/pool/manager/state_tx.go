@@ -36,6 +36,7 @@ type tx struct {
 	tried          trial             // what a decision tries out
 	opened         *opened           // nodes in maintenance during several tries; nil: none
 	brief          bool              // decisions do not explain at length why they find no place
+	explained      int               // decisions that did
 	sizes          sizes             // of the pool; nil: not computed
 }
 

@@ -68,6 +68,9 @@ func decideGang(s gangStock, members []Member) GangDecision {
 	promoted := map[int]bool{}
 	var first GangDecision // that of the first order: the one to explain
 	for n := range maxOrders {
+		if n == 1 {
+			members = briefly(members)
+		}
 		d := placeInOrder(s, members, order)
 		s.restore()
 		if d.OK() {
@@ -83,6 +86,15 @@ func decideGang(s gangStock, members []Member) GangDecision {
 		order = promote(order, d.Lacking)
 	}
 	return first
+}
+
+// briefly returns members that do not explain at length why they find no place.
+func briefly(members []Member) []Member {
+	out := slices.Clone(members)
+	for i := range out {
+		out[i].GPUs.Brief, out[i].Host.Brief = true, true
+	}
+	return out
 }
 
 // promote puts a member before all others.

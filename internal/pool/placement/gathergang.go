@@ -41,6 +41,7 @@ func (p *Pool) gatherInOrder(hosts *Hosts, reserve Reserve, members []Member, or
 	var room gangRoom
 	for _, i := range order {
 		m, hold, ok := room.leftFor(members[i]), held{}, true
+		m.GPUs.Brief, m.Host.Brief = true, true // only the picks count
 		if a := s.place(&m); a.OK() {
 			hold = held{a.Picks, a.Host.Host, a.Host.Slots}
 		} else if hold, ok = p.gatherLease(hosts, reserve, &m); !ok {

@@ -172,11 +172,11 @@ func decideHost(best *freeSlots, hosts iter.Seq[*Host], req *HostRequest) HostDe
 // refuse explains why no host will do, by what those lack that lack least.
 func (r *HostRequest) refuse(d *HostDecision, hosts iter.Seq[*Host]) {
 	var all lacking
-	keys := slices.Sorted(maps.Keys(r.Labels))
+	keys, excluded := slices.Sorted(maps.Keys(r.Labels)), setOf(r.Exclude)
 	for h := range hosts {
-		l := r.lacks(h, keys)
+		l := r.lacks(h, keys, excluded)
 		if all.add(l, h.Restriction); l == keptSlots {
-			d.Kept = append(d.Kept, r.keptAt(h)...)
+			d.Kept = append(d.Kept, keptAt(h, excluded)...)
 		}
 	}
 	some := len(all.sets) > 0
@@ -223,10 +223,10 @@ func (r *HostRequest) refuse(d *HostDecision, hosts iter.Seq[*Host]) {
 	d.Why = append(d.Why, fmt.Sprintf("%s %s.", which, strings.Join(what, " and ")))
 }
 
-// keptAt returns the free slots of a host that the request may not have.
-func (r *HostRequest) keptAt(h *Host) (out []HostSlotRef) {
+// keptAt returns the free slots of a host that are excluded.
+func keptAt(h *Host, excluded map[HostSlotRef]bool) (out []HostSlotRef) {
 	for _, s := range h.Slots {
-		if at := (HostSlotRef{h.ID, s.Slot}); s.Free && slices.Contains(r.Exclude, at) {
+		if at := (HostSlotRef{h.ID, s.Slot}); s.Free && excluded[at] {
 			out = append(out, at)
 		}
 	}
@@ -251,8 +251,9 @@ func (r *HostRequest) slotsText(l lack) string {
 	return text
 }
 
-// lacks returns what a host lacks for a request, whose labels have some keys.
-func (r *HostRequest) lacks(h *Host, keys []string) (l lack) {
+// lacks returns what a host lacks for a request, whose labels have some keys, and which may not
+// have the excluded slots.
+func (r *HostRequest) lacks(h *Host, keys []string, excluded map[HostSlotRef]bool) (l lack) {
 	if !h.Usable {
 		l |= notUsable
 	}
@@ -268,7 +269,7 @@ func (r *HostRequest) lacks(h *Host, keys []string) (l lack) {
 		most = max(most, n)
 		kept := 0
 		for _, s := range o.slots {
-			kept += rank(!slices.Contains(r.Exclude, HostSlotRef{h.ID, s}))
+			kept += rank(!excluded[HostSlotRef{h.ID, s}])
 		}
 		usable = max(usable, n-kept)
 	}

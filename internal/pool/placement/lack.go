@@ -59,6 +59,9 @@ func lacksLabels(have, want map[string]string, keys []string) (l lack) {
 	return l
 }
 
+// maxToldLabels bounds the labels that a sentence names.
+const maxToldLabels = 4
+
 // labels returns the words for the labels of a set.
 func (l lack) labels(want map[string]string) string {
 	var words []string
@@ -67,7 +70,11 @@ func (l lack) labels(want map[string]string) string {
 			words = append(words, k+"="+want[k])
 		}
 	}
-	return byNumber(len(words), "label ", "labels ") + strings.Join(words, ", ")
+	text := byNumber(len(words), "label ", "labels ")
+	if more := len(words) - maxToldLabels; more > 0 {
+		return text + strings.Join(words[:maxToldLabels], ", ") + fmt.Sprintf(" and %d more", more)
+	}
+	return text + strings.Join(words, ", ")
 }
 
 // hasLabel reports whether the set has labels.
@@ -106,7 +113,7 @@ func (r *Request) lacks(b *Box, g *GPU) (l lack) {
 	if g.Usable && !r.divides(g) { // the slots for parts of other GPUs are out of service, too
 		l |= undivided
 	}
-	if slices.Contains(r.Exclude, Ref{b.ID, g.Slot}) {
+	if r.excludes(Ref{b.ID, g.Slot}) {
 		l |= kept
 	}
 	return l
@@ -186,7 +193,7 @@ var gpuWords = []struct {
 	{noNVLink, "is in a box without NVLink", "are in boxes without NVLink"},
 	{undivided, "cannot be divided as asked", "cannot be divided as asked"},
 	{overRoom, "is of a model of which the request may not have as many", "are of a model of which the request may not have as many"},
-	{kept, "is kept for another lease, or could not be attached before", "are kept for other leases, or could not be attached before"},
+	{kept, "is of this lease already, kept for another one, or could not be attached before", "are of this lease already, kept for others, or could not be attached before"},
 	{lessFree, "lacks the memory", "lack the memory"},
 	{lessCompute, "lacks the compute", "lack the compute"},
 	{noSlot, "has no slot for another part", "have no slot for another part"},
@@ -264,6 +271,9 @@ func (d *Decision) sayOthers(in *inventory, req *Request) {
 // do not count.
 func (r *Request) lacking(gpus iter.Seq2[*Box, *GPU], among func(*GPU) bool) *lacking {
 	out := &lacking{}
+	all := *r
+	r = &all
+	r.excluded = setOf(r.Exclude)
 	keys := slices.Sorted(maps.Keys(r.Labels))
 	var at *Box
 	var ofBox lack
@@ -283,6 +293,15 @@ func (r *Request) lacking(gpus iter.Seq2[*Box, *GPU], among func(*GPU) bool) *la
 		}
 	}
 	slices.SortFunc(out.kept, func(a, b Ref) int { return cmp.Or(cmp.Compare(a.Box, b.Box), cmp.Compare(a.Slot, b.Slot)) })
+	return out
+}
+
+// setOf returns the set of a list.
+func setOf[T comparable](list []T) map[T]bool {
+	out := make(map[T]bool, len(list))
+	for _, x := range list {
+		out[x] = true
+	}
 	return out
 }
 

@@ -3,6 +3,8 @@ package placement
 import (
 	"maps"
 	"slices"
+
+	"github.com/dxpu-project/dxpu/internal/plural"
 )
 
 // A request may name its GPUs, because a scheduler outside of the pool has chosen them.
@@ -28,7 +30,7 @@ func (p *Pool) placeNamed(reserve Reserve, req *Request) Decision {
 		case why != "":
 			d.say("GPU %s %s.", r, why)
 		case slices.Contains(req.Exclude, r):
-			d.say("GPU %s is kept for another lease, or could not be attached before.", r)
+			d.say("GPU %s is of this lease already, kept for another one, or could not be attached before.", r)
 			if g.Free {
 				d.Kept = append(d.Kept, r)
 			}
@@ -51,6 +53,9 @@ func (p *Pool) placeNamed(reserve Reserve, req *Request) Decision {
 		n, m := byModel[name], p.model(name).total()
 		if held := m.held(reserve); !req.UseSpares && n > m.common().free-held {
 			d.say("Model %s: %d of %d usable GPUs are free, %d of them held back as spares.", name, m.free, m.usable, held)
+			if m.local.free > 0 {
+				d.say("Of the free ones, %s a sharing agent, which serves leases that name its host.", plural.Count(m.local.free, "has", "have"))
+			}
 			d.say("That leaves %d for this request, which needs %d.", m.common().free-held, n)
 			return d
 		}

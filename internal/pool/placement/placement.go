@@ -158,6 +158,8 @@ type Request struct {
 	Several bool
 	// Exclude lists GPUs not to choose, such as those that failed before.
 	Exclude []Ref
+	// excluded is the set of Exclude where many GPUs are looked up; nil: not made.
+	excluded map[Ref]bool
 	// Leaves lists the GPUs that parts of the request leave, such as those that are drained. An
 	// affinity to the other parts on them does not count: they leave, too, and follow.
 	Leaves []Ref
@@ -293,6 +295,7 @@ func (in *inventory) decide(reserve Reserve, req *Request) Decision {
 		}
 		said, site := len(d.Why), req.site
 		if d.Picks = choose(in.stock(m.name), req, &d); d.OK() {
+			d.Kept = nil
 			return d
 		}
 		why := slices.Clone(d.Why[said:])
@@ -393,6 +396,14 @@ func (r *Request) mayHave(model string) bool {
 
 // divides reports whether a GPU can be divided as the request needs.
 func (r *Request) divides(g *GPU) bool { return r.Part == nil || g.Modes.has(r.Part.Share) }
+
+// excludes reports whether the request may not have a GPU.
+func (r *Request) excludes(at Ref) bool {
+	if r.excluded != nil {
+		return r.excluded[at]
+	}
+	return slices.Contains(r.Exclude, at)
+}
 
 // setSite makes a site of Near.
 func (r *Request) setSite() {

@@ -45,7 +45,9 @@ func (p *Pool) placePart(reserve Reserve, req *Request) Decision {
 		return p.placeNamedPart(reserve, s)
 	}
 	s.search()
-	fresh := p.placeFresh(reserve, req)
+	probe := *req
+	probe.Brief = true // where a shared GPU takes the part, nothing is to be explained
+	fresh := p.placeFresh(reserve, &probe)
 	if s.best == nil && !fresh.OK() && s.cut {
 		s.scan(maxFound)
 	}
@@ -53,6 +55,9 @@ func (p *Pool) placePart(reserve Reserve, req *Request) Decision {
 		return s.take()
 	}
 	if !fresh.OK() {
+		if !req.Brief {
+			fresh = p.placeFresh(reserve, req)
+		}
 		return s.refuse(fresh)
 	}
 	return p.openFresh(fresh, req)
@@ -249,8 +254,12 @@ func (s *partSearch) sayObstacles(d *Decision, all *btree.BTree[*sharedGPU]) {
 	count, n := &lacking{}, 0
 	all.Ascend(func(g *sharedGPU) bool {
 		n++
-		if l := s.lacks(g); l != 0 {
+		l := s.lacks(g)
+		if l != 0 {
 			count.add(l, g.gpu.Restriction)
+		}
+		if l == kept {
+			d.Kept = append(d.Kept, s.excludedOf(g)...)
 		}
 		return n < maxExplained
 	})
@@ -264,11 +273,21 @@ func (s *partSearch) sayObstacles(d *Decision, all *btree.BTree[*sharedGPU]) {
 	d.say("Of %s, %s.", of, count.text(s.req))
 }
 
+// excludedOf returns what of a GPU and its slots for parts the request excludes.
+func (s *partSearch) excludedOf(g *sharedGPU) (out []Ref) {
+	for _, r := range s.req.Exclude {
+		if r.Box == g.box.ID && (r.Slot == g.gpu.Slot || slices.ContainsFunc(g.box.Parts, func(p PartSlot) bool { return p.Slot == r.Slot && p.GPU == g.gpu.Slot })) {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
 // refuse explains why neither a shared GPU nor a free one takes the part.
 func (s *partSearch) refuse(fresh Decision) (d Decision) {
 	d.say("The part needs %s of one GPU.", s.part)
 	s.sayObstacles(&d, s.pool.shared.all)
-	d.Why, d.Kept = append(d.Why, fresh.Why...), fresh.Kept
+	d.Why, d.Kept = append(d.Why, fresh.Why...), append(d.Kept, fresh.Kept...)
 	return d
 }
 

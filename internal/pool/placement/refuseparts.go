@@ -37,7 +37,7 @@ func (s *partsSearch) refuseParts() (d Decision) {
 	}
 	s.sayObstacles(&d, s.pool.shared.all)
 	if fresh := s.pool.placeFresh(s.reserve, &one); !fresh.OK() {
-		d.Why, d.Kept = append(d.Why, fresh.Why...), fresh.Kept
+		d.Why, d.Kept = append(d.Why, fresh.Why...), append(d.Kept, fresh.Kept...)
 	} else {
 		s.saySpares(&d)
 	}
