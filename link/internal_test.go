@@ -305,6 +305,38 @@ func TestTheLimitOfAFailedPathIsTold(t *testing.T) {
 	}
 }
 
+// An answer to an earlier datagram, which comes before the probe with a new limit has left, takes
+// nothing from it: the peer still learns the limit from a datagram that is watched.
+func TestAnAnswerLeavesTheLimitToTell(t *testing.T) {
+	host, box := pair(t)
+	p := box.paths[0]
+	now := time.Millisecond
+	host.paths[0].probes = 1
+	pass(host, box, now)
+	p.probes = 1
+	pass(box, host, now)
+	if p.eliciting == 0 {
+		t.Fatal("the box has asked for no answer")
+	}
+	now += host.cfg.AckDelay // the host answers now
+	box.recv.delivered += uint64(box.cfg.Window)
+	box.tellLimit(now)
+	pass(host, box, now)
+	if p.eliciting > 0 {
+		t.Fatal("the host has not answered")
+	}
+	pass(box, host, now)
+	if host.send.limit != box.recv.limit() {
+		t.Errorf("the peer's limit is %d, want %d", host.send.limit, box.recv.limit())
+	}
+	if rec := p.sent.at(p.sent.next - 1); !rec.limit || !rec.eliciting {
+		t.Errorf("the last datagram tells a limit: %v, asks for an answer: %v", rec.limit, rec.eliciting)
+	}
+	if p.telling || p.probes > 0 {
+		t.Errorf("the path tells again: %v, with %d probes", p.telling, p.probes)
+	}
+}
+
 // A set is the reference: any number in the window is fresh once, and the ranges hold what was
 // added, the largest first.
 func TestReceivedNumbersAreASet(t *testing.T) {

@@ -44,6 +44,9 @@ func (l *Link) receiveAck(now time.Duration, a *frame.Ack) error {
 	}
 	if sampled {
 		p.probeTimeouts, p.probes = 0, 0
+		if p.telling { // the answer is to an earlier datagram
+			p.probes = 1
+		}
 		if !p.usable {
 			p.usable = true
 			l.failSilent(now, p)
