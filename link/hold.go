@@ -20,12 +20,16 @@ func (l *Link) Hold(now time.Duration, bytes int) {
 // tellLimit tells the peer the limit, as a probe, and again if that is lost: the peer may have
 // nothing in flight that would ask for a newer limit.
 func (l *Link) tellLimit(now time.Duration) {
+	var by *path
 	for _, p := range l.paths {
-		if p.usable && p.received.any {
-			p.ackAt = min(p.ackAt, now)
-			p.probes = max(p.probes, 1)
-			p.telling = true
-			return
+		if p.usable && p.received.any && (by == nil || l.spared(by) && !l.spared(p)) {
+			by = p
 		}
 	}
+	if by == nil {
+		return
+	}
+	by.ackAt = min(by.ackAt, now)
+	by.probes = max(by.probes, 1)
+	by.telling = true
 }

@@ -337,6 +337,46 @@ func TestAnAnswerLeavesTheLimitToTell(t *testing.T) {
 	}
 }
 
+// A path that answers tells the limit, not a silent one that may fail. It tells the limit also if
+// a probe of the silent one has taken the acknowledgement along.
+func TestASilentPathTellsNoLimit(t *testing.T) {
+	host, box := pair(t)
+	now := time.Millisecond
+	for _, l := range []*Link{host, box} { // both paths have one to acknowledge
+		for _, p := range l.paths {
+			p.probes = 1
+		}
+	}
+	pass(host, box, now)
+	pass(box, host, now)
+	for _, p := range box.paths {
+		p.usable = true
+	}
+	silent := box.paths[0]
+	silent.probeTimeouts, silent.probes = 1, 1
+	box.recv.delivered += uint64(box.cfg.Window)
+	box.tellLimit(now)
+	buf := make([]byte, frame.MaxDatagram)
+	for {
+		n, path := box.Transmit(now, buf)
+		if n == 0 {
+			break
+		}
+		if path == silent.id {
+			continue
+		}
+		if err := host.Receive(now, path, buf[:n], nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if host.send.limit != box.recv.limit() {
+		t.Errorf("the peer's limit is %d, want %d", host.send.limit, box.recv.limit())
+	}
+	if silent.telling || silent.sent.at(silent.sent.next-1).limit {
+		t.Error("the silent path tells the limit")
+	}
+}
+
 // A set is the reference: any number in the window is fresh once, and the ranges hold what was
 // added, the largest first.
 func TestReceivedNumbersAreASet(t *testing.T) {

@@ -183,6 +183,9 @@ func (l *Link) write(now time.Duration, p *path, buf []byte, probe bool) int {
 	if !ok {
 		return 0
 	}
+	if probe && p.telling { // another path may have taken the acknowledgement with it, and lost it
+		p.ackAt = min(p.ackAt, now)
+	}
 	switch {
 	case p.usable || !l.otherUsable(p):
 		l.writeAcks(now, &d)
