@@ -37,9 +37,9 @@ func (d *dmaState) open() bool { return len(d.reads) > 0 }
 type dmaRead struct {
 	req    *vfiouser.DMARequest
 	cookie uint64
-	sent   int // bytes asked for
-	open   int // requests outstanding
-	failed bool
+	sent   int   // bytes asked for
+	open   int   // requests outstanding
+	failed error // an error number, or nil
 }
 
 func (d *dmaState) tagsInUse() (n, limit int) { return d.requester.InFlight(), d.requester.Tags() }
@@ -83,8 +83,8 @@ func (d *dmaState) add(req *vfiouser.DMARequest) {
 // more. A server that waits for their answers goes on.
 func (d *dmaState) stop() {
 	for _, rd := range d.waiting {
-		if d.reads[rd.cookie] != nil {
-			rd.failed = true
+		if d.reads[rd.cookie] != nil && rd.sent < len(rd.req.Data) { // the last request may have been held
+			rd.failed = errNotMaster
 			d.settle(rd)
 		}
 	}
@@ -110,7 +110,7 @@ func (d *dmaState) transmit(now time.Duration, master bool, emit func(p *tlp.Pac
 			continue
 		}
 		addr, left := rd.req.Addr+uint64(rd.sent), len(rd.req.Data)-rd.sent
-		if rd.failed || left == 0 {
+		if rd.failed != nil || left == 0 {
 			d.waiting = d.waiting[1:]
 			d.settle(rd)
 			continue
@@ -154,21 +154,19 @@ func (d *dmaState) ended(res *transaction.Result) {
 		return
 	}
 	rd.open--
-	rd.failed = rd.failed || !res.OK()
+	if rd.failed == nil && !res.OK() {
+		rd.failed = unix.EFAULT
+	}
 	d.settle(rd)
 }
 
 // settle answers a read without outstanding or unsent requests.
 func (d *dmaState) settle(rd *dmaRead) {
-	if rd.open > 0 || !rd.failed && rd.sent < len(rd.req.Data) {
+	if rd.open > 0 || rd.failed == nil && rd.sent < len(rd.req.Data) {
 		return
 	}
 	delete(d.reads, rd.cookie)
-	if rd.failed {
-		d.finish(rd.req, unix.EFAULT)
-		return
-	}
-	d.finish(rd.req, nil)
+	d.finish(rd.req, rd.failed)
 }
 
 // cancel ends every read.
