@@ -73,18 +73,22 @@ func Read(from io.Reader) (Table, error) {
 	if err := json.Unmarshal(raw, &all); err != nil {
 		return Table{}, fmt.Errorf(`not the output of "dxpu model predict --json": %w`, err)
 	}
-	if len(all) > MaxWorkloads {
-		return Table{}, fmt.Errorf("%d workloads, at most %d: a device has room for no more attributes", len(all), MaxWorkloads)
-	}
 	var t Table
+	var trusted []report
 	for _, r := range all {
+		if r.Doubt != "" { // whatever its figures are
+			t.Doubts = append(t.Doubts, fmt.Sprintf("%s: %s", cmp.Or(nameOf(r.File), r.File), r.Doubt))
+			continue
+		}
+		trusted = append(trusted, r)
+	}
+	if n := len(trusted); n > MaxWorkloads {
+		return Table{}, fmt.Errorf("%d workloads, at most %d: a device has room for no more attributes", n, MaxWorkloads)
+	}
+	for _, r := range trusted {
 		w, err := r.workload()
 		if err != nil {
 			return Table{}, fmt.Errorf("%q: %w", r.File, err)
-		}
-		if r.Doubt != "" {
-			t.Doubts = append(t.Doubts, fmt.Sprintf("%s: %s", w.name, r.Doubt))
-			continue
 		}
 		if slices.ContainsFunc(t.workloads, func(o workload) bool { return o.name == w.name }) {
 			return Table{}, fmt.Errorf("two workloads have the name %s: rename a trace", w.name)

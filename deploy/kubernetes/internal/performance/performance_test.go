@@ -63,13 +63,24 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// TestDoubt: a prediction in doubt is left out, and the others count.
+// TestDoubt: a prediction in doubt is left out, whatever its figures are, and the others count.
 func TestDoubt(t *testing.T) {
-	table, err := Read(strings.NewReader(`[
- {"file":"a.json","native_rtt_ns":1200,"doubt":"half a trace","prediction":{"rtt_ns":6800,"relative":0.9}},
- {"file":"b.json","native_rtt_ns":1200,"prediction":{"rtt_ns":6800,"relative":0.8}}
-]`))
-	if err != nil || !slices.Equal(table.Doubts, []string{"a: half a trace"}) || !maps.Equal(table.At(0), map[string]int64{"b": 80}) {
-		t.Errorf("%v, %v, %v", table.Doubts, table.At(0), err)
+	const half = `{"file":"a.json","native_rtt_ns":1200,"doubt":"half a trace","prediction":{"rtt_ns":6800,"relative":0.9}},`
+	for name, test := range map[string]struct {
+		in   string
+		want []string
+	}{
+		"a figure":      {half, []string{"a: half a trace"}},
+		"no figure":     {`{"file":"a.json","doubt":"no kernel"},`, []string{"a: no kernel"}},
+		"no name":       {`{"file":"-.json","doubt":"no kernel"},`, []string{"-.json: no kernel"}},
+		"an impossible": {`{"file":"a.json","native_rtt_ns":1200,"doubt":"half a trace","prediction":{"rtt_ns":6800,"relative":1.9}},`, []string{"a: half a trace"}},
+		"many":          {strings.Repeat(half, MaxWorkloads), slices.Repeat([]string{"a: half a trace"}, MaxWorkloads)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			table, err := Read(strings.NewReader("[" + test.in + `{"file":"b.json","native_rtt_ns":1200,"prediction":{"rtt_ns":6800,"relative":0.8}}]`))
+			if err != nil || !slices.Equal(table.Doubts, test.want) || !maps.Equal(table.At(0), map[string]int64{"b": 80}) {
+				t.Errorf("%v, %v, %v", table.Doubts, table.At(0), err)
+			}
+		})
 	}
 }
