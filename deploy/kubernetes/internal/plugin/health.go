@@ -54,19 +54,20 @@ func (p *Plugin) NodeWatchResources(_ *drahealth.NodeWatchResourcesRequest, stre
 }
 
 // health returns the health of the devices of all claims that are prepared and can be read. The kubelet
-// calls that of the others unknown after healthValid.
+// calls that of the others unknown after healthValid. A claim that cannot be read may have a share of any
+// device that is shared: nothing but the worst is said of these.
 func (p *Plugin) health(ctx context.Context) ([]*drahealth.DeviceHealth, error) {
 	owners, err := p.CDI.Owners()
 	errs := []error{err}
 	type id struct{ pool, device string }
-	worst := map[id]*drahealth.DeviceHealth{}
+	worst, shared, unread := map[id]*drahealth.DeviceHealth{}, map[id]bool{}, false
 	for _, o := range owners {
 		claim, err := p.Claim(ctx, o.Namespace, o.Name)
 		switch {
 		case apierrors.IsNotFound(err) || err == nil && (string(claim.UID) != o.UID || claim.Status.Allocation == nil):
 			continue // its pod has ended
 		case err != nil:
-			errs = append(errs, fmt.Errorf("read claim %s/%s: %w", o.Namespace, o.Name, err))
+			errs, unread = append(errs, fmt.Errorf("read claim %s/%s: %w", o.Namespace, o.Name, err)), true
 			continue
 		}
 		for _, r := range claim.Status.Allocation.Devices.Results {
@@ -76,13 +77,17 @@ func (p *Plugin) health(ctx context.Context) ([]*drahealth.DeviceHealth, error) 
 			h := healthOf(claim, &r)
 			// Two pods may have shares of one device, which is one for the kubelet.
 			at := id{r.Pool, r.Device}
+			shared[at] = shared[at] || r.ShareID != nil
 			if old := worst[at]; old == nil || severity[h.Health] > severity[old.Health] {
 				worst[at] = h
 			}
 		}
 	}
 	out := make([]*drahealth.DeviceHealth, 0, len(worst))
-	for _, h := range worst {
+	for at, h := range worst {
+		if unread && shared[at] && h.Health != drahealth.HealthStatus_UNHEALTHY {
+			continue
+		}
 		out = append(out, h)
 	}
 	slices.SortFunc(out, func(a, b *drahealth.DeviceHealth) int {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -120,7 +121,8 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// TestHealthOfShares: two pods of the node have shares of one device, which is one for the kubelet.
+// TestHealthOfShares: two pods of the node have shares of one device, which is one for the kubelet. It
+// hears nothing good of the device while the claim of a share cannot be read.
 func TestHealthOfShares(t *testing.T) {
 	p, _ := socketPlugin(t)
 	byName := map[string]*resourceapi.ResourceClaim{}
@@ -137,10 +139,28 @@ func TestHealthOfShares(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p.Claim = func(_ context.Context, _, name string) (*resourceapi.ResourceClaim, error) { return byName[name], nil }
-	list, err := p.health(t.Context())
-	if err != nil || len(list) != 1 || list[0].Health != drahealth.HealthStatus_UNHEALTHY {
-		t.Errorf("%v, %v", list, err)
+	for _, tc := range []struct {
+		unread string // the claim that cannot be read
+		want   []drahealth.HealthStatus
+	}{
+		{"", []drahealth.HealthStatus{drahealth.HealthStatus_UNHEALTHY}},
+		{"c0", []drahealth.HealthStatus{drahealth.HealthStatus_UNHEALTHY}},
+		{"c1", nil}, // the unhealthy one
+	} {
+		p.Claim = func(_ context.Context, _, name string) (*resourceapi.ResourceClaim, error) {
+			if name == tc.unread {
+				return nil, errors.New("no route")
+			}
+			return byName[name], nil
+		}
+		list, err := p.health(t.Context())
+		var got []drahealth.HealthStatus
+		for _, h := range list {
+			got = append(got, h.Health)
+		}
+		if !slices.Equal(got, tc.want) || (err != nil) != (tc.unread != "") {
+			t.Errorf("without %q: %v, %v; want %v", tc.unread, got, err, tc.want)
+		}
 	}
 }
 
