@@ -140,6 +140,7 @@ func TestChartValues(t *testing.T) {
 		"wrong access":                     {map[string]any{"plugin": map[string]any{"access": "pci"}}, "", nil, "access"},
 		"wrong hash":                       {map[string]any{"caHash": "sha256:12"}, "", nil, "caHash"},
 		"an open token":                    {map[string]any{"manager": "http://m:7470", "caHash": ""}, "", nil, "controller.args={--allow-cleartext}"},
+		"a token that is not to be open":   {map[string]any{"manager": "http://m:7470", "caHash": "", "controller": map[string]any{"args": []any{"--allow-cleartext=false"}}}, "", nil, "controller.args={--allow-cleartext}"},
 		"two words":                        {map[string]any{"controller": map[string]any{"args": []any{"--tenant default"}}}, "", nil, "args"},
 		"unknown":                          {map[string]any{"plugin": map[string]any{"acess": "vfio"}}, "", nil, "acess"},
 		"one argument":                     {map[string]any{"controller": map[string]any{"args": "--whole-gpus"}}, "", nil, "controller"},
@@ -149,6 +150,12 @@ func TestChartValues(t *testing.T) {
 			map[string]any{"manager": "http://m:7470", "caHash": "", "controller": map[string]any{"args": []any{"--allow-cleartext"}}},
 			"ConfigMap/dxpu-pool",
 			[]string{`"manager":"http://m:7470"`},
+			"",
+		},
+		"no TLS, by a value": {
+			map[string]any{"manager": "http://m:7470", "caHash": "", "controller": map[string]any{"args": []any{"--allow-cleartext=true"}}},
+			"Deployment/dxpu-dra-controller",
+			[]string{`"--allow-cleartext=true"`},
 			"",
 		},
 		"virtual machines": {
