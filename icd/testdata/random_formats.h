@@ -83,7 +83,9 @@ static void formats_step(void)
 			else
 				color.u[i] = (cl_uint)any(128);
 		code |= clEnqueueFillImage(q, m, &color, at, region, 0, NULL, NULL);
-		unsigned char *p = clEnqueueMapImage(q, m, CL_TRUE, CL_MAP_READ | CL_MAP_WRITE, at, region, &row, &slice, 0, NULL, NULL, &code);
+		cl_int mapped;
+		unsigned char *p = clEnqueueMapImage(q, m, CL_TRUE, CL_MAP_READ | CL_MAP_WRITE, at, region, &row, &slice, 0, NULL, NULL, &mapped);
+		code |= mapped;
 		if (p) {
 			say("color: %lx", hash(p, region[0] * pixel));
 			scribble(p, pixel);
