@@ -30,47 +30,18 @@ static size_t channels(cl_channel_order order)
 	return 0;
 }
 
-/* The types of the orders that have few. */
-static int is_packed(cl_channel_type t)
-{
-	return t == CL_UNORM_SHORT_565 || t == CL_UNORM_SHORT_555 || t == CL_UNORM_INT_101010;
-}
-
-static int is_byte(cl_channel_type t)
-{
-	return t == CL_UNORM_INT8 || t == CL_SNORM_INT8 || t == CL_SIGNED_INT8 || t == CL_UNSIGNED_INT8;
-}
-
-static int is_level(cl_channel_type t)
-{
-	return t == CL_UNORM_INT8 || t == CL_UNORM_INT16 || t == CL_SNORM_INT8 || t == CL_SNORM_INT16 || t == CL_HALF_FLOAT || t == CL_FLOAT;
-}
-
-/* goes_with reports whether channels of an order may have a type. */
+/* goes_with reports whether channels of an order may have a type. Only the packed types belong to orders. */
 static int goes_with(cl_channel_order order, cl_channel_type t)
 {
-	switch (order) {
-	case CL_INTENSITY:
-	case CL_LUMINANCE:
-		return is_level(t);
-	case CL_DEPTH:
-		return t == CL_UNORM_INT16 || t == CL_FLOAT;
-	case CL_RGB:
-	case CL_RGBx:
-		return is_packed(t);
-	case CL_BGRA:
-	case CL_ARGB:
-	case CL_ABGR:
-		return is_byte(t);
-	case CL_sRGB:
-	case CL_sRGBA:
-	case CL_sRGBx:
-	case CL_sBGRA:
-		return t == CL_UNORM_INT8;
-	case CL_RGBA:
-		return !is_packed(t);
+	switch (t) {
+	case CL_UNORM_SHORT_565:
+	case CL_UNORM_SHORT_555:
+	case CL_UNORM_INT_101010:
+		return order == CL_RGB || order == CL_RGBx;
+	case CL_UNORM_INT_101010_2:
+		return order == CL_RGBA;
 	}
-	return !is_packed(t) && t != CL_UNORM_INT_101010_2;
+	return 1;
 }
 
 size_t pixel_size(const cl_image_format *f)
