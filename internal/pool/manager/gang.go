@@ -209,10 +209,10 @@ func (t *tx) decideGang(leases []*leaseRecord, room map[string]int) placement.Ga
 		members[i] = m
 	}
 	d := t.gpuPool.PlaceGang(t.hostPool, t.cfg.Reserve, members)
+	t.noteDecision(d.OK(), t.isBrief())
 	if d.OK() {
 		return d
 	}
-	t.noteExplained(t.isBrief())
 	t.noteKept(leases[d.Lacking].ID, leases[d.Lacking].spec, r, &d.Why.Decision, &d.Why.Host)
 	why := &d.Why.Why
 	if d.Why.Decision.OK() {

@@ -115,7 +115,7 @@ func (t *tx) misfitOf(l *leaseRecord) (why string) {
 	t.tryAmong(nodes, func() {
 		t.tryWithout(gone, startTime(l.spec), func() {
 			d, h := t.gpuPool.PlaceLease(t.hostPool, t.cfg.Reserve, gpus, host)
-			t.noteExplained(gpus.Brief || d.OK() && h.OK())
+			t.noteDecision(d.OK() && h.OK(), gpus.Brief)
 			if !d.OK() || !h.OK() {
 				why = strings.TrimSuffix(strings.Join(decisionWhy(d, h), " "), ".")
 			}

@@ -6,6 +6,9 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
+// affinityKey names the affinity of parts. The zero value is that of leases without one.
+type affinityKey struct{ tenant, label string }
+
 // chooseForAffinity chooses other GPUs for a lease, as chooseOthers does. Parts with one affinity
 // that have lost their GPU follow the first of them that gets another one, so it gets one with
 // room and slots for all of them if there is one.
@@ -14,7 +17,8 @@ func (t *tx) chooseForAffinity(l *leaseRecord, req placement.Request) placement.
 		one := req
 		one.Part, one.Exclude = all, slices.Clone(req.Exclude)
 		for range maxAffinityTries {
-			d := t.chooseOthers(l, one)
+			var d placement.Decision
+			t.briefly(func() { d = t.chooseOthers(l, one) })
 			if !d.OK() {
 				break
 			}
@@ -41,7 +45,7 @@ func (t *tx) lostPart(l *leaseRecord) (all *placement.Part, parts int) {
 	}
 	t.reindex()
 	all, parts = placementPart(l.spec), 1
-	for _, id := range t.affine[gangKey{l.spec.Tenant, l.affinity()}] {
+	for _, id := range t.affine[affinityKey{l.spec.Tenant, l.affinity()}] {
 		if o := t.leases.get(id); o.ID != l.ID && t.unreplaced[id] > 0 && o.sameAffinity(l) {
 			all.Memory, all.Compute, parts = all.Memory+o.spec.Part.MemoryBytes, all.Compute+o.spec.Part.Compute, parts+1
 		}

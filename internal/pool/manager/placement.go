@@ -208,7 +208,7 @@ func (t *tx) chooseGPUs(req placement.Request) placement.Decision {
 	t.tellTypical()
 	req.Uplinks, req.Brief = t.fullUplinks, req.Brief || t.isBrief()
 	d := t.gpuPool.Place(t.cfg.Reserve, req)
-	t.noteExplained(req.Brief || d.OK())
+	t.noteDecision(d.OK(), req.Brief)
 	return d
 }
 
@@ -216,7 +216,7 @@ func (t *tx) chooseHost(req placement.HostRequest) placement.HostDecision {
 	t.reindex()
 	req.Brief = req.Brief || t.isBrief()
 	d := t.hostPool.Place(req)
-	t.noteExplained(req.Brief || d.OK())
+	t.noteDecision(d.OK(), req.Brief)
 	return d
 }
 
@@ -227,11 +227,19 @@ const maxExplained = 4
 // isBrief reports whether a decision leaves out what takes a look at each GPU and host to say.
 func (t *tx) isBrief() bool { return t.brief || t.explained >= maxExplained }
 
-// noteExplained counts a decision that may have explained a refusal at length.
-func (t *tx) noteExplained(not bool) {
-	if !not {
+// noteDecision counts a decision that has explained a refusal at length.
+func (t *tx) noteDecision(ok, brief bool) {
+	if !ok && !brief {
 		t.explained++
 	}
+}
+
+// briefly calls decide, whose decisions do not explain refusals at length.
+func (t *tx) briefly(decide func()) {
+	was := t.brief
+	t.brief = true
+	decide()
+	t.brief = was
 }
 
 func hasLabels(have, want map[string]string) bool {
@@ -319,7 +327,7 @@ func (t *tx) decide(id string, s *dxpuv1.LeaseSpec, size milliGPU) (placement.De
 	}
 	gpus.Brief, host.Brief = t.isBrief(), t.isBrief()
 	d, h := t.gpuPool.PlaceLease(t.hostPool, t.cfg.Reserve, gpus, host)
-	t.noteExplained(gpus.Brief || d.OK() && h.OK())
+	t.noteDecision(d.OK() && h.OK(), gpus.Brief)
 	t.noteKept(id, s, r, &d, &h)
 	return d, h
 }

@@ -54,16 +54,16 @@ func (t *tx) grant(id string) int {
 	if t.quotaReached(leases) != "" {
 		return 0
 	}
-	was := t.brief
-	t.brief = true // 64 leases in a transaction
-	defer func() { t.brief = was }()
-	d := t.decideTogether(leases)
+	var d placement.GangDecision
 	var held map[placement.Ref][]string
 	var why string
-	if !d.OK() {
-		if d, held, why = t.preempt(leases); !d.OK() {
-			return 0
+	t.briefly(func() { // 64 leases in a transaction
+		if d = t.decideTogether(leases); !d.OK() {
+			d, held, why = t.preempt(leases)
 		}
+	})
+	if !d.OK() {
+		return 0
 	}
 	for i, l := range leases {
 		t.bindAssignment(l.ID, &d.Members[i], held)

@@ -223,10 +223,9 @@ func (t *tx) heldBy(gone []placement.Victim) map[string]bool {
 // decideWithout returns where leases that belong together would be placed, within the quotas
 // of their tenant and with at most some GPUs in all, if certain bindings were gone.
 func (t *tx) decideWithout(leases []*leaseRecord, gone map[string]bool, most milliGPU) (d placement.GangDecision) {
-	was := t.brief
-	t.brief = true
-	t.tryWithout(gone, time.Time{}, func() { d = t.decideUpTo(leases, most) })
-	t.brief = was
+	t.briefly(func() {
+		t.tryWithout(gone, time.Time{}, func() { d = t.decideUpTo(leases, most) })
+	})
 	return d
 }
 

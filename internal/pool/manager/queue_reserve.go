@@ -103,10 +103,8 @@ func (t *tx) reservedFrom(id string, s *dxpuv1.LeaseSpec, gpus milliGPU) *reserv
 
 // placeOf returns where the lease of a reservation would be placed.
 func (t *tx) placeOf(r *reservation) (*reservation, bool) {
-	was := t.brief
-	t.brief = true
-	d := t.decideTogether(t.membersOf(t.gangOf(r.lease)))
-	t.brief = was
+	var d placement.GangDecision
+	t.briefly(func() { d = t.decideTogether(t.membersOf(t.gangOf(r.lease))) })
 	needs := &reservation{lease: r.lease}
 	for _, a := range d.Members {
 		if !a.OK() {

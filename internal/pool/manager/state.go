@@ -84,18 +84,18 @@ type index struct {
 	movedByRequest    map[string]string // request_id of MigrateLease -> the successor
 
 	// Leases.
-	indexedLeases     map[string]leaseEntry // lease -> what the index has of it
-	leaseIDs          sequence              // all leases in the order of creation, for lists
-	openLeaseIDs      sequence              // those that have not ended
-	leaseByRequestID  map[requestKey]string // tenant and request_id -> lease, so that a call can be repeated
-	pendingByShape    map[string][]queueKey // shape of the request -> pending leases of that shape, in queue order; if the first does not fit, none does
-	waiting           waitingQueue          // all pending leases, for their positions
-	gangs             map[gangKey][]string  // the leases of each gang that have not ended, in the order of creation
-	affine            map[gangKey][]string  // the leases with GPUs by tenant and affinity, in the order of creation
-	unreplaced        map[string]int        // lease -> how many of its bindings broke and have no replacement
-	promises          map[string]bool       // leases to which GPUs are promised
-	preemptibleLeases map[string]bool       // leases that have GPUs and may lose them to a lease of higher priority
-	endedLeases       []endedLease          // ended leases, the oldest first: which to forget
+	indexedLeases     map[string]leaseEntry    // lease -> what the index has of it
+	leaseIDs          sequence                 // all leases in the order of creation, for lists
+	openLeaseIDs      sequence                 // those that have not ended
+	leaseByRequestID  map[requestKey]string    // tenant and request_id -> lease, so that a call can be repeated
+	pendingByShape    map[string][]queueKey    // shape of the request -> pending leases of that shape, in queue order; if the first does not fit, none does
+	waiting           waitingQueue             // all pending leases, for their positions
+	gangs             map[gangKey][]string     // the leases of each gang that have not ended, in the order of creation
+	affine            map[affinityKey][]string //  the leases with GPUs by tenant and affinity, in the order of creation
+	unreplaced        map[string]int           // lease -> how many of its bindings broke and have no replacement
+	promises          map[string]bool          // leases to which GPUs are promised
+	preemptibleLeases map[string]bool          // leases that have GPUs and may lose them to a lease of higher priority
+	endedLeases       []endedLease             // ended leases, the oldest first: which to forget
 	usageByTenant     map[string]*tenantUsage
 	// requests counts the leases that have not ended by what they ask of a GPU; Count is 0.
 	// Placement does not know of requestsChanged of requestsCounted in all.
@@ -164,7 +164,7 @@ func newIndex() index {
 		bindingsByGPU: map[placement.Ref][]string{}, bindingsByHostSlot: map[hostSlotRef][]string{},
 		replacedByRequest: map[string]string{}, movedByRequest: map[string]string{},
 		indexedLeases: map[string]leaseEntry{}, leaseIDs: newSequence(compareLeaseIDs), openLeaseIDs: newSequence(compareLeaseIDs),
-		leaseByRequestID: map[requestKey]string{}, pendingByShape: map[string][]queueKey{}, waiting: waitingQueue{}, gangs: map[gangKey][]string{}, affine: map[gangKey][]string{}, unreplaced: map[string]int{},
+		leaseByRequestID: map[requestKey]string{}, pendingByShape: map[string][]queueKey{}, waiting: waitingQueue{}, gangs: map[gangKey][]string{}, affine: map[affinityKey][]string{}, unreplaced: map[string]int{},
 		promises: map[string]bool{}, preemptibleLeases: map[string]bool{}, usageByTenant: map[string]*tenantUsage{},
 		requests:     map[placement.Typical]int{},
 		indexedNodes: map[string]nodeEntry{}, nodeByCredential: map[string]string{},

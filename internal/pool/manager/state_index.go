@@ -41,13 +41,13 @@ type requestKey struct{ tenant, id string }
 
 type leaseEntry struct {
 	request     requestKey
-	tenant      string  // while it is not over
-	shape       string  // while it waits
-	gang        gangKey // while it is not over
-	affinity    gangKey // while it has GPUs
-	incomplete  bool    // it waits for leases of its gang
-	promised    bool    // GPUs are promised to it
-	sleeps      bool    // it begins later
+	tenant      string      // while it is not over
+	shape       string      // while it waits
+	gang        gangKey     // while it is not over
+	affinity    affinityKey // while it has GPUs
+	incomplete  bool        // it waits for leases of its gang
+	promised    bool        // GPUs are promised to it
+	sleeps      bool        // it begins later
 	spec        *dxpuv1.LeaseSpec
 	asks        *dxpuv1.LeaseSpec // while it is not over
 	queueKey    queueKey
@@ -318,7 +318,7 @@ func (t *tx) leaseEntry(l *leaseRecord) leaseEntry {
 	k.tenant, k.gang, k.asks = l.spec.Tenant, l.gang(), l.spec
 	k.promised, k.sleeps = l.Promise != nil, l.sleeps()
 	if label := l.affinity(); label != "" && k.holding {
-		k.affinity = gangKey{l.spec.Tenant, label}
+		k.affinity = affinityKey{l.spec.Tenant, label}
 	}
 	if l.State == leasePending && !k.sleeps {
 		k.queueKey = queueKey{l.spec.Priority, l.CreateTime.UnixNano(), l.ID}
@@ -396,7 +396,7 @@ func (t *tx) indexLease(id string) {
 	if k.gang != (gangKey{}) {
 		t.gangs[k.gang] = insertSorted(slices.Clone(t.gangs[k.gang]), id, compareLeaseIDs)
 	}
-	if k.affinity != (gangKey{}) {
+	if k.affinity != (affinityKey{}) {
 		t.affine[k.affinity] = insertSorted(slices.Clone(t.affine[k.affinity]), id, compareLeaseIDs)
 	}
 	if k.shape != "" && !k.incomplete {
@@ -428,7 +428,7 @@ func (t *tx) dropLease(id string, k leaseEntry) {
 	if k.gang != (gangKey{}) {
 		dropFrom(t.gangs, k.gang, id)
 	}
-	if k.affinity != (gangKey{}) {
+	if k.affinity != (affinityKey{}) {
 		dropFrom(t.affine, k.affinity, id)
 	}
 	if k.shape != "" {

@@ -179,36 +179,44 @@ func (r *HostRequest) refuse(d *HostDecision, hosts iter.Seq[*Host]) {
 			d.Kept = append(d.Kept, keptAt(h, excluded)...)
 		}
 	}
-	some := len(all.sets) > 0
 	slices.SortFunc(d.Kept, func(a, b HostSlotRef) int { return cmp.Or(cmp.Compare(a.Host, b.Host), cmp.Compare(a.Slot, b.Slot)) })
-	least, taints := all.least()
-	slots := "have " + r.slotsText(least)
 	if r.Host != "" {
-		if !some {
-			d.Why = append(d.Why, fmt.Sprintf("Host %s is not in the pool.", r.Host))
-			return
-		}
-		var what []string
-		if least&notUsable != 0 {
-			what = append(what, "is unreachable, cordoned or in maintenance")
-		}
-		if len(taints) > 0 {
-			what = append(what, "has "+obstacles(maps.Keys(taints), r.Tolerations))
-		}
-		if least.hasLabel() {
-			what = append(what, "does not have the "+least.labels(r.Labels))
-		}
-		if least&lackSlots != 0 {
-			what = append(what, "does not "+slots)
-		}
-		d.Why = append(d.Why, fmt.Sprintf("Host %s %s.", r.Host, strings.Join(what, ", and ")))
-		return
+		d.Why = append(d.Why, r.whyNotHost(&all))
+	} else {
+		d.Why = append(d.Why, r.whyNoHost(&all))
 	}
+}
+
+// whyNotHost returns the sentence about the host that the request names. all has what it lacks.
+func (r *HostRequest) whyNotHost(all *lacking) string {
+	if len(all.sets) == 0 {
+		return fmt.Sprintf("Host %s is not in the pool.", r.Host)
+	}
+	least, taints := all.least()
+	var what []string
+	if least&notUsable != 0 {
+		what = append(what, "is unreachable, cordoned or in maintenance")
+	}
+	if len(taints) > 0 {
+		what = append(what, "has "+obstacles(maps.Keys(taints), r.Tolerations))
+	}
+	if least.hasLabel() {
+		what = append(what, "does not have the "+least.labels(r.Labels))
+	}
+	if least&lackSlots != 0 {
+		what = append(what, "does not have "+r.slotsText(least))
+	}
+	return fmt.Sprintf("Host %s %s.", r.Host, strings.Join(what, ", and "))
+}
+
+// whyNoHost returns the sentence about all hosts, of which all has what they lack.
+func (r *HostRequest) whyNoHost(all *lacking) string {
+	least, taints := all.least()
 	which, what := "No host", []string{}
 	if least.hasLabel() {
 		which += " that has the " + least.labels(r.Labels)
 	}
-	if least&notUsable != 0 || !some {
+	if least&notUsable != 0 || len(all.sets) == 0 {
 		what = append(what, "is reachable and not cordoned")
 	}
 	if len(taints) > 0 {
@@ -220,7 +228,7 @@ func (r *HostRequest) refuse(d *HostDecision, hosts iter.Seq[*Host]) {
 	if len(what) == 0 {
 		what = append(what, "is in the pool")
 	}
-	d.Why = append(d.Why, fmt.Sprintf("%s %s.", which, strings.Join(what, " and ")))
+	return fmt.Sprintf("%s %s.", which, strings.Join(what, " and "))
 }
 
 // keptAt returns the free slots of a host that are excluded.
@@ -260,25 +268,26 @@ func (r *HostRequest) lacks(h *Host, keys []string, excluded map[HostSlotRef]boo
 	if !h.Restriction.toleratedBy(r.Tolerations) {
 		l |= intolerable
 	}
-	free, most, usable := 0, 0, 0
+	free, most, allowed := 0, 0, 0
 	for _, o := range freeSlotsOf(h) {
 		n := len(o.slots)
 		if free += n; r.Domain != "" && o.domain != r.Domain {
 			continue
 		}
 		most = max(most, n)
-		kept := 0
 		for _, s := range o.slots {
-			kept += rank(!excluded[HostSlotRef{h.ID, s}])
+			if excluded[HostSlotRef{h.ID, s}] {
+				n--
+			}
 		}
-		usable = max(usable, n-kept)
+		allowed = max(allowed, n)
 	}
 	switch {
 	case free < r.Count:
 		l |= noSlots
 	case most < r.Count:
 		l |= notTogether
-	case usable < r.Count:
+	case allowed < r.Count:
 		l |= keptSlots
 	}
 	return l | lacksLabels(h.Labels, r.Labels, keys)

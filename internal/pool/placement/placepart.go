@@ -21,7 +21,16 @@ type partSearch struct {
 	cost int64
 	// tries and cells are the numbers of GPUs and of cells that the search has looked at.
 	tries, cells int
-	cut          bool // by the bounds of the search
+	cut          bool     // by the bounds of the search
+	keys         []string // see labelKeys
+}
+
+// labelKeys returns the keys of the request's labels, in order: many GPUs are compared with them.
+func (s *partSearch) labelKeys() []string {
+	if s.keys == nil && len(s.req.Labels) > 0 {
+		s.keys = slices.Sorted(maps.Keys(s.req.Labels))
+	}
+	return s.keys
 }
 
 // placePart decides on a request for a part. The costs of a GPU that parts share and of a
@@ -188,7 +197,7 @@ func (s *partSearch) distance(g *sharedGPU) distance {
 
 // lacks returns what keeps a GPU from the part.
 func (s *partSearch) lacks(g *sharedGPU) (l lack) {
-	l = s.req.lacksBox(g.box, slices.Sorted(maps.Keys(s.req.Labels))) | s.req.lacks(g.box, &g.gpu)&^(notUsable|undivided)
+	l = s.req.lacksBox(g.box, s.labelKeys()) | s.req.lacks(g.box, &g.gpu)&^(notUsable|undivided)
 	if !g.usable {
 		l |= notUsable
 	}
