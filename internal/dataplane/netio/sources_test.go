@@ -76,16 +76,23 @@ func TestReaderPollsSources(t *testing.T) {
 	}
 }
 
+// newPeer opens a socket that sends datagrams until the test ends.
+func newPeer(t *testing.T) *udp.Conn {
+	t.Helper()
+	peer, err := udp.Listen("127.0.0.1:0", udp.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = peer.Close() })
+	return peer
+}
+
 // A reader that polls takes the message of a source whose answer is due before a
 // datagram: the answer is the older one, and a look at the network in vain would delay it.
 func TestReaderPollsSourcesFirst(t *testing.T) {
 	busy := &source{due: true, has: true}
 	in := newInputWith(t, busy)
-	peer, err := udp.Listen("127.0.0.1:0", udp.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer peer.Close()
+	peer := newPeer(t)
 	if err := peer.NewWriter().Write(make([]byte, 64), 64, in.conn.LocalAddr()); err != nil {
 		t.Fatal(err)
 	}
@@ -107,11 +114,7 @@ func TestReaderSleepsInSources(t *testing.T) {
 	defer unix.Close(event)
 	held, idle := &source{t: t, event: event}, &source{has: true}
 	in := newInputWith(t, idle, held)
-	peer, err := udp.Listen("127.0.0.1:0", udp.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer peer.Close()
+	peer := newPeer(t)
 	if err := peer.NewWriter().Write(make([]byte, 64), 64, in.conn.LocalAddr()); err != nil {
 		t.Fatal(err)
 	}
@@ -147,11 +150,7 @@ func TestABusySourceLeavesTheNetworkItsTurn(t *testing.T) {
 	defer unix.Close(event)
 	busy := &source{t: t, event: event}
 	in := newInputWith(t, busy)
-	peer, err := udp.Listen("127.0.0.1:0", udp.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer peer.Close()
+	peer := newPeer(t)
 	for n := range uint64(3) {
 		busy.arrive()
 		if err := peer.NewWriter().Write(make([]byte, 64), 64, in.conn.LocalAddr()); err != nil {
