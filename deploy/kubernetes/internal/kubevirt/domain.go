@@ -48,7 +48,14 @@ func AddDevices(domain string, sockets []string) (string, error) {
 	if err := d.addArguments(sockets); err != nil {
 		return "", err
 	}
-	return d.edited(), nil
+	// Names of attributes pass the decoder unchecked, and prefixes come from them.
+	edited := d.edited()
+	if again, err := parse(edited); err != nil {
+		return "", fmt.Errorf("with the devices: %w", err)
+	} else if again.arguments == nil {
+		return "", errors.New("the domain uses a prefix of QEMU's namespace for another one")
+	}
+	return edited, nil
 }
 
 // parsed is a domain, the places in its text where something is added, and what is there.
@@ -56,10 +63,10 @@ type parsed struct {
 	text  string
 	edits []edit
 
-	rootName   int // the end of the root's name in its tag
-	rootBody   int // the end of the root's tag
-	rootEnd    int // the begin of its end tag
-	qemuPrefix string
+	rootName   int      // the end of the root's name in its tag
+	rootBody   int      // the end of the root's tag
+	rootEnd    int      // the begin of its end tag
+	qemuPrefix string   // with its colon
 	arguments  *element // qemu:commandline
 	memory     *element // memoryBacking
 	source     string   // of the memory: the type
@@ -76,8 +83,8 @@ type edit struct {
 
 // element is an element of the domain.
 type element struct {
-	open, body, end int // the begins of its tag, its content and its end tag
-	prefix          string
+	open, body, end int    // the begins of its tag, its content and its end tag
+	prefix          string // with its colon
 }
 
 func parse(text string) (*parsed, error) {
@@ -121,7 +128,7 @@ func (d *parsed) start(path string, t xml.StartElement, begin, after int) error 
 		d.rootName, d.rootBody = begin+len("<domain"), after
 		for _, a := range t.Attr {
 			if a.Name.Space == "xmlns" && a.Value == qemuNamespace {
-				d.qemuPrefix = a.Name.Local
+				d.qemuPrefix = a.Name.Local + ":"
 			}
 		}
 		if !strings.HasPrefix(d.text[begin:], "<domain") {
@@ -135,7 +142,7 @@ func (d *parsed) start(path string, t xml.StartElement, begin, after int) error 
 		d.access = attribute(t, "mode")
 	case "domain/commandline":
 		if t.Name.Space == qemuNamespace {
-			prefix, _, _ := strings.Cut(strings.TrimPrefix(d.text[begin:after], "<"), ":commandline")
+			prefix, _, _ := strings.Cut(strings.TrimPrefix(d.text[begin:after], "<"), "commandline")
 			d.arguments = &element{open: begin, body: after, prefix: prefix}
 		}
 	case "domain/os/type":
@@ -227,7 +234,7 @@ func (d *parsed) addArguments(sockets []string) error {
 	}
 	prefix := d.qemuPrefix
 	if prefix == "" {
-		prefix = "qemu"
+		prefix = "qemu:"
 		d.add(d.rootName, ` xmlns:qemu="`+qemuNamespace+`"`)
 	}
 	if d.arguments != nil {
@@ -244,7 +251,7 @@ func (d *parsed) addArguments(sockets []string) error {
 			if err := xml.EscapeText(&escaped, []byte(value)); err != nil {
 				return err
 			}
-			fmt.Fprintf(&args, `<%s:arg value="%s"/>`, prefix, escaped.String())
+			fmt.Fprintf(&args, `<%sarg value="%s"/>`, prefix, escaped.String())
 		}
 		return nil
 	}
@@ -259,9 +266,9 @@ func (d *parsed) addArguments(sockets []string) error {
 	}
 	switch c := d.arguments; {
 	case c == nil:
-		d.add(d.rootEnd, fmt.Sprintf("<%s:commandline>%s</%[1]s:commandline>", prefix, args.String()))
+		d.add(d.rootEnd, fmt.Sprintf("<%scommandline>%s</%[1]scommandline>", prefix, args.String()))
 	case c.end <= c.body && strings.HasSuffix(d.text[c.open:c.body], "/>"):
-		d.add(c.body, fmt.Sprintf("<%s:commandline>%s</%[1]s:commandline>", prefix, args.String()))
+		d.add(c.body, fmt.Sprintf("<%scommandline>%s</%[1]scommandline>", prefix, args.String()))
 		d.remove(c.open, c.body)
 	default:
 		d.add(c.end, args.String())

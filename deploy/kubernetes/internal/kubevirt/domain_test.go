@@ -59,9 +59,15 @@ func TestAddDevices(t *testing.T) {
 			domain:    domain("</domain>", `<qemu:commandline><qemu:arg value="-snapshot"/></qemu:commandline></domain>`),
 			arguments: "-snapshot " + device0,
 		},
-		"in an empty list":       {domain: domain("</domain>", `<qemu:commandline/></domain>`), arguments: device0},
-		"memory that has a text": {domain: domain("<cpu", "<memoryBacking><hugepages/></memoryBacking><cpu"), arguments: device0},
-		"an empty memoryBacking": {domain: domain("<cpu", "<memoryBacking/><cpu"), arguments: device0},
+		"in the default namespace": {
+			domain:    domain("</domain>", `<commandline xmlns="http://libvirt.org/schemas/domain/qemu/1.0"><arg value="-snapshot"/></commandline></domain>`),
+			arguments: "-snapshot " + device0,
+		},
+		"a prefix that is no name":      {domain: domain("xmlns:qemu", "xmlns:."), err: "with the devices: the domain: XML syntax error on line 12: invalid XML name"},
+		"QEMU's prefix for another one": {domain: domain("libvirt.org/schemas/domain/qemu", "example.org"), err: "uses a prefix of QEMU's namespace"},
+		"in an empty list":              {domain: domain("</domain>", `<qemu:commandline/></domain>`), arguments: device0},
+		"memory that has a text":        {domain: domain("<cpu", "<memoryBacking><hugepages/></memoryBacking><cpu"), arguments: device0},
+		"an empty memoryBacking":        {domain: domain("<cpu", "<memoryBacking/><cpu"), arguments: device0},
 		"memory that is shared": {
 			domain: domain("<cpu", `<memoryBacking><source type="file"/><access mode="shared"/></memoryBacking><cpu`), arguments: device0, source: "file",
 		},
@@ -148,6 +154,7 @@ func FuzzAddDevices(f *testing.F) {
 	f.Add(domain())
 	f.Add(domain("<cpu", "<memoryBacking/><cpu", "</domain>", "<qemu:commandline/></domain>"))
 	f.Add(domain("<cpu", "<memoryBacking><hugepages/></memoryBacking><!-- <memoryBacking> --><cpu"))
+	f.Add(domain("xmlns:qemu", "xmlns:."))
 	f.Fuzz(func(t *testing.T, text string) {
 		got, err := AddDevices(text, []string{"/s"})
 		if err != nil {
@@ -157,7 +164,7 @@ func FuzzAddDevices(f *testing.F) {
 		if err := xml.Unmarshal([]byte(got), &s); err != nil {
 			t.Fatalf("%v:\n%s", err, got)
 		}
-		if !strings.Contains(got, "vfio-user-pci") || len(s.MemoryBacking) == 0 {
+		if !strings.Contains(got, "vfio-user-pci") || len(s.MemoryBacking) == 0 || len(s.Commandline) == 0 {
 			t.Errorf("nothing was added:\n%s", got)
 		}
 	})
