@@ -25,20 +25,35 @@ type register struct {
 	bits uint32
 }
 
-// model is an endpoint as the specification describes its registers, bit by bit.
+// model is a function as the specification describes its registers, bit by bit.
 type model struct {
 	value, reset     [4096]byte
 	attr             [4096 * 8]attribute
 	free             [4096 * 8]bool // not read-only
 	express, pm, aer int
+	msi              int
+	keepsState       bool // No_Soft_Reset
 }
 
-func newModel(s *cfgspace.Space) *model {
+// newModel returns the model of a function in its reset state.
+func newModel(s *cfgspace.Space, registers []register) *model {
 	m := &model{express: s.ExpressOffset(), pm: s.PMOffset(), aer: s.AEROffset()}
 	copy(m.reset[:], s.Bytes())
 	m.value = m.reset
-	msi, sta := cfgspace.Find(m.reset[:], cfgspace.CapMSI), m.express+0x08
-	for _, r := range []register{
+	for _, r := range registers {
+		for i := range 32 {
+			if at := r.off*8 + i; r.bits>>i&1 != 0 {
+				m.attr[at], m.free[at] = r.attr, true
+			}
+		}
+	}
+	return m
+}
+
+// endpointRegisters describes the function of endpoint.
+func endpointRegisters(s *cfgspace.Space) []register {
+	msi, sta := cfgspace.Find(s.Bytes(), cfgspace.CapMSI), s.ExpressOffset()+0x08
+	return append([]register{
 		{0x04, rw, 0x0547},
 		{0x04, rw1c, 0xf900 << 16},
 		{0x0c, rw, 0xff},
@@ -47,7 +62,7 @@ func newModel(s *cfgspace.Space) *model {
 		{0x18, rw, 0},
 		{0x1c, rw, 0xfffffffe},
 		{0x20, rw, 0xffffffe0}, // BARs: 64 KiB, 8 GiB, 32 ports
-		{m.pm + 4, rw, 3},
+		{s.PMOffset() + 4, rw, 3},
 		{msi, rw, 0x0071 << 16},
 		{msi + 4, rw, 0xfffffffc},
 		{msi + 8, rw, 0xffffffff},
@@ -57,27 +72,25 @@ func newModel(s *cfgspace.Space) *model {
 		{sta, rw, 0xf91f},
 		{sta, rws, 0x00e0},
 		{sta, rw1c, 0x000f << 16}, // Device Control with FLR, MPS, Device Status
-		{m.express + 0x10, rws, 0x03cb},
-		{m.express + 0x28, rw, 0x105f},
-		{m.express + 0x30, rws, 0xf},
-		{m.aer + 4, rw1cs, 0x007ff030},
-		{m.aer + 8, rws, 0x007ff030},
-		{m.aer + 12, rws, 0x007ff030},
-		{m.aer + 16, rw1cs, 0x000071c1},
-		{m.aer + 20, rws, 0x000071c1},
-		{m.aer + 24, ros, 0x1f},
-		{m.aer + 28, ros, 0xffffffff},
-		{m.aer + 32, ros, 0xffffffff},
-		{m.aer + 36, ros, 0xffffffff},
-		{m.aer + 40, ros, 0xffffffff},
-	} {
-		for i := range 32 {
-			if at := r.off*8 + i; r.bits>>i&1 != 0 {
-				m.attr[at], m.free[at] = r.attr, true
-			}
-		}
+		{s.ExpressOffset() + 0x10, rws, 0x03cb},
+		{s.ExpressOffset() + 0x28, rw, 0x105f},
+		{s.ExpressOffset() + 0x30, rws, 0xf},
+	}, aerRegisters(s.AEROffset())...)
+}
+
+func aerRegisters(at int) []register {
+	return []register{
+		{at + 4, rw1cs, 0x007ff030},
+		{at + 8, rws, 0x007ff030},
+		{at + 12, rws, 0x007ff030},
+		{at + 16, rw1cs, 0x000071c1},
+		{at + 20, rws, 0x000071c1},
+		{at + 24, ros, 0x1f},
+		{at + 28, ros, 0xffffffff},
+		{at + 32, ros, 0xffffffff},
+		{at + 36, ros, 0xffffffff},
+		{at + 40, ros, 0xffffffff},
 	}
-	return m
 }
 
 func (m *model) bit(at int) bool { return m.value[at/8]>>(at%8)&1 != 0 }
@@ -116,7 +129,7 @@ func (m *model) write(off int, b []byte) (flr, soft bool) {
 	}
 	flr = m.value[m.express+9]&0x80 != 0
 	m.value[m.express+9] &^= 0x80
-	return flr, power == 3 && m.value[m.pm+4]&3 == 0
+	return flr, !m.keepsState && power == 3 && m.value[m.pm+4]&3 == 0
 }
 
 // restart resets the function.
@@ -179,7 +192,7 @@ func TestSpaceFollowsTheModel(t *testing.T) {
 	for seed := range uint64(20) {
 		r := rand.New(rand.NewPCG(seed, 5))
 		s := endpoint(t)
-		m := newModel(s)
+		m := newModel(s, endpointRegisters(s))
 		places := []int{0, 4, 0x10, 0x18, 0x1c, 0x20, 0x30, 0x3c, m.pm, m.express, m.express + 8, m.express + 0x10, m.express + 0x28, s.MSIXOffset(), m.aer, m.aer + 16, 4092}
 		for step := range 400 {
 			off, v := places[r.IntN(len(places))]+r.IntN(12)-4, r.Uint32()>>(r.IntN(4)*8)
@@ -220,15 +233,7 @@ func TestSpaceFollowsTheModel(t *testing.T) {
 			if change.Has(cfgspace.FLR) != flr || change.Has(cfgspace.SoftReset) != soft {
 				t.Fatalf("seed %d, step %d: effects %#x, want FLR %v, soft reset %v", seed, step, change.Effects, flr, soft)
 			}
-			image := s.Bytes()
-			if string(image) == string(m.value[:]) {
-				continue
-			}
-			for i, got := range image {
-				if got != m.value[i] {
-					t.Fatalf("seed %d, step %d: byte %#x is %#x, want %#x", seed, step, i, got, m.value[i])
-				}
-			}
+			m.compare(t, s, seed, step)
 		}
 	}
 }
@@ -242,5 +247,19 @@ func (m *model) enabled(off int, be uint8, b []byte) (flr, soft bool) {
 			flr = flr || f
 		}
 	}
-	return flr, power == 3 && m.value[m.pm+4]&3 == 0
+	return flr, !m.keepsState && power == 3 && m.value[m.pm+4]&3 == 0
+}
+
+// compare fails the test unless the space holds what the model holds.
+func (m *model) compare(t *testing.T, s *cfgspace.Space, seed uint64, step int) {
+	t.Helper()
+	image := s.Bytes()
+	if string(image) == string(m.value[:]) {
+		return
+	}
+	for i, got := range image {
+		if got != m.value[i] {
+			t.Fatalf("seed %d, step %d: byte %#x is %#x, want %#x", seed, step, i, got, m.value[i])
+		}
+	}
 }

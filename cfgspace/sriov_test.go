@@ -1,6 +1,7 @@
 package cfgspace_test
 
 import (
+	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -71,5 +72,71 @@ func TestSRIOVRefuses(t *testing.T) {
 	}
 	if s.SRIOVOffset() != 0 || s.VirtualFunctions() != 0 || s.VirtualFunction(7, 3) != 7 {
 		t.Error("a function without the capability has virtual functions")
+	}
+}
+
+// sriovRegisters describes the capability of physical with VF BARs of 64 KiB and 1 MiB.
+func sriovRegisters(at int) []register {
+	return []register{
+		{0x04, rw, 0x0547},
+		{0x04, rw1c, 0xf900 << 16},
+		{0x0c, rw, 0xff},
+		{0x3c, rw, 0xff},
+		{at + 0x08, rw, 9},
+		{at + 0x10, rw, 0xffff},
+		{at + 0x20, rw, 0x553},
+		{at + 0x24, rw, 0xffff0000},
+		{at + 0x2c, rw, 0xfff00000},
+		{at + 0x30, rw, 0xffffffff},
+	}
+}
+
+// Random accesses and resets leave the virtual functions that section 9.2.1.2 describes,
+// each with a routing ID of its own.
+func TestSRIOVFollowsTheModel(t *testing.T) {
+	bars := [pcie.MaxBARs]cfgspace.BAR{0: {Kind: cfgspace.Memory32, Size: 1 << 16}, 2: {Kind: cfgspace.Memory64, Size: 1 << 20, Prefetchable: true}}
+	for seed := range uint64(30) {
+		r := rand.New(rand.NewPCG(seed, 7))
+		v := cfgspace.SRIOV{Total: uint16(1 + r.IntN(600)), First: uint16(1 + r.IntN(600)), Stride: uint16(1 + r.IntN(3)), Device: 0xd9b0, BARs: bars}
+		s, err := physical(t, v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := s.SRIOVOffset()
+		m := newModel(s, sriovRegisters(at))
+		m.pm, m.express = 0x400, 0x400 // none: these bytes are zero
+		for step := range 300 {
+			off, x := at+r.IntN(0x40), r.Uint32()>>(r.IntN(5)*7)
+			switch b := []byte{byte(x), byte(x >> 8), byte(x >> 16), byte(x >> 24)}; r.IntN(8) {
+			case 0:
+				keep := r.IntN(2) == 0
+				s.Reset(keep)
+				m.restart(keep)
+			case 1:
+				off, x, b = at+0x08, uint32(b[0]&1), []byte{b[0] & 1, 0}
+				s.Write(off, 2, x)
+				m.write(off, b)
+			case 2, 3:
+				be := uint8(r.IntN(16))
+				s.WriteBE(uint16(off), be, x)
+				m.enabled(off&^3, be, b)
+			default:
+				width := 1 << r.IntN(3)
+				s.Write(off, width, x)
+				m.write(off, b[:width])
+			}
+			m.compare(t, s, seed, step)
+			n := 0
+			if m.value[at+8]&1 != 0 {
+				n = min(int(v.Total), int(m.word(at+0x10)&0xffff))
+			}
+			if got := s.VirtualFunctions(); got != n {
+				t.Fatalf("seed %d, step %d: %d virtual functions, want %d", seed, step, got, n)
+			}
+		}
+		pf, i := pcie.BDF(r.IntN(1<<16)), r.IntN(int(v.Total))
+		if got, want := s.VirtualFunction(pf, i), pcie.BDF(int(pf)+int(v.First)+i*int(v.Stride)); got != want {
+			t.Fatalf("seed %d: virtual function %d of %v is %v, want %v", seed, i, pf, got, want)
+		}
 	}
 }
