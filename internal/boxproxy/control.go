@@ -204,7 +204,7 @@ func (s *slot) attach(arriving bool) error {
 	if err != nil {
 		return err
 	}
-	s.binding, s.arriving = b, arriving
+	s.binding, s.arriving, s.bound = b, arriving, s.domain.started
 	s.live.Store(&attachment{g, b})
 	return nil
 }
@@ -223,10 +223,13 @@ func (s *slot) readdress(want *dxpuv1.DesiredBinding, desired *dxpuv1.DesiredSta
 // detach removes the link.
 func (s *slot) detach() {
 	g := s.domain.group
-	g.Detach(s.binding)
 	e := g.Enter()
+	s.left(e)
+	g.Leave(e)
+	g.Detach(s.binding)
+	e = g.Enter()
 	s.binding = nil
-	s.stopping, s.rested, s.moved, s.arriving, s.installed, s.word = false, false, false, false, nil, nil
+	s.stopping, s.rested, s.moved, s.arriving, s.started, s.installed, s.word = false, false, false, false, 0, nil, nil
 	s.live.Store(nil)
 	s.Traffic.Publish()
 	g.Leave(e)

@@ -49,7 +49,7 @@ func (d *target) Receive(_ time.Duration, p *tlp.Packet) bool {
 func newTarget(refuse error) (*slot, *target, *arrival) {
 	d := &target{refuse: refuse}
 	b := &Box{table: mapping.NewBoxTable(1)}
-	s := &slot{box: b, device: d, arriving: true}
+	s := &slot{box: b, domain: &domain{}, device: d, arriving: true}
 	s.migratable = d
 	return s, d, &arrival{transfer: transfer{slot: s, id: "next", epoch: 7}, device: d}
 }
@@ -113,9 +113,8 @@ func TestTargetStarts(t *testing.T) {
 	}
 }
 
-// Before START the target takes what the host has kept, and its neighbours wait, so that
-// they do not pass what the host has kept of them.
-func TestNeighboursWaitForStart(t *testing.T) {
+// Before START the target takes what the host has kept.
+func TestTargetTakesTheKept(t *testing.T) {
 	e := engine.NewGroup(engine.Config{}).Enter(0)
 	s, d, a := newTarget(nil)
 	write := &tlp.Packet{Type: tlp.MWr}
@@ -123,34 +122,52 @@ func TestNeighboursWaitForStart(t *testing.T) {
 		t.Error("a device without state took a write")
 	}
 	commit(e, a)
-	if s.ReceivePeer(e, write) {
-		t.Error("a neighbour's write was taken before START")
-	}
 	if !s.Receive(e, write) || len(d.got) != 1 {
 		t.Error("a TLP that the host had kept was not taken")
 	}
-	if !s.ReceivePeer(e, &tlp.Packet{Type: tlp.CplD}) || len(d.got) != 2 {
-		t.Error("a completion was not taken")
+}
+
+// A device that came by a migration and those that were there before reach each other by way of
+// the host, where what they sent each other before still may be. Later ones do so directly.
+func TestNeighboursFromBefore(t *testing.T) {
+	e := engine.NewGroup(engine.Config{}).Enter(0)
+	first, _, a := newTarget(nil)
+	commit(e, a)
+	before, after := &slot{domain: first.domain}, &slot{domain: first.domain}
+	both := func(a, b *slot) bool { return a.reaches(b) && b.reaches(a) }
+	neither := func(a, b *slot) bool { return !a.reaches(b) && !b.reaches(a) }
+	if before.reaches(first) {
+		t.Error("a neighbour passes the host before START")
 	}
-	s.order(e, start)
-	if !s.ReceivePeer(e, write) || len(d.got) != 3 {
-		t.Error("a neighbour's write was not taken after START")
+	first.order(e, start)
+	if !neither(before, first) {
+		t.Error("a neighbour from before passes TLPs that are on their way by the host")
+	}
+	after.bound = first.domain.started
+	if !both(after, first) || !both(after, before) {
+		t.Error("a later neighbour is not reached")
+	}
+	second, _, a := newTarget(nil)
+	second.domain, second.bound = first.domain, first.domain.started
+	commit(e, a)
+	second.order(e, start)
+	if !neither(second, first) || !neither(second, after) || !neither(second, before) || !both(after, first) {
+		t.Error("after a second migration")
 	}
 }
 
-// A box hands TLPs of neighbours to a device only while the host has it for its slot, or may have:
-// not to a source that has stopped, nor to a target without START, once their links have ended.
+// A box hands TLPs of neighbours to a device that has stopped, in vain, until its link has ended.
+// Then they go to the host.
 func TestNeighboursOfADeviceThatIsNotTheHosts(t *testing.T) {
 	write, answer := &tlp.Packet{Type: tlp.MWr}, &tlp.Packet{Type: tlp.CplD}
 	for _, c := range []struct {
-		name                     string
-		set                      func(s *slot)
-		up, upAnswer, downServes bool
+		name                        string
+		set                         func(s *slot)
+		takes, takesAnswer, reached bool
 	}{
 		{"at work", func(*slot) {}, true, true, true},
-		{"coming to rest", func(s *slot) { s.stopping = true }, true, true, false},
-		{"at rest", func(s *slot) { s.stopping, s.rested = true, true }, true, true, false},
-		{"without START", func(s *slot) { s.arriving = true }, true, false, false},
+		{"coming to rest", func(s *slot) { s.stopping = true }, false, true, false},
+		{"at rest", func(s *slot) { s.stopping, s.rested = true, true }, false, false, false},
 	} {
 		s, _, a := newTarget(nil)
 		s.arriving = false
@@ -164,15 +181,16 @@ func TestNeighboursOfADeviceThatIsNotTheHosts(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		if s.serves(write) != c.up || s.serves(answer) != c.upAnswer {
-			t.Errorf("%s: serves writes: %v, completions: %v", c.name, s.serves(write), s.serves(answer))
+		neighbour := &slot{domain: s.domain}
+		if !neighbour.reaches(s) {
+			t.Errorf("%s: a neighbour does not wait for it", c.name)
 		}
-		if s.rested && (s.ReceivePeer(e, write) || s.ReceivePeer(e, answer)) {
-			t.Errorf("%s: it takes TLPs of neighbours", c.name)
+		if s.ReceivePeer(e, write) != c.takes || s.ReceivePeer(e, answer) != c.takesAnswer {
+			t.Errorf("%s: it does not take writes: %v, completions: %v", c.name, c.takes, c.takesAnswer)
 		}
 		s.LinkChanged(e, link.Down)
-		if s.serves(write) != c.downServes || s.serves(answer) != c.downServes {
-			t.Errorf("%s, without a link: serves writes: %v, completions: %v", c.name, s.serves(write), s.serves(answer))
+		if neighbour.reaches(s) != c.reached {
+			t.Errorf("%s, without a link: reached: %v", c.name, !c.reached)
 		}
 	}
 }

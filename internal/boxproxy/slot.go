@@ -47,6 +47,8 @@ type slot struct {
 	rested    bool               // the device has stopped, and awaits nothing
 	moved     bool               // the link has ended meanwhile: the host has another device for its slot
 	arriving  bool               // the host has not said START: the device does nothing
+	bound     uint64             // domain.started when the link was opened
+	started   uint64             // domain.started at the START of the device; 0: it has not come by a migration
 	installed *arrival           // whose state the device has; nil: none
 	word      *migration.Message // for the host, when its link has room; nil: none
 	migration atomic.Pointer[dxpuv1.Migration]
@@ -81,6 +83,8 @@ type domain struct {
 	name  string
 	group engine.GroupDriver
 	slots atomic.Int32
+
+	started uint64 // devices that have come by migrations and got START; guarded by the group
 }
 
 // attachment is the open link of a slot, for other goroutines than run.
@@ -122,10 +126,10 @@ func (s *slot) Receive(e engine.Entry, p *tlp.Packet) bool {
 }
 
 // ReceivePeer hands a TLP from a neighbour in this box to the device. Until the host has
-// decided on a migration, the device takes completions only: the neighbour's TLPs that the
-// host keeps go first. A device that has stopped awaits none: they are for the target.
+// decided on a migration, the device takes completions only, which it needs to come to rest:
+// the others are for the device that goes on. One that has stopped awaits none.
 func (s *slot) ReceivePeer(e engine.Entry, p *tlp.Packet) bool {
-	if (s.stopping || s.arriving) && !p.Type.Completion() || s.rested {
+	if s.stopping && !p.Type.Completion() || s.rested {
 		return false
 	}
 	return s.Receive(e, p)
@@ -196,7 +200,7 @@ func (s *slot) emit(p *tlp.Packet) bool {
 		return s.drop()
 	}
 	if s.domain.slots.Load() > 1 && transaction.Routable(p) { // the host refuses others
-		if peer := s.box.peer(s.index, p); peer != nil && peer.serves(p) {
+		if peer := s.box.peer(s.index, p); peer != nil && s.reaches(peer) {
 			if !s.binding.HandOver(s.entry, peer.binding, p) {
 				return false
 			}
@@ -214,10 +218,11 @@ func (s *slot) emit(p *tlp.Packet) bool {
 	return true
 }
 
-// serves reports whether the host has this device in its slot for a TLP of a neighbour. If not,
-// the TLP goes to the host.
-func (s *slot) serves(p *tlp.Packet) bool {
-	return !s.moved && !(s.arriving && p.Type.Completion())
+// reaches reports whether TLPs for a neighbour may go to it directly. If not, they go to the
+// host: it has another device in its slot, or one of the two has come by a migration while the
+// other one was here. Their earlier TLPs may then be on their way by the host.
+func (s *slot) reaches(to *slot) bool {
+	return !to.moved && !to.arriving && to.started <= s.bound && s.started <= to.bound
 }
 
 // drop drops a TLP of the device. After the end of the link a device may have the rest of a
@@ -236,9 +241,17 @@ func (s *slot) Wake(engine.Entry) time.Duration { return s.device.Wake() }
 // LinkChanged wakes the controller of the slot.
 func (s *slot) LinkChanged(e engine.Entry, state link.State) {
 	s.box.log.Info("link", "slot", s.index, "state", fmt.Sprint(state))
-	if state == link.Down && (s.stopping || s.arriving) {
-		s.moved = true
-		s.binding.Touch(e) // the neighbours transmit what waits
+	if state == link.Down {
+		s.left(e)
 	}
 	s.wake()
+}
+
+// left notes that the link has ended. If the host had stopped the device it has another one for
+// its slot, or none: the neighbours send what waits to the host.
+func (s *slot) left(e engine.Entry) {
+	if s.stopping {
+		s.moved = true
+		s.binding.Touch(e)
+	}
 }

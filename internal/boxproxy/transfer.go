@@ -122,7 +122,8 @@ func (s *slot) order(e engine.Entry, m migration.Message) {
 			d.fail(e, "the host went on with this device")
 		}
 	case m.Order == migration.Start && s.arriving && s.installed != nil && s.installed.epoch == m.Epoch:
-		s.arriving, s.installed = false, nil
+		s.domain.started++
+		s.arriving, s.started, s.installed = false, s.domain.started, nil
 		s.migratable.Thaw(e.Now())
 	}
 }
