@@ -268,6 +268,20 @@ func TestVMStartsAgain(t *testing.T) {
 	r.detach(b)
 }
 
+// It gets back a device, too, that the guest has removed before.
+func TestVMStartsAgainAfterEject(t *testing.T) {
+	q := newFakeQEMU(t)
+	var pid atomic.Int32
+	r := newCluster(t, options{qmp: q.path, pid: func() int { return int(pid.Load()) }})
+	b := r.attach(0, 0, 0, 0)
+	q.eject(firstDevice)
+	r.until("the guest has removed it", func() bool { return r.atHost(b).GetEjected() })
+	q.without(func() { pid.Store(2) })
+	r.until("the other VM has the device", func() bool { _, alive := q.has(firstDevice); return alive })
+	r.until("the host says so", func() bool { o := r.atHost(b); return !o.GetEjected() && o.GetDetail() == "" })
+	r.detach(b)
+}
+
 // A device whose connection broke is plugged in again.
 func TestConnectionBreaks(t *testing.T) {
 	q := newFakeQEMU(t)

@@ -32,6 +32,9 @@ const (
 	// lookInterval is the time between two looks at a device that the VM should
 	// have and is not connected to.
 	lookInterval = 500 * time.Millisecond
+	// ejectedInterval is the same for a device that the guest has removed: another VM
+	// gets it back.
+	ejectedInterval = 2 * time.Second
 	// strayLooks is the number of looks that must find the device in the VM
 	// without a connection before it is plugged in again: the VM may be about to
 	// remove it.
@@ -328,17 +331,22 @@ func (c *Controller) follow(now time.Duration, want *dxpuv1.DesiredBinding, seen
 		if want.Replugs > c.replugs {
 			return c.replug(want)
 		}
-		return nil
+		return c.lookAgain(now, ejectedInterval)
 	}
 	c.replugs = want.Replugs // the device is there
 	if c.connected = seen.Connected; c.connected {
 		c.strays, c.refusals, c.look = 0, 0, now // the end of the connection calls for a look at once
 		return nil
 	}
+	return c.lookAgain(now, lookInterval)
+}
+
+// lookAgain looks at the guest if that is due, and sets the time of the next look.
+func (c *Controller) lookAgain(now, interval time.Duration) []Action {
 	if now < c.look {
 		return nil
 	}
-	c.phase, c.look = looking, now+lookInterval
+	c.phase, c.look = looking, now+interval
 	return []Action{{Verb: Look}}
 }
 
@@ -346,6 +354,7 @@ func (c *Controller) follow(now time.Duration, want *dxpuv1.DesiredBinding, seen
 func (c *Controller) looked(want *dxpuv1.DesiredBinding, seen Seen) []Action {
 	c.phase = attached
 	switch {
+	case c.ejected && seen.Guest != Restarted: // it is as it was
 	case seen.Guest == Silent: // the VM is gone, or will answer later
 		return []Action{{Verb: Note, Detail: "the VM does not answer: " + seen.Detail}}
 	case seen.Guest == Present: // the connection broke
@@ -434,7 +443,7 @@ func (c *Controller) Wake() time.Duration {
 	case pausing:
 		return c.retry
 	case attached:
-		if !c.ejected && !c.connected {
+		if c.ejected || !c.connected {
 			return c.look
 		}
 	}
