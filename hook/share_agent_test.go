@@ -106,6 +106,7 @@ type scripted struct {
 	mute      bool // leave ALLOCATE without an answer
 	packets   bool // it has given credit: packets may have several messages
 	dead      bool // the page changes no more
+	late      bool // leave HELLO without an answer
 }
 
 func newScripted(t testing.TB, limit uint64) *scripted {
@@ -240,9 +241,8 @@ func (a *scripted) handle(c *net.UnixConn, m message) {
 	defer a.changed.Broadcast()
 	switch m.kind {
 	case hello:
-		_, _, err := c.WriteMsgUnix(message{kind: welcome, id: 1, arg: [5]uint64{1}}.encode(), unix.UnixRights(int(a.file.Fd())), nil)
-		if err != nil && !errors.Is(err, net.ErrClosed) {
-			a.t.Error(err)
+		if !a.late {
+			a.welcome(c)
 		}
 	case allocate:
 		a.lastAsked = m.gpu
@@ -274,6 +274,14 @@ func (a *scripted) handle(c *net.UnixConn, m message) {
 		}
 	}
 	a.log = append(a.log, m)
+}
+
+// welcome answers HELLO, with the agent's lock held.
+func (a *scripted) welcome(c *net.UnixConn) {
+	_, _, err := c.WriteMsgUnix(message{kind: welcome, id: 1, arg: [5]uint64{1}}.encode(), unix.UnixRights(int(a.file.Fd())), nil)
+	if err != nil && !errors.Is(err, net.ErrClosed) {
+		a.t.Error(err)
+	}
 }
 
 func (a *scripted) hold(c *net.UnixConn, bytes uint64) {

@@ -210,6 +210,28 @@ func TestShareAgentDies(t *testing.T) {
 	}
 }
 
+// Memory that a process frees and takes again without an agent is told to the next one as it
+// is then: an account of what went on meanwhile could be above the limit.
+func TestShareTakesAgainAlone(t *testing.T) {
+	x := newSharing(t, 1000)
+	a := x.agent
+	p := x.start(t)
+	p.do(success, "init")
+	p.do(success, "take cuMemAlloc_v2 600 0")
+	a.stop()
+	p.do(success, "take cuMemAlloc_v2 100 1") // it notices
+	for range 3 {
+		p.do(success, "drop 0")
+		p.do(success, "take cuMemAlloc_v2 600 0")
+	}
+	a.listen()
+	a.await("HOLDS", func() bool { return a.count(holds) == 2 })
+	if m := a.last(holds); m.bytes != 700 {
+		t.Errorf("the process tells %d bytes, it has 700", m.bytes)
+	}
+	p.end()
+}
+
 // An answer that was lost with the connection is asked for again, and counts once.
 func TestShareLostAnswer(t *testing.T) {
 	x := newSharing(t, 1000)

@@ -28,8 +28,6 @@ const struct share_page *dxpu_share_page;
 atomic_uint dxpu_share_hold;
 unsigned dxpu_share_connection;
 bool dxpu_share_told_contexts;
-/* Held for microseconds: a thread that launches spins before it sleeps. */
-pthread_mutex_t dxpu_share_mu = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP;
 bool dxpu_share_looks;
 
 /* A thread of the program that waits for an answer. */
@@ -41,7 +39,7 @@ struct request {
 	struct request *next;
 };
 
-/* All guarded by dxpu_share_mu. */
+/* All guarded by the lock. */
 static enum { DOWN, GREETING, UP } connection;
 static int fd = -1, waker = -1;
 static uint64_t last_id, pools_seen, pause_ms, retry_at;
@@ -69,7 +67,7 @@ void dxpu_share_wait_locked(void)
 {
 	if (nwaiting++ == 0)
 		dxpu_share_wake();
-	pthread_cond_wait(&changed, &dxpu_share_mu);
+	dxpu_share_await_locked(&changed);
 	nwaiting--;
 }
 
@@ -176,7 +174,7 @@ uint32_t dxpu_share_ask_locked(struct share_message *m)
 	if (connection != UP)
 		r.lost = true;
 	while (!r.answer && !r.lost)
-		pthread_cond_wait(&r.cond, &dxpu_share_mu);
+		dxpu_share_await_locked(&r.cond);
 	unlink_locked(&r);
 	pthread_cond_destroy(&r.cond);
 	return r.answer;
@@ -313,7 +311,7 @@ static bool sleep_until_something(bool flights)
 	int n;
 
 	dxpu_share_looks = flights;
-	pthread_mutex_unlock(&dxpu_share_mu);
+	dxpu_share_unlock();
 	n = ppoll(p, 2, &t, NULL);
 	if (n > 0 && p[1].revents)
 		(void)!read(waker, &count, sizeof count);
@@ -322,7 +320,7 @@ static bool sleep_until_something(bool flights)
 		dxpu_share_graphs_settle();
 		pools_seen = dxpu_now();
 	}
-	pthread_mutex_lock(&dxpu_share_mu);
+	dxpu_share_lock();
 	return n < 0 || p[0].revents;
 }
 
@@ -338,7 +336,7 @@ static void *serve(void *arg)
 		(void)exchange(&mode);
 	(void)prctl(PR_SET_TIMERSLACK, TIMER_SLACK); /* of this thread: POLL_FLIGHTS is as long as the default */
 	dxpu_depth++;
-	pthread_mutex_lock(&dxpu_share_mu);
+	dxpu_share_lock();
 	while (!stopping) {
 		bool flights = dxpu_share_poll_locked();
 
@@ -356,7 +354,7 @@ static void *serve(void *arg)
 		if (!stopping)
 			readable = sleep_until_something(flights);
 	}
-	pthread_mutex_unlock(&dxpu_share_mu);
+	dxpu_share_unlock();
 	return NULL;
 }
 
@@ -394,7 +392,7 @@ static CUresult first_connection_locked(void)
 		struct share_message m;
 		int page_fd, n;
 
-		if (now >= until || poll(&p, 1, (int)((until - now) / 1000000) + 1) < 0)
+		if (now >= until || (poll(&p, 1, (int)((until - now) / 1000000) + 1) < 0 && errno != EINTR))
 			break;
 		if ((n = dxpu_share_receive(fd, &m, &page_fd)) == 0)
 			continue;
@@ -420,7 +418,7 @@ CUresult dxpu_share_activate(void)
 {
 	CUresult r = CUDA_SUCCESS;
 
-	pthread_mutex_lock(&dxpu_share_mu);
+	dxpu_share_lock();
 	if (atomic_load(&dxpu_share_state) == SHARE_OFF) {
 		r = first_connection_locked();
 		if (r == CUDA_SUCCESS) {
@@ -434,7 +432,7 @@ CUresult dxpu_share_activate(void)
 			}
 		}
 	}
-	pthread_mutex_unlock(&dxpu_share_mu);
+	dxpu_share_unlock();
 	return r;
 }
 
@@ -446,14 +444,16 @@ void dxpu_share_exit(void)
 	if (atomic_load(&dxpu_share_state) != SHARE_ON)
 		return;
 	atomic_store(&dxpu_share_state, SHARE_OVER);
-	pthread_mutex_lock(&dxpu_share_mu);
+	if (dxpu_share_has_lock()) /* a handler of a signal ends the process; the library's thread waits for the lock */
+		return;
+	dxpu_share_lock();
 	stopping = true;
 	dxpu_share_tell_locked(&m);
 	/* No answer is received any more, and a later handler of exit may join a thread that waits for one. */
 	connection = DOWN;
 	forget_requests_locked();
 	dxpu_share_changed_locked();
-	pthread_mutex_unlock(&dxpu_share_mu);
+	dxpu_share_unlock();
 	dxpu_share_wake();
 	pthread_join(thread, NULL);
 }
@@ -464,7 +464,7 @@ void dxpu_share_exit(void)
  */
 void dxpu_share_in_child(void)
 {
-	pthread_mutex_init(&dxpu_share_mu, NULL);
+	dxpu_share_lock_forget();
 	pthread_cond_init(&changed, NULL);
 	if (fd >= 0)
 		close(fd);

@@ -74,6 +74,20 @@ _Static_assert(sizeof(struct share_page) == SHARE_PAGE && offsetof(struct share_
 		       offsetof(struct share_page, agent) == 40 && offsetof(struct share_page, gpus) == 48 && offsetof(struct share_page, gpu) == 64,
 	       "page");
 
+/* ---- share_lock.c ---- */
+
+/*
+ * Guards the connection, the ledger's totals and the launches in flight. A thread that has
+ * the lock is not cancelled, also while it waits for an answer or a change.
+ */
+void dxpu_share_lock(void);
+void dxpu_share_unlock(void);
+void dxpu_share_await_locked(pthread_cond_t *c);
+
+/* Whether this thread has the lock: a handler of a signal may ask. */
+bool dxpu_share_has_lock(void);
+void dxpu_share_lock_forget(void);
+
 /* ---- share.c: the process and its connection ---- */
 
 enum share_state { SHARE_OFF, SHARE_ON, SHARE_OVER };
@@ -87,9 +101,6 @@ extern const struct share_page *dxpu_share_page;
 enum { HOLD_AGENT = 1, HOLD_END = 2 };
 extern atomic_uint dxpu_share_hold;
 
-/* Guards the connection, the ledger's totals and the launches in flight. */
-extern pthread_mutex_t dxpu_share_mu;
-
 /*
  * Connects to the agent after cuInit. Returns CUDA_SUCCESS, or the result that cuInit
  * returns without an agent.
@@ -99,7 +110,7 @@ void dxpu_share_exit(void);
 void dxpu_share_in_child(void);
 
 /* Whether the agent of the connection knows CONTEXT. */
-extern bool dxpu_share_told_contexts; /* guarded by dxpu_share_mu */
+extern bool dxpu_share_told_contexts; /* guarded by the lock */
 
 /* Counts the connections; an answer is worth nothing on a later one. */
 extern unsigned dxpu_share_connection;
@@ -108,7 +119,7 @@ extern unsigned dxpu_share_connection;
 bool dxpu_share_up_locked(void);
 
 /*
- * Sends a request and waits for its answer, with dxpu_share_mu released. Returns GRANTED,
+ * Sends a request and waits for its answer, with the lock released. Returns GRANTED,
  * REFUSED or PERMIT, or 0 if the connection was lost. It chooses the ID.
  */
 uint32_t dxpu_share_ask_locked(struct share_message *m);
@@ -131,7 +142,7 @@ uint64_t dxpu_share_id_locked(void);
 void dxpu_share_wake(void);
 
 /* Whether the library's thread looks at the launches in flight soon, without being woken. */
-extern bool dxpu_share_looks; /* guarded by dxpu_share_mu */
+extern bool dxpu_share_looks; /* guarded by the lock */
 void dxpu_share_changed_locked(void);
 void dxpu_share_wait_locked(void);
 

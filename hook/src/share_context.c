@@ -191,13 +191,13 @@ static CUresult end_context(CUcontext c, CUresult (*end)(uintptr_t), uintptr_t a
 	pthread_mutex_lock(&lock);
 	if (c)
 		list = dxpu_share_detach(in_context, c);
-	pthread_mutex_lock(&dxpu_share_mu);
+	dxpu_share_lock();
 	r = end(arg);
 	if (r == CUDA_SUCCESS && c) {
 		dxpu_share_flights_forget_locked(c);
 		forget_locked(c);
 	}
-	pthread_mutex_unlock(&dxpu_share_mu);
+	dxpu_share_unlock();
 	pthread_mutex_unlock(&lock);
 	/* Without the lock: another thread may have the pools and wait for the agent. */
 	dxpu_share_settle(list, r == CUDA_SUCCESS);
@@ -239,11 +239,11 @@ SHARE(cuGreenCtxDestroy, void *green)
 	if (!dxpu_share_is_on() || !context_of || context_of(&c, green) != CUDA_SUCCESS || !c)
 		return BEHIND(cuGreenCtxDestroy)(green);
 	list = dxpu_share_detach(in_context, c);
-	pthread_mutex_lock(&dxpu_share_mu);
+	dxpu_share_lock();
 	r = BEHIND(cuGreenCtxDestroy)(green);
 	if (r == CUDA_SUCCESS)
 		dxpu_share_flights_forget_locked(c);
-	pthread_mutex_unlock(&dxpu_share_mu);
+	dxpu_share_unlock();
 	for (struct owner *o = list; r == CUDA_SUCCESS && o; o = o->next)
 		o->context = NULL;
 	dxpu_share_settle(list, false);
@@ -272,13 +272,13 @@ static CUresult release(CUdevice d, CUresult (*driver)(CUdevice))
 	CUresult r;
 
 	pthread_mutex_lock(&lock);
-	pthread_mutex_lock(&dxpu_share_mu);
+	dxpu_share_lock();
 	r = driver(d);
 	if (r != CUDA_SUCCESS || !state || state(d, &flags, &active) != CUDA_SUCCESS)
 		active = 1;
 	if (!active && primary[d])
 		dxpu_share_flights_forget_locked(primary[d]);
-	pthread_mutex_unlock(&dxpu_share_mu);
+	dxpu_share_unlock();
 	if (!active && primary[d]) {
 		list = dxpu_share_detach(in_context, primary[d]);
 		primary[d] = NULL;

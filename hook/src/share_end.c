@@ -19,7 +19,7 @@
 /* A launch that passed an open gate before the hold reaches the driver in this time. */
 #define PASS_NS 1000000
 
-/* Guarded by dxpu_share_mu. */
+/* Guarded by dxpu_share_lock. */
 static enum { LIVING, ASKED, SIGNALLED, ENDED } step;
 static uint64_t deadline;
 
@@ -36,10 +36,10 @@ static void hold_and_synchronize_locked(void)
 	struct timespec pass = {.tv_nsec = PASS_NS};
 
 	atomic_fetch_or(&dxpu_share_hold, HOLD_END);
-	pthread_mutex_unlock(&dxpu_share_mu);
+	dxpu_share_unlock();
 	nanosleep(&pass, NULL);
 	dxpu_share_synchronize();
-	pthread_mutex_lock(&dxpu_share_mu);
+	dxpu_share_lock();
 	(void)dxpu_share_poll_locked();
 	dxpu_share_flights_flush_locked();
 }

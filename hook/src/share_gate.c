@@ -15,7 +15,7 @@ enum { FLIGHTS = 1024, SPARE = 256, BUSY_STREAMS = 8 };
 #define LOOK 50000     /* ns for which a launch looks for room itself */
 #define RECENT 1000000 /* ns after a launch in which others are likely */
 
-/* Guarded by dxpu_share_mu. */
+/* Guarded by dxpu_share_lock. */
 static struct share_launch flights[FLIGHTS];
 static struct share_message untold[FLIGHTS]; /* DONE that did not fit into the socket */
 static unsigned nflights, nuntold;
@@ -306,9 +306,9 @@ static void wait_room_locked(uint64_t *until)
 		dxpu_share_wait_locked();
 		return;
 	}
-	pthread_mutex_unlock(&dxpu_share_mu);
+	dxpu_share_unlock();
 	sched_yield();
-	pthread_mutex_lock(&dxpu_share_mu);
+	dxpu_share_lock();
 	poll_here_locked();
 }
 
@@ -364,14 +364,14 @@ static CUresult begin_in_context(struct share_launch *l, const struct share_work
 	m.gpu = (uint32_t)l->gpu;
 	m.arg[3] = name_hash(w->function);
 	l->context = dxpu_share_context();
-	pthread_mutex_lock(&dxpu_share_mu);
+	dxpu_share_lock();
 	permit = wait_permit_locked(&m, &l->connection);
 	l->id = m.id;
 	if (permit) {
 		l->start = spare_locked(l->context);
 		l->end = spare_locked(l->context);
 	}
-	pthread_mutex_unlock(&dxpu_share_mu);
+	dxpu_share_unlock();
 	if (!permit) {
 		l->gpu = -1;
 		return CUDA_SUCCESS;
@@ -404,7 +404,7 @@ void dxpu_share_follow(struct share_launch *l, CUresult result)
 	bool recorded = result == CUDA_SUCCESS && l->end &&
 			REAL(CUresult(*)(CUevent, CUstream), cuEventRecord)(l->end, l->stream) == CUDA_SUCCESS;
 
-	pthread_mutex_lock(&dxpu_share_mu);
+	dxpu_share_lock();
 	if (recorded) {
 		flights[nflights++] = *l;
 		last_launch = dxpu_now();
@@ -415,7 +415,7 @@ void dxpu_share_follow(struct share_launch *l, CUresult result)
 	} else {
 		done_locked(l, 0);
 	}
-	pthread_mutex_unlock(&dxpu_share_mu);
+	dxpu_share_unlock();
 }
 
 /* ---- the gates of gate.h ---- */
@@ -440,10 +440,10 @@ void dxpu_share_before_copy(void)
 
 	if (!dxpu_share_is_on() || !any_held() || (gpu = dxpu_share_current()) < 0)
 		return;
-	pthread_mutex_lock(&dxpu_share_mu);
+	dxpu_share_lock();
 	while (wait_hold_locked() && gate_of(gpu) >= SHARE_HELD && dxpu_share_up_locked())
 		dxpu_share_wait_locked();
-	pthread_mutex_unlock(&dxpu_share_mu);
+	dxpu_share_unlock();
 }
 
 /* A burst of launches ends where the program waits for them. */
@@ -455,7 +455,7 @@ void dxpu_share_before_wait(void)
 	if (!dxpu_share_is_on() || !atomic_exchange_explicit(&burst, false, memory_order_relaxed) || (gpu = dxpu_share_current()) < 0)
 		return;
 	m.gpu = (uint32_t)gpu;
-	pthread_mutex_lock(&dxpu_share_mu);
+	dxpu_share_lock();
 	(void)dxpu_share_tell_locked(&m);
-	pthread_mutex_unlock(&dxpu_share_mu);
+	dxpu_share_unlock();
 }

@@ -9,7 +9,7 @@
 
 enum { BUCKETS = 4096 };
 
-/* Guarded by dxpu_share_mu. */
+/* Guarded by dxpu_share_lock. */
 static struct account {
 	uint64_t held;   /* by this process */
 	uint64_t most;   /* without an agent: that this process may hold */
@@ -52,12 +52,12 @@ static void send_context_locked(int gpu)
 
 void dxpu_share_opens(int gpu)
 {
-	pthread_mutex_lock(&dxpu_share_mu);
+	dxpu_share_lock();
 	if (!accounts[gpu].opened) {
 		accounts[gpu].opened = accounts[gpu].untold = true;
 		send_context_locked(gpu);
 	}
-	pthread_mutex_unlock(&dxpu_share_mu);
+	dxpu_share_unlock();
 }
 
 void dxpu_share_flush_locked(void)
@@ -71,8 +71,9 @@ void dxpu_share_flush_locked(void)
 void dxpu_share_restate_locked(void)
 {
 	for (uint32_t i = 0; i < dxpu_share_page->gpus; i++) {
-		struct share_message m = {.type = SHARE_HOLDS, .gpu = i, .bytes = accounts[i].held + accounts[i].owed, .arg = {accounts[i].most}};
+		struct share_message m = {.type = SHARE_HOLDS, .gpu = i, .bytes = accounts[i].held, .arg = {accounts[i].most}};
 
+		accounts[i].owed = 0; /* it is in no account of this agent */
 		(void)dxpu_share_tell_locked(&m);
 	}
 	for (int i = 0; i < SHARE_GPUS; i++)
@@ -99,7 +100,7 @@ CUresult dxpu_share_take(int gpu, uint64_t bytes)
 
 	if (gpu < 0 || bytes > SHARE_MOST)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	pthread_mutex_lock(&dxpu_share_mu);
+	dxpu_share_lock();
 	while (!granted) {
 		uint32_t answer;
 
@@ -117,7 +118,7 @@ CUresult dxpu_share_take(int gpu, uint64_t bytes)
 		if (answer == SHARE_REFUSED)
 			break;
 	}
-	pthread_mutex_unlock(&dxpu_share_mu);
+	dxpu_share_unlock();
 	return granted ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -125,12 +126,12 @@ void dxpu_share_give(int gpu, uint64_t bytes)
 {
 	if (gpu < 0 || bytes == 0)
 		return;
-	pthread_mutex_lock(&dxpu_share_mu);
+	dxpu_share_lock();
 	bytes = bytes < accounts[gpu].held ? bytes : accounts[gpu].held;
 	accounts[gpu].held -= bytes;
 	accounts[gpu].owed += bytes;
 	send_owed_locked(gpu);
-	pthread_mutex_unlock(&dxpu_share_mu);
+	dxpu_share_unlock();
 }
 
 void dxpu_share_room(int gpu, uint64_t *total, uint64_t *left)
@@ -138,13 +139,13 @@ void dxpu_share_room(int gpu, uint64_t *total, uint64_t *left)
 	const struct account *a = &accounts[gpu];
 	uint64_t used;
 
-	pthread_mutex_lock(&dxpu_share_mu);
+	dxpu_share_lock();
 	*total = atomic_load(&dxpu_share_page->gpu[gpu].limit);
 	used = atomic_load(&dxpu_share_page->gpu[gpu].used);
 	*left = used < *total ? *total - used : 0;
 	if (!dxpu_share_up_locked())
 		*left = a->held < a->most ? a->most - a->held : 0;
-	pthread_mutex_unlock(&dxpu_share_mu);
+	dxpu_share_unlock();
 }
 
 /* ---- owners ---- */

@@ -28,7 +28,7 @@ int dxpu_share_dial(void)
 	return fd;
 }
 
-static uint64_t agent; /* that sent the page; guarded by dxpu_share_mu */
+static uint64_t agent; /* that sent the page; guarded by dxpu_share_lock */
 
 bool dxpu_share_map_page(int page_fd)
 {

@@ -458,6 +458,8 @@ static void run(char *line)
 		r = end_green();
 	else if (strcmp(what, "last") == 0)
 		has_last = pthread_create(&last, NULL, launch_last, NULL) == 0;
+	else if (strcmp(what, "cancel") == 0)
+		r = pthread_cancel(last);
 	else if (strcmp(what, "old") == 0)
 		r = old_forms();
 	else if (strcmp(what, "import") == 0)
@@ -480,6 +482,8 @@ static void run(char *line)
 		a = (size_t)(bench((unsigned)n) * 100);
 	else if (strcmp(what, "catch") == 0)
 		signal(SIGTERM, on_term);
+	else if (strcmp(what, "exits") == 0)
+		signal(SIGTERM, exit);
 	else if (strcmp(what, "caught") == 0)
 		a = (size_t)atomic_load(&interrupted);
 	else

@@ -48,8 +48,11 @@ CUresult scripted(int symbol)
 {
 	unsigned k = atomic_fetch_add(&calls[symbol], 1) + 1;
 	const char *list = getenv("FAKE_GPU_ERRORS");
+	const char *raises = getenv("FAKE_GPU_RAISE");
 	size_t n = strlen(dxpu_names[symbol]);
 
+	if (raises && strcmp(raises, dxpu_names[symbol]) == 0)
+		raise(SIGTERM);
 	while (list && (list = strstr(list, dxpu_names[symbol]))) {
 		unsigned at;
 		int error;

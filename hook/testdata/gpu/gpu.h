@@ -14,6 +14,7 @@
  *   FAKE_GPU_UNFREED=n      n bytes that destroyed graphs allocated are not freed
  *   FAKE_GPU_FREE=1         launches and events do nothing, to measure what the library adds
  *   FAKE_GPU_ERRORS=list    NAME@K=E, separated by spaces: call K of NAME returns E
+ *   FAKE_GPU_RAISE=NAME     each call of NAME raises SIGTERM in its thread
  */
 #ifndef GPU_H
 #define GPU_H
