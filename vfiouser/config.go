@@ -124,6 +124,10 @@ type Handler interface {
 	// DMAMap reports a new mapping, already in the table. An error removes it
 	// and goes to the VMM.
 	DMAMap(c *Conn, m Mapping) error
+	// MapRefused reports memory of the VMM that the device cannot access, and why: a file
+	// that cannot be mapped, a full table, or the error of DMAMap. A guest behind an
+	// emulated IOMMU can cause any number of calls.
+	MapRefused(c *Conn, m Mapping, err error)
 	// DMAUnmap reports a removed mapping: accesses to it have ended.
 	DMAUnmap(c *Conn, m Mapping)
 	// IRQ reports that the VMM has changed the state of interrupt vectors.
@@ -149,6 +153,9 @@ func (NopHandler) Reset(_ *Conn, done func(error)) { done(nil) }
 
 // DMAMap implements Handler.
 func (NopHandler) DMAMap(*Conn, Mapping) error { return nil }
+
+// MapRefused implements Handler.
+func (NopHandler) MapRefused(*Conn, Mapping, error) {}
 
 // DMAUnmap implements Handler.
 func (NopHandler) DMAUnmap(*Conn, Mapping) {}

@@ -107,6 +107,12 @@ var dmaTests = []conformance{
 		if n := len(c.Memory().Mappings()); n != 2 {
 			t.Errorf("%d mappings", n)
 		}
+		f.dev.set(func(d *testDevice) {
+			last := d.refused[len(d.refused)-2:]
+			if !errors.Is(last[0], unix.ENOSPC) || !errors.Is(last[1], unix.EPERM) {
+				t.Errorf("the device was told %v", d.refused)
+			}
+		})
 		p.ok(3, dmaUnmap(0, 1<<63)) // a range that holds a whole map
 	}},
 	{"F_write_needs_a_writable_descriptor", func(t *testing.T) {

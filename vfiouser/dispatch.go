@@ -184,6 +184,7 @@ func (c *Conn) dmaMap(m *message) error {
 			c.mapRefused = true
 			c.cfg.Logger.Warn("the device cannot access some memory of the VMM", "err", err)
 		}
+		c.cfg.Handler.MapRefused(c, req.mapping(fd), err)
 		return err
 	}
 	if fd >= 0 { // not the last reference to the file, which the mapping has

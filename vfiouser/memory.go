@@ -207,10 +207,7 @@ func (m *Memory) findLocked(addr uint64, n int, write, inPlace bool) (int, error
 // add maps the range of the message; fd is -1 without a descriptor, and stays
 // the caller's. The error holds the number for the reply.
 func (m *Memory) add(req DMAMap, fd int) (Mapping, error) {
-	x := &mapped{Mapping: Mapping{
-		Addr: req.Addr, Size: req.Size, Offset: req.Offset, InPlace: fd >= 0,
-		Readable: req.Flags&DMAFlagRead != 0, Writable: req.Flags&DMAFlagWrite != 0,
-	}}
+	x := &mapped{Mapping: req.mapping(fd)}
 	if !x.Readable && !x.Writable {
 		return Mapping{}, fmt.Errorf("vfiouser: dma map: neither readable nor writable: %w", unix.EINVAL)
 	}
@@ -238,6 +235,14 @@ func (m *Memory) add(req DMAMap, fd int) (Mapping, error) {
 	}
 	m.maps = slices.Insert(m.maps, i, x)
 	return x.Mapping, nil
+}
+
+// mapping describes the range of the message; fd is -1 without a descriptor.
+func (req DMAMap) mapping(fd int) Mapping {
+	return Mapping{
+		Addr: req.Addr, Size: req.Size, Offset: req.Offset, InPlace: fd >= 0,
+		Readable: req.Flags&DMAFlagRead != 0, Writable: req.Flags&DMAFlagWrite != 0,
+	}
 }
 
 // inspect checks the file of a mapping. Devices use the memory meanwhile: the list of the

@@ -173,6 +173,7 @@ type testDevice struct {
 	resets   int
 	changes  []IRQChange
 	mapErr   error
+	refused  []error // the reasons of MapRefused
 	onReset  func(done func(error))
 	onAccess func(*Conn, *Access)
 
@@ -222,6 +223,12 @@ func (d *testDevice) DMAMap(*Conn, Mapping) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.mapErr
+}
+
+func (d *testDevice) MapRefused(_ *Conn, _ Mapping, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.refused = append(d.refused, err)
 }
 
 func (d *testDevice) DMAUnmap(*Conn, Mapping) {}

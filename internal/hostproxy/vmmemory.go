@@ -44,19 +44,32 @@ func (f *VM) checkMemory(ctx context.Context, client *qmp.Client) error {
 var errNoDescriptor = errors.New("memory without a descriptor")
 
 // DMAMap refuses memory that the device could write by messages only, unless the
-// operator allows it. It reports the first one of a connection: behind an emulated IOMMU a
-// guest can make any number of mappings, and each report is a call of the manager.
+// operator allows it.
 func (v *vm) DMAMap(_ *vfiouser.Conn, m vfiouser.Mapping) error {
 	if m.InPlace || !m.Writable || v.messageDMA {
 		return nil
 	}
-	if s := v.slot; !v.unshared && !inPCIHole(m) && v.inSlot() {
-		v.unshared = true
-		if s.Status.Note(fmt.Sprintf("the VM does not share its memory at %#x (%d MiB), and the GPU cannot use it: %s", m.Addr, m.Size>>20, remedy), false) {
-			s.host.Changed()
-		}
-	}
 	return fmt.Errorf("%d bytes at %#x: %w: %w", m.Size, m.Addr, errNoDescriptor, unix.EOPNOTSUPP)
+}
+
+// MapRefused reports the first memory of a connection that the device cannot use: it may have
+// been added to the VM since the device was plugged in, and checkMemory knows neither files nor
+// the memory of a VM without QMP. Behind an emulated IOMMU a guest can make any number of
+// mappings, and each report is a call of the manager.
+func (v *vm) MapRefused(_ *vfiouser.Conn, m vfiouser.Mapping, err error) {
+	noDescriptor := errors.Is(err, errNoDescriptor)
+	s := v.slot
+	if v.unshared || !m.Writable || noDescriptor && inPCIHole(m) || errors.Is(err, unix.EEXIST) || !v.inSlot() {
+		return
+	}
+	v.unshared = true
+	why := fmt.Sprintf("the GPU cannot use the VM's memory at %#x (%d MiB): %v", m.Addr, m.Size>>20, err)
+	if noDescriptor {
+		why = fmt.Sprintf("the VM does not share its memory at %#x (%d MiB), and the GPU cannot use it: %s", m.Addr, m.Size>>20, remedy)
+	}
+	if s.Status.Note(why, false) {
+		s.host.Changed()
+	}
 }
 
 // inSlot reports whether the slot has this device: the guest may still have one that was

@@ -3,11 +3,13 @@ package hostproxy_test
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/dxpu-project/dxpu/internal/rawio/rights"
 	"github.com/dxpu-project/dxpu/vfiouser"
 )
 
@@ -83,4 +85,43 @@ func TestMapWithoutDescriptorIsRefused(t *testing.T) {
 	defer file.Close()
 	check(t, errors.Join(os.Remove(file.Name()), file.Truncate(16<<20)))
 	check(t, c.DMAMap(t.Context(), m, file))
+}
+
+// Memory with a descriptor may be of no use, too. QMP does not tell, or has not: it may have
+// been added to the VM later.
+func TestUselessMemoryIsReported(t *testing.T) {
+	const size = 1 << 20
+	private, err := unix.MemfdCreate("private", 0)
+	check(t, err)
+	memory := os.NewFile(uintptr(private), "private")
+	defer memory.Close()
+	check(t, memory.Truncate(size))
+	mapped, err := unix.Mmap(private, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE)
+	check(t, err)
+	defer func() { check(t, unix.Munmap(mapped)) }()
+	disk, err := os.Create(filepath.Join(t.TempDir(), "disk"))
+	check(t, err)
+	defer disk.Close()
+	check(t, disk.Truncate(size))
+	files := map[string]*os.File{"the VMM maps its memory privately: give it share=on": memory}
+	if !rights.IsMemory(int(disk.Fd())) {
+		files["not a file of tmpfs or hugetlbfs: give the VMM a memory-backend-memfd"] = disk
+	}
+	for want, file := range files {
+		t.Run(want, func(t *testing.T) {
+			r := newCluster(t, options{})
+			b := r.attach(0, 0, 0, 0)
+			c, err := vfiouser.Dial(t.Context(), r.hosts[0].vm.Socket(0), vfiouser.ClientConfig{})
+			check(t, err)
+			defer c.Close()
+			m := vfiouser.DMAMap{Flags: vfiouser.DMAFlagRead | vfiouser.DMAFlagWrite, Addr: 0xffe0_0000, Size: size}
+			if err := c.DMAMap(t.Context(), m, file); err == nil {
+				t.Fatal("it is mapped")
+			}
+			r.until("the host says why", func() bool {
+				why := r.atHost(b).GetDetail()
+				return strings.Contains(why, "cannot use the VM's memory at 0xffe00000 (1 MiB)") && strings.Contains(why, want)
+			})
+		})
+	}
 }
