@@ -198,6 +198,9 @@ type call struct {
 	target    string        // created by the transaction, if the request does not name it
 	changes   bool
 	recorded  bool // a transaction has the audit entry
+
+	open  bool  // limits counts it among the open calls of its caller; guarded by limits.mu, as is
+	bytes int64 // the part of its body that has arrived
 }
 
 type callKey struct{}
@@ -208,7 +211,7 @@ func callFrom(ctx context.Context) *call {
 	return c
 }
 
-// admit authenticates a request and returns the context of its call.
+// admit authenticates a request and returns the context of its call, which is open.
 func (m *Manager) admit(r *http.Request) (context.Context, error) {
 	c := &call{request: r, procedure: r.URL.Path, peer: r.RemoteAddr, caller: auth.Identity{Actor: auth.Anonymous}}
 	now := m.cfg.Now()
@@ -230,6 +233,9 @@ func (m *Manager) admit(r *http.Request) (context.Context, error) {
 	if err := m.limited(r.Context(), c, m.limits.admit(c, now)); err != nil {
 		return nil, err
 	}
+	if err := m.limited(r.Context(), c, m.limits.openCall(c)); err != nil {
+		return nil, err
+	}
 	return context.WithValue(auth.With(r.Context(), id), callKey{}, c), nil
 }
 
@@ -249,8 +255,10 @@ func (m *Manager) Protect(next http.Handler) http.Handler {
 		}
 		switch {
 		case err == nil:
-			m.limits.boundBody(w, r, auth.From(ctx).Role != dxpuv1.Role_ROLE_UNSPECIFIED)
-			next.ServeHTTP(w, r.WithContext(ctx))
+			defer m.limits.closeCall(callFrom(ctx))
+			r = r.WithContext(ctx)
+			m.limits.boundBody(w, r, mayCall(r))
+			next.ServeHTTP(w, r)
 		case errs.IsSupported(r):
 			_ = errs.Write(w, r, err) // the caller has gone
 		case connect.CodeOf(err) == connect.CodeResourceExhausted:

@@ -40,6 +40,11 @@ const (
 	// maxStreams is the number of watches that a caller may have open. Each
 	// page of a browser has one, and so has each node.
 	maxStreams = 256
+	// maxCalls is the number of calls that a caller may have open, beside its watches, and
+	// maxBodies bounds their bodies together, in bytes. A call takes memory while its body
+	// arrives, while it waits for its turn, and while its answer is taken.
+	maxCalls  = 256
+	maxBodies = 32 << 20
 	// maxUnauthenticatedBody bounds the body of calls without a credential, in bytes.
 	// An enrolment with its certificate request has less than ten thousand.
 	maxUnauthenticatedBody = 32 << 10
@@ -55,6 +60,13 @@ type limits struct {
 
 	mu      sync.Mutex // guards the fields below
 	streams map[string]int
+	using   map[string]*use
+}
+
+// use is what the open calls of a caller use.
+type use struct {
+	calls int
+	bytes int64 // of their bodies
 }
 
 func newLimits(people float64, open Open) *limits {
@@ -67,7 +79,7 @@ func newLimits(people float64, open Open) *limits {
 	return &limits{
 		open: open, people: newLimiters(people, maxLimiters), networks: newLimiters(openRateFactor*people, maxLimiters),
 		nodes:           newLimiters(nodeCallRate, maxLimiters),
-		unauthenticated: newLimiters(unauthenticatedRate, maxLimiters), body: bodyTimeout, streams: map[string]int{},
+		unauthenticated: newLimiters(unauthenticatedRate, maxLimiters), body: bodyTimeout, streams: map[string]int{}, using: map[string]*use{},
 	}
 }
 
@@ -218,22 +230,28 @@ func (l *limits) countUnauthenticated(c *call, now time.Time) error {
 	return nil
 }
 
-// openStream counts a stream that opens; the caller must call leave when the
-// stream ends.
+// key identifies the caller of a call that counts: callers without a credential by their network.
+func (c *call) key() string {
+	if c.caller.Actor == auth.Anonymous {
+		return network(c.peer)
+	}
+	return c.caller.Actor
+}
+
+// openStream counts a stream that opens, in the place of its call; the caller must call
+// leave when the stream ends.
 func (l *limits) openStream(c *call) (leave func(), err error) {
 	if l.isLocal(c) {
 		return func() {}, nil
 	}
-	key := c.caller.Actor
-	if key == auth.Anonymous {
-		key = network(c.peer)
-	}
+	key := c.key()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.streams[key] >= maxStreams {
 		return nil, errorf(connect.CodeResourceExhausted, "%s has %d watches open, which is the limit: close some", key, maxStreams)
 	}
 	l.streams[key]++
+	l.closeLocked(c)
 	return func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -243,17 +261,95 @@ func (l *limits) openStream(c *call) (leave func(), err error) {
 	}, nil
 }
 
+// openCall counts a call that opens; closeCall must follow.
+func (l *limits) openCall(c *call) error {
+	if l.isLocal(c) {
+		return nil
+	}
+	key := c.key()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	u := l.using[key]
+	if u == nil {
+		u = &use{}
+		l.using[key] = u
+	}
+	if u.calls >= maxCalls {
+		return errorf(connect.CodeResourceExhausted, "%s has %d calls open, which is the limit: wait for their answers", key, maxCalls)
+	}
+	u.calls++
+	c.open = true
+	return nil
+}
+
+// closeCall ends a call: it has been answered. More calls for the same call do nothing.
+func (l *limits) closeCall(c *call) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closeLocked(c)
+}
+
+func (l *limits) closeLocked(c *call) {
+	if !c.open {
+		return
+	}
+	key := c.key()
+	u := l.using[key]
+	u.calls--
+	u.bytes -= c.bytes
+	c.open, c.bytes = false, 0
+	if u.calls == 0 {
+		delete(l.using, key)
+	}
+}
+
+// takeBytes counts bytes of the body of an open call.
+func (l *limits) takeBytes(c *call, n int) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !c.open {
+		return nil
+	}
+	u := l.using[c.key()]
+	if u.bytes+int64(n) > maxBodies {
+		return errorf(connect.CodeResourceExhausted, "the open calls of %s have %d bytes, which is the limit: wait for their answers", c.key(), maxBodies)
+	}
+	u.bytes += int64(n)
+	c.bytes += int64(n)
+	return nil
+}
+
 // boundBody bounds the size of a call's body and the time in which it must arrive. The
 // server resets the deadline with the next request of the connection.
 func (l *limits) boundBody(w http.ResponseWriter, r *http.Request, known bool) {
 	if !known {
 		r.Body = http.MaxBytesReader(w, r.Body, maxUnauthenticatedBody)
 	}
+	if c := callFrom(r.Context()); c != nil {
+		r.Body = &countedBody{r.Body, l, c}
+	}
 	c := http.NewResponseController(w)
 	if c.SetReadDeadline(time.Now().Add(l.body)) != nil {
 		return // the call comes from within the process
 	}
 	r.Body = &timedBody{r.Body, c}
+}
+
+// countedBody counts the bytes of the body of a call.
+type countedBody struct {
+	io.ReadCloser
+	l *limits
+	c *call
+}
+
+func (b *countedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if n > 0 {
+		if full := b.l.takeBytes(b.c, n); full != nil {
+			return 0, full
+		}
+	}
+	return n, err
 }
 
 // timedBody removes the read deadline once the body is read, so that a watch

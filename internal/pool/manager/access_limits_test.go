@@ -3,6 +3,7 @@ package manager
 import (
 	"bufio"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -14,6 +15,8 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+
+	"github.com/dxpu-project/dxpu/internal/pool/auth"
 )
 
 const (
@@ -188,6 +191,88 @@ func TestStreamsAreBounded(t *testing.T) {
 	leave()
 	if _, err := l.openStream(c); err != nil {
 		t.Errorf("after one has ended: %v", err)
+	}
+}
+
+// A caller has a bounded number of calls open, whose bodies have a bounded size together.
+// Its watches count apart, and other callers are not concerned.
+func TestOpenCallsAreBounded(t *testing.T) {
+	l := newLimits(0, OpenNever)
+	open := func(actor, peer string) (*call, error) {
+		c := &call{peer: peer}
+		c.caller.Actor = actor
+		return c, l.openCall(c)
+	}
+	var calls []*call
+	for range maxCalls {
+		c, err := open("t-1", "192.0.2.7:1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		calls = append(calls, c)
+	}
+	full := func() bool {
+		c, err := open("t-1", "192.0.2.7:1")
+		l.closeCall(c)
+		return connect.CodeOf(err) == connect.CodeResourceExhausted
+	}
+	if !full() {
+		t.Error("one more call was let in")
+	}
+	if c, err := open("t-2", "192.0.2.7:1"); err != nil || l.takeBytes(c, 1) != nil {
+		t.Errorf("another caller: %v", err)
+	}
+	if _, err := l.openStream(calls[0]); err != nil {
+		t.Fatal(err)
+	}
+	l.closeCall(calls[0]) // counts no longer: it is a watch
+	c, err := open("t-1", "192.0.2.7:1")
+	if err != nil {
+		t.Fatalf("when a call has become a watch: %v", err)
+	}
+	if !full() {
+		t.Error("a watch that ended made room twice")
+	}
+	// The bodies of all calls count together.
+	half := maxBodies / 2
+	if err := errors.Join(l.takeBytes(c, half), l.takeBytes(calls[1], half)); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.takeBytes(calls[2], 1); connect.CodeOf(err) != connect.CodeResourceExhausted {
+		t.Errorf("one byte more: %v", err)
+	}
+	l.closeCall(c)
+	if err := l.takeBytes(calls[2], half); err != nil {
+		t.Errorf("after one has ended: %v", err)
+	}
+	for _, c := range calls {
+		l.closeCall(c)
+	}
+	// Callers without a credential are told apart by their network.
+	for range maxCalls {
+		if _, err := open(auth.Anonymous, "192.0.2.9:1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := open(auth.Anonymous, "192.0.2.9:2"); err == nil {
+		t.Error("one more from the same address was let in")
+	}
+	if _, err := open(auth.Anonymous, "192.0.2.10:1"); err != nil {
+		t.Error(err)
+	}
+}
+
+// Calls that have been answered leave nothing behind, whatever became of them.
+func TestCallsAreClosed(t *testing.T) {
+	w := newAccessWorld(t)
+	for procedure, c := range accessCalls {
+		for caller := range w.secrets {
+			callJSON(w.handler, "/dxpu.v1."+procedure, w.secrets[caller], "192.0.2.7:1", []byte(w.fill(c.request, caller, w.own)))
+			callJSON(w.handler, "/dxpu.v1."+procedure, w.secrets[caller], "192.0.2.7:1", []byte("{"))
+		}
+	}
+	if len(w.m.limits.using) > 0 || len(w.m.limits.streams) > 0 {
+		t.Errorf("there remain %v, %v", w.m.limits.using, w.m.limits.streams)
 	}
 }
 

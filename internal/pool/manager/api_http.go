@@ -10,12 +10,11 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"google.golang.org/protobuf/encoding/protojson"
-	"google.golang.org/protobuf/proto"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
 	"github.com/dxpu-project/dxpu/client"
+	"github.com/dxpu-project/dxpu/internal/pool/auth"
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
@@ -31,19 +30,47 @@ const minCompress = 4 << 10
 func (m *Manager) Handler() http.Handler {
 	mux := http.NewServeMux()
 	// Calls of nodes and calls of persons have a gate each.
-	options := func() connect.HandlerOption {
-		return connect.WithHandlerOptions(connect.WithReadMaxBytes(maxRequest), connect.WithCompressMinBytes(minCompress), strictCodecs(),
-			connect.WithInterceptors(callMeter{m.metrics}, leaderOnly{m}, newGate(gateWidth), &guard{m}))
+	options := func(g *gate, largest int) connect.HandlerOption {
+		return connect.WithHandlerOptions(connect.WithReadMaxBytes(largest), connect.WithCompressMinBytes(minCompress), strictCodecs(),
+			connect.WithInterceptors(callMeter{m.metrics}, leaderOnly{m}, g, &guard{m}))
 	}
-	path, pool := dxpuv1connect.NewPoolServiceHandler(&poolService{m: m}, connect.WithInterceptors(tracing()), options())
-	mux.Handle(path, m.Protect(explainRefusals(uncached(pool))))
-	path, node := dxpuv1connect.NewNodeServiceHandler(&nodeService{m: m}, options())
-	mux.Handle(path, m.Protect(explainRefusals(node)))
+	persons, nodes := newGate(gateWidth), newGate(gateWidth)
+	pool := func(largest int) (string, http.Handler) {
+		return dxpuv1connect.NewPoolServiceHandler(&poolService{m: m}, connect.WithInterceptors(tracing()), options(persons, largest))
+	}
+	node := func(largest int) (string, http.Handler) {
+		return dxpuv1connect.NewNodeServiceHandler(&nodeService{m: m}, options(nodes, largest))
+	}
+	path, calls := bounded(pool)
+	mux.Handle(path, m.Protect(explainRefusals(uncached(calls))))
+	path, calls = bounded(node)
+	mux.Handle(path, m.Protect(explainRefusals(calls)))
 	m.describe(mux)
 	mux.HandleFunc("GET /healthz", m.healthz)
 	mux.HandleFunc("GET /readyz", m.readyz)
 	mux.HandleFunc("GET /metrics", m.serveMetrics)
 	return mux
+}
+
+// bounded makes a service that reads larger requests of callers that may make the call than
+// of all others: those are read only to be refused, and for the audit log.
+func bounded(service func(largest int) (string, http.Handler)) (path string, h http.Handler) {
+	path, large := service(maxRequest)
+	_, small := service(maxUnauthenticatedBody)
+	return path, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if mayCall(r) {
+			large.ServeHTTP(w, r)
+		} else {
+			small.ServeHTTP(w, r)
+		}
+	})
+}
+
+// mayCall reports whether the caller of an admitted request has a credential with a role that may make the call.
+func mayCall(r *http.Request) bool {
+	role := auth.From(r.Context()).Role
+	rule, _ := auth.Lookup(r.URL.Path)
+	return role != dxpuv1.Role_ROLE_UNSPECIFIED && rule.For(role) != auth.Deny
 }
 
 // uncached keeps caches between a caller and the manager from answering a call: a read
@@ -91,51 +118,6 @@ func (m *Manager) unready() string {
 	}
 	return ""
 }
-
-// strictJSON decodes requests of people and scripts. It refuses unknown fields
-// instead of ignoring them. Programs that must work with managers of other
-// versions send protobuf.
-type strictJSON struct{ name string }
-
-func (c strictJSON) Name() string { return c.name }
-
-// strictCodecs replaces connect's own JSON codec.
-func strictCodecs() connect.HandlerOption {
-	return connect.WithHandlerOptions(connect.WithCodec(strictJSON{"json"}), connect.WithCodec(strictJSON{"json; charset=utf-8"}))
-}
-
-var errNoMessage = errors.New("manager: not a message of the API")
-
-func (strictJSON) Marshal(v any) ([]byte, error) {
-	m, ok := v.(proto.Message)
-	if !ok {
-		return nil, errNoMessage
-	}
-	return protojson.Marshal(m)
-}
-
-func (strictJSON) Unmarshal(raw []byte, v any) error {
-	m, ok := v.(proto.Message)
-	if !ok {
-		return errNoMessage
-	}
-	if len(raw) == 0 {
-		return errors.New(`no JSON: send {} for a request without fields`)
-	}
-	err := protojson.UnmarshalOptions{RecursionLimit: maxJSONDepth}.Unmarshal(raw, m)
-	switch {
-	case err == nil:
-		return nil
-	case strings.Contains(err.Error(), "unknown field"):
-		return fmt.Errorf("%w; the fields are those of %s in api/dxpu/v1", err, m.ProtoReflect().Descriptor().Name())
-	case strings.Contains(err.Error(), "google.protobuf.Duration"):
-		return fmt.Errorf(`%w; write a duration like "90s"`, err)
-	}
-	return err
-}
-
-// maxJSONDepth bounds the nesting of a request; the API needs eight levels.
-const maxJSONDepth = 32
 
 // errorf returns an error of the API with a code.
 func errorf(code connect.Code, format string, args ...any) error {
