@@ -121,6 +121,8 @@ func (s *slot) do(ctx context.Context, a controller.Action, desired *dxpuv1.Desi
 		return s.replug(ctx)
 	case controller.Eject:
 		s.eject()
+	case controller.Return:
+		s.returned("the device is plugged in again by hand")
 	case controller.Unplug:
 		s.unplug(ctx, a.Timeout)
 	case controller.Close:

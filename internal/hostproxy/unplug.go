@@ -225,12 +225,17 @@ func (s *slot) replug(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	s.returned("the device is plugged in again")
+	return nil
+}
+
+// returned reports that the VM has the device again that its guest had removed.
+func (s *slot) returned(how string) {
 	s.guest.ejected.Store(false)
 	s.Status.Note("", false)
-	s.host.log.Info("the device is plugged in again", "slot", s.index)
+	s.host.log.Info(how, "slot", s.index)
 	s.Status.Step("replugged")
 	s.host.Changed()
-	return nil
 }
 
 // connected reports whether QEMU is connected to the device.
@@ -257,6 +262,10 @@ func (p *pluggedVM) look(ctx context.Context) (guest controller.Guest, detail st
 	case err != nil:
 		return controller.Silent, err.Error()
 	case here:
+		if !p.added && p.connected() {
+			p.added, p.qemu = true, p.front.pid(client)
+			p.blockMigration(ctx, client)
+		}
 		return controller.Present, ""
 	case p.front.pid(client) != p.qemu:
 		return controller.Restarted, ""

@@ -282,6 +282,27 @@ func TestVMStartsAgainAfterEject(t *testing.T) {
 	r.detach(b)
 }
 
+// An operator plugs a device in by hand that the guest had removed: it is one like any other,
+// and at its end the guest is asked for it.
+func TestPluggedInByHand(t *testing.T) {
+	q := newFakeQEMU(t)
+	r := newCluster(t, options{qmp: q.path})
+	b := r.attach(0, 0, 0, 0)
+	q.eject(firstDevice)
+	r.until("the guest has removed it", func() bool { return r.atHost(b).GetEjected() })
+	if problem := q.add(firstDevice, r.hosts[0].vm.Socket(0)); problem != "" {
+		t.Fatal(problem)
+	}
+	r.until("the host says so", func() bool { o := r.atHost(b); return !o.GetEjected() && o.GetDetail() == "" })
+	if !q.blocks() {
+		t.Error("QEMU would migrate the VM")
+	}
+	r.detach(b)
+	if there, _ := q.has(firstDevice); there {
+		t.Error("the guest has not been asked for the device")
+	}
+}
+
 // A device whose connection broke is plugged in again.
 func TestConnectionBreaks(t *testing.T) {
 	q := newFakeQEMU(t)

@@ -111,13 +111,14 @@ const (
 	Look                      // find out what the VM has
 	Replug                    // show the device again
 	Eject                     // report that the guest has removed the device
+	Return                    // report that the VM has a device again that the guest had removed
 	Unplug                    // ask the host to let go of the device, for at most Timeout
 	Close                     // tell the peer Code, take the device away and remove the link
 )
 
 // String returns the name of the verb.
 func (v Verb) String() string {
-	return [...]string{"", "begin", "report", "note", "end", "open", "readdress", "plug", "look", "replug", "eject", "unplug", "close"}[v]
+	return [...]string{"", "begin", "report", "note", "end", "open", "readdress", "plug", "look", "replug", "eject", "return", "unplug", "close"}[v]
 }
 
 // Action is one thing to do.
@@ -354,6 +355,9 @@ func (c *Controller) lookAgain(now, interval time.Duration) []Action {
 func (c *Controller) looked(want *dxpuv1.DesiredBinding, seen Seen) []Action {
 	c.phase = attached
 	switch {
+	case c.ejected && seen.Guest == Present && seen.Connected: // an operator has plugged it in by hand
+		c.ejected = false
+		return []Action{{Verb: Return}}
 	case c.ejected && seen.Guest != Restarted: // it is as it was
 	case seen.Guest == Silent: // the VM is gone, or will answer later
 		return []Action{{Verb: Note, Detail: "the VM does not answer: " + seen.Detail}}
