@@ -85,6 +85,8 @@ bench() {
 			printf "| empty kernel, enqueued and waited for | %.1f µs | %.1f µs | %.2f |\n", n, p, p / n
 			a = middle("native chain"); b = middle("pool chain")
 			printf "| kernel in a chain of 10,000 | %.2f µs | %.2f µs | %.2f |\n", a, b, b / a
+			a = middle("native made"); b = middle("pool made")
+			printf "| kernel with a buffer made for it, ten to a wait | %.1f µs | %.1f µs | %.1f |\n", a, b, b / a
 			a = middle("native write"); b = middle("pool write")
 			printf "| write of 64 MiB | %.2f GB/s | %.2f GB/s | %.2f |\n", a, b, b / a
 			a = middle("native read"); b = middle("pool read")

@@ -362,6 +362,16 @@ int channel_failed(struct channel *c)
 	return failed;
 }
 
+int channel_idle(struct channel *c)
+{
+	if (channel_forked)
+		return 1;
+	pthread_mutex_lock(&c->lock);
+	int idle = c->in_flight == 0;
+	pthread_mutex_unlock(&c->lock);
+	return idle;
+}
+
 uint64_t channel_memory(struct channel *c) { return c->engine_memory; }
 
 uint32_t channel_handle(struct channel *c)

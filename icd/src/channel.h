@@ -99,6 +99,9 @@ extern volatile int channel_forked;
 /* channel_failed reports whether the device is lost or its context has ended. */
 int channel_failed(struct channel *c);
 
+/* channel_idle reports whether no packet is in flight. */
+int channel_idle(struct channel *c);
+
 uint64_t channel_memory(struct channel *c);
 
 /* channel_handle returns a new handle for an object. */
@@ -131,19 +134,6 @@ void channel_watch(struct channel *c, int n);
 void channel_poll(struct channel *c);
 
 uint32_t channel_features(struct channel *c);
-
-/* call is a packet for whose status its sender waits. It stays where it is until then. */
-struct call {
-	struct channel *channel;
-	volatile int32_t waiting;
-	int32_t status;
-	uint32_t length;
-};
-
-/* channel_ask sends a packet, and channel_answer waits for its status. Packets that are sent between
- * them share the round trip. */
-void channel_ask(struct channel *c, const struct packet *p, const struct staging *out, struct call *call);
-int32_t channel_answer(struct call *call);
 
 /* channel_call sends a packet and waits. It returns the status, or -2
  * (CL_DEVICE_NOT_AVAILABLE). The result is in out->mirror. */

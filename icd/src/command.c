@@ -194,6 +194,7 @@ static void part_done(void *arg, int32_t status, uint32_t length, const struct t
 	}
 	if (p->from && status == 0)
 		memcpy(p->host, p->from, p->size);
+	status = create_missing(p->event, status);
 	leave(p);
 	if (p->staged)
 		channel_free(channel_of(p->event->queue), &p->staging);
@@ -231,8 +232,9 @@ cl_int post(struct part *part, const struct packet *p)
 	return CL_SUCCESS;
 }
 
-/* MAX_WAITS is one less than what a packet takes: a part also waits for the one before. */
-enum { MAX_WAITS = 1023 };
+/* MAX_WAITS is two less than what a packet takes: a part also waits for the one before, and for what
+ * fills objects. */
+enum { MAX_WAITS = 1022 };
 
 cl_int wait_list(cl_context c, cl_uint n, const cl_event *list)
 {
@@ -288,13 +290,16 @@ static cl_int shorten(struct command *c)
 void add_waits(struct packet *p, const struct command *c)
 {
 	uint64_t before = c->queue->properties & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE ? c->event->cookie : 0;
+	uint64_t filling = create_filling(c->queue);
 
-	packet_u32(p, c->waits + (before != 0));
+	packet_u32(p, c->waits + (before != 0) + (filling != 0));
 	packet_u32(p, 0);
 	for (cl_uint i = 0; i < c->waits; i++)
 		packet_u64(p, c->list[i]->cookie); /* 0, that of a user event, is complete */
 	if (before)
 		packet_u64(p, before);
+	if (filling)
+		packet_u64(p, filling);
 }
 
 cl_int begin(struct command *c)
@@ -308,7 +313,9 @@ cl_int begin(struct command *c)
 		return code;
 	if (channel_failed(channel_of(c->queue)))
 		return CL_DEVICE_NOT_AVAILABLE;
-	code = shorten(c);
+	code = create_refused(c->queue->context);
+	if (!code)
+		code = shorten(c);
 	if (code)
 		return code;
 	c->event = event_new(c->queue->context, c->queue, c->type);
@@ -452,7 +459,9 @@ cl_int end(struct command *c, int blocking, cl_event *out)
 		output_show(c->queue->context);
 		if (e->status > 0 || e->status == CL_DEVICE_NOT_AVAILABLE)
 			code = CL_DEVICE_NOT_AVAILABLE;
-		else if (e->status < 0)
+		else
+			code = create_refused(c->queue->context);
+		if (!code && e->status < 0)
 			code = CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST;
 	}
 	if (!code && out) {

@@ -94,6 +94,9 @@ cl_int command_run(struct command *c);
 int command_defer(struct command *c, cl_int *code);
 int event_deferred(cl_event e);
 
+/* commands_kept reports whether commands or releases are kept. */
+int commands_kept(void);
+
 /* callback_later calls a program's function in the thread of callbacks, and then releases
  * the event. */
 void callback_later(struct callback *b, cl_event e, cl_int status);
@@ -115,12 +118,25 @@ cl_int move(struct command *c);
 cl_int move_box(struct command *c);
 cl_int move_pixels(struct command *c);
 
-/* run_now runs a command in the driver's own queue, and waits. */
-cl_int run_now(cl_context c, struct command *cmd);
+/* create sends the packet that makes an object in bytes of the device's memory. kind stands for what
+ * the device may refuse beside memory; 0: it has to be asked. create_filled then sends the command
+ * that fills the object, if it has host memory, for which later commands wait. */
+cl_int create(cl_context c, const struct packet *p, uint64_t bytes, uint64_t kind);
+cl_int create_filled(cl_context c, const struct packet *p, uint64_t bytes, uint64_t kind, struct command *fill);
 
-/* create_filled sends the packet that makes a memory object and, if it is to be filled, the command
- * that does it, and waits for both in one round trip. */
-cl_int create_filled(cl_context c, const struct packet *p, const struct command *fill, int filled);
+/* create_count counts an object, and reports whether the device is sure to take it. create_forget
+ * counts its release. */
+int create_count(cl_device_id d, uint64_t bytes, uint64_t kind);
+void create_forget(cl_device_id d, uint64_t bytes);
+
+/* create_filling returns the cookie of a packet that still fills an object, for which a command of a
+ * queue waits, or 0. */
+uint64_t create_filling(cl_command_queue q);
+
+/* create_missing returns the status of a command with a packet's status: an object that it names may
+ * have been refused. create_refused returns an error if one was since the last call. */
+int32_t create_missing(cl_event e, int32_t status);
+cl_int create_refused(cl_context c);
 
 /* part_boxed makes the part of a command that moves a box of host memory, packed in staging
  * memory, and starts its packet. It returns NULL, and a code, if it cannot. */

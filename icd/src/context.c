@@ -1,7 +1,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "calls.h"
+#include "command.h"
 
 #define QUEUE_PROPERTIES (CL_QUEUE_PROFILING_ENABLE | CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE)
 
@@ -100,7 +100,9 @@ cl_context CL_API_CALL dxpu_CreateContext(const cl_context_properties *propertie
 		memcpy(c->properties, properties, count * sizeof *properties);
 	c->property_count = count;
 	c->device = list[0];
-	code = new_queue(c, 0, &c->queue);
+	c->own = (struct _cl_command_queue){.object = {&dxpu_dispatch, KIND_QUEUE, 1}, .context = c};
+	(void)create_refused(c);
+	code = new_queue(c, 0, &c->own.handle);
 	if (code) {
 		free(c->properties);
 		free(c);
@@ -136,7 +138,7 @@ void context_release(cl_context c)
 		return;
 	output_show(c);
 	destructors_run(&c->destructors, c);
-	dxpu_release(c, c->queue);
+	dxpu_release(c, c->own.handle);
 	free(c->properties);
 	free(c);
 }
@@ -153,6 +155,9 @@ cl_int CL_API_CALL dxpu_ReleaseContext(cl_context c)
 {
 	if (!object_is(c, KIND_CONTEXT))
 		return CL_INVALID_CONTEXT;
+	/* The events of what fills objects hold the context. */
+	channel_wait(c->device->channel, &c->own.pending);
+	sweep();
 	context_release(c);
 	return CL_SUCCESS;
 }
@@ -263,7 +268,9 @@ cl_int CL_API_CALL dxpu_Finish(cl_command_queue q)
 		return CL_INVALID_COMMAND_QUEUE;
 	channel_wait(q->context->device->channel, &q->pending);
 	output_show(q->context);
-	return channel_failed(q->context->device->channel) ? CL_DEVICE_NOT_AVAILABLE : CL_SUCCESS;
+	if (channel_failed(q->context->device->channel))
+		return CL_DEVICE_NOT_AVAILABLE;
+	return create_refused(q->context) ? CL_OUT_OF_RESOURCES : CL_SUCCESS;
 }
 
 cl_int CL_API_CALL dxpu_ReleaseCommandQueue(cl_command_queue q)

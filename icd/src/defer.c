@@ -117,6 +117,8 @@ int command_defer(struct command *c, cl_int *code)
 	return wait;
 }
 
+int commands_kept(void) { return __atomic_load_n(&keeping, __ATOMIC_ACQUIRE) > 0; }
+
 int event_deferred(cl_event e)
 {
 	pthread_mutex_lock(&lock);

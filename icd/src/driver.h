@@ -52,16 +52,11 @@ struct _cl_device_id {
 	cl_platform_id platform;
 	struct channel *channel;
 	struct properties properties;
-};
-
-struct _cl_context {
-	struct object object;
-	cl_device_id device;
-	cl_context_properties *properties;
-	size_t property_count;
-	cl_uint queue; /* handle of the engine's queue for copies of the driver itself */
-	struct destructor *destructors;
-	int prints; /* a kernel that may call printf was enqueued; atomic */
+	/* Of create.c, under the driver's lock: */
+	uint64_t bytes, released; /* of objects, and of those that commands may still use */
+	uint64_t kinds[256];      /* that the device has taken */
+	uint32_t objects;
+	unsigned refusals; /* of posted objects; atomic */
 };
 
 struct _cl_command_queue {
@@ -72,6 +67,19 @@ struct _cl_command_queue {
 	size_t array_size;
 	cl_uint handle;
 	volatile int32_t pending; /* commands that are not complete */
+};
+
+struct _cl_context {
+	struct object object;
+	cl_device_id device;
+	cl_context_properties *properties;
+	size_t property_count;
+	struct _cl_command_queue own; /* for content that objects are made with */
+	struct destructor *destructors;
+	int prints; /* a kernel that may call printf was enqueued; atomic */
+	/* Of create.c, atomic: */
+	uint64_t filled;   /* cookie of the last packet in own */
+	unsigned refusals; /* those of the device that the program knows of */
 };
 
 /* pixels is a box of an image and its place in host memory: the strides are the bytes from one
@@ -106,6 +114,7 @@ struct _cl_mem {
 	cl_mem parent;
 	cl_mem_flags flags;
 	size_t size, origin;
+	uint64_t bytes;      /* of the device's memory, that are not those of another object */
 	struct image *image; /* NULL: a buffer */
 	void *host; /* of CL_MEM_USE_HOST_PTR */
 	cl_mem shared;   /* the region of shared virtual memory in which it lies, or NULL */

@@ -52,24 +52,6 @@ cl_int move(struct command *c)
 	return code;
 }
 
-cl_int run_now(cl_context c, struct command *cmd)
-{
-	/* The driver's own queue, as an object on the stack: its references stay. */
-	struct _cl_command_queue q = {.object = {&dxpu_dispatch, KIND_QUEUE, 2}, .context = c, .handle = c->queue};
-	cl_int code;
-
-	cmd->queue = &q;
-	code = begin(cmd);
-	if (code)
-		return code;
-	code = command_run(cmd);
-	channel_wait(c->device->channel, &q.pending);
-	if (!code && cmd->event->status < 0)
-		code = cmd->event->status;
-	event_release(cmd->event);
-	return code;
-}
-
 static cl_int transfer(cl_command_queue q, cl_mem m, cl_bool blocking, int write, size_t offset, size_t n, void *host, cl_uint waits,
 		       const cl_event *list, cl_event *event)
 {

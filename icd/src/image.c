@@ -60,8 +60,8 @@ static cl_int check_desc(cl_device_id device, struct image *m, const void *host)
 	return CL_SUCCESS;
 }
 
-/* create makes the image in the device, and fills it with memory of the program. */
-static cl_int create(cl_context c, cl_mem m, void *host)
+/* make makes the image in the device, and fills it with memory of the program. */
+static cl_int make(cl_context c, cl_mem m, void *host)
 {
 	const cl_image_desc *d = &m->image->desc;
 	cl_mem in = d->mem_object;
@@ -84,7 +84,12 @@ static cl_int create(cl_context c, cl_mem m, void *host)
 	struct command fill = {.kind = COMMAND_MOVE_PIXELS, .mem = m, .write = 1, .host = host};
 	memcpy(fill.pixels.region, m->image->extent, sizeof m->image->extent);
 	memcpy(fill.pixels.stride, m->image->stride, sizeof m->image->stride);
-	cl_int code = create_filled(c, &p, &fill, host != NULL);
+	m->bytes = in ? 0 : m->image->extent[0] * m->image->extent[1] * m->image->extent[2] * m->image->pixel;
+	uint64_t kind = (uint64_t)PACKET_IMAGE << 56 | (uint64_t)d->image_type << 40 | (m->flags & ACCESS) << 32 |
+			m->image->format.image_channel_order << 16 | m->image->format.image_channel_data_type;
+	if (in || m->bytes > device_allocation(c->device))
+		kind = 0; /* the platform knows which pitches it takes in another object, and which size */
+	cl_int code = create_filled(c, &p, m->bytes, kind, &fill);
 	/* Of a format that it does not have, PoCL says what belongs to a device without images. */
 	return code == CL_INVALID_OPERATION && device_number(c->device, CL_DEVICE_IMAGE_SUPPORT) ? CL_IMAGE_FORMAT_NOT_SUPPORTED : code;
 }
@@ -127,7 +132,7 @@ cl_mem CL_API_CALL dxpu_CreateImage(cl_context c, cl_mem_flags flags, const cl_i
 		m->size = m->image->stride[1];
 	m->host = flags & CL_MEM_USE_HOST_PTR ? host : in && in->host ? in->host : NULL;
 	m->context = c;
-	code = create(c, m, host);
+	code = make(c, m, host);
 	if (code)
 		return fail(code, error, m);
 	object_retain(c);

@@ -20,17 +20,8 @@ int flags_ok(cl_mem_flags flags)
 	       !(flags & ~(cl_mem_flags)(ACCESS | HOST_ACCESS | HOST_POINTER | CL_MEM_ALLOC_HOST_PTR));
 }
 
-cl_int create_filled(cl_context c, const struct packet *p, const struct command *fill, int filled)
-{
-	struct command cmd = *fill;
-	struct call call;
-
-	channel_ask(c->device->channel, p, NULL, &call);
-	cl_int failed = filled ? run_now(c, &cmd) : CL_SUCCESS, code = channel_answer(&call);
-	if (!code && failed)
-		dxpu_release(c, fill->mem->handle);
-	return code ? code : failed;
-}
+/* Kinds of what the device may refuse, beside those of images. */
+static uint64_t kind_of(uint16_t op, uint64_t detail) { return (uint64_t)op << 56 | detail; }
 
 cl_mem CL_API_CALL dxpu_CreateBuffer(cl_context c, cl_mem_flags flags, size_t size, void *host, cl_int *error)
 {
@@ -65,8 +56,10 @@ cl_mem CL_API_CALL dxpu_CreateBuffer(cl_context c, cl_mem_flags flags, size_t si
 	if (region)
 		packet_u64(&p, offset);
 	packet_u64(&p, size);
-	const struct command fill = {.kind = COMMAND_MOVE, .mem = m, .write = 1, .size = size, .host = host};
-	code = create_filled(c, &p, &fill, host && !region); /* a region is in the device already */
+	m->bytes = region ? 0 : size;
+	/* The content of a region is in the device already. */
+	struct command fill = {.kind = COMMAND_MOVE, .mem = m, .write = 1, .size = size, .host = region ? NULL : host};
+	code = create_filled(c, &p, m->bytes, kind_of(p.op, 0), &fill);
 	if (code)
 		return fail(code, error, m);
 	object_retain(c);
@@ -134,7 +127,8 @@ cl_mem CL_API_CALL dxpu_CreateSubBuffer(cl_mem parent, cl_mem_flags flags, cl_bu
 	packet_u64(&p, m->flags & ACCESS);
 	packet_u64(&p, r->origin);
 	packet_u64(&p, r->size);
-	code = channel_call(m->context->device->channel, &p, NULL, NULL);
+	/* The device knows to what the origin is to be aligned. */
+	code = create(m->context, &p, 0, kind_of(PACKET_SUB_BUFFER, r->origin & -r->origin));
 	if (code)
 		return fail(code, error, m);
 	object_retain(m->context);
@@ -151,6 +145,7 @@ void mem_release(cl_mem m)
 	if (m->region) /* before the device may give the addresses again */
 		svm_unmap(m);
 	dxpu_release(m->context, m->handle);
+	create_forget(m->context->device, m->bytes);
 	while (m->mappings) {
 		struct mapping *next = m->mappings->next;
 		mapping_release(m->mappings);

@@ -1,7 +1,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "calls.h"
+#include "command.h"
 
 static cl_sampler fail(cl_int code, cl_int *error, cl_sampler s)
 {
@@ -11,7 +11,7 @@ static cl_sampler fail(cl_int code, cl_int *error, cl_sampler s)
 	return NULL;
 }
 
-static cl_int create(cl_context c, cl_sampler s)
+static cl_int make(cl_context c, cl_sampler s)
 {
 	struct packet p;
 
@@ -28,13 +28,13 @@ static cl_int create(cl_context c, cl_sampler s)
 	packet_u32(&p, s->normalized);
 	packet_u32(&p, s->addressing);
 	packet_u32(&p, s->filter);
-	return channel_call(c->device->channel, &p, NULL, NULL);
+	return create(c, &p, 0, (uint64_t)PACKET_SAMPLER << 56 | (uint64_t)s->normalized << 40 | s->addressing << 16 | s->filter);
 }
 
 /* finish makes the sampler in the device and gives it to the program. */
 static cl_sampler finish(cl_context c, cl_sampler s, cl_int *error)
 {
-	cl_int code = create(c, s);
+	cl_int code = make(c, s);
 
 	if (code)
 		return fail(code, error, s);
@@ -106,6 +106,7 @@ cl_int CL_API_CALL dxpu_ReleaseSampler(cl_sampler s)
 	if (!object_drop(s))
 		return CL_SUCCESS;
 	dxpu_release(s->context, s->handle);
+	create_forget(s->context->device, 0);
 	context_release(s->context);
 	free(s);
 	return CL_SUCCESS;

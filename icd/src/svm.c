@@ -166,6 +166,8 @@ void *CL_API_CALL dxpu_SVMAlloc(cl_context c, cl_svm_mem_flags flags, size_t n, 
 		free(m);
 		return NULL;
 	}
+	m->bytes = n;
+	(void)create_count(c->device, n, 0);
 	object_retain(c);
 	void *p = m->host;
 	if (!add(m)) {

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { EMPTY = 2000, CHAIN = 10000, COPIES = 5 };
+enum { EMPTY = 2000, CHAIN = 10000, COPIES = 5, MADE = 2000 };
 
 static void check(cl_int code, const char *what)
 {
@@ -46,6 +46,23 @@ static void run(cl_kernel k, int times)
 	for (int i = 0; i < times; i++)
 		check(clEnqueueNDRangeKernel(q, k, 1, NULL, &one, &one, 0, NULL, NULL), "kernel");
 	check(clFinish(q), "finish");
+}
+
+/* made runs kernels with a buffer for each, as an expression of arrays does. */
+static void made(cl_context c, cl_kernel k)
+{
+	const size_t one = 1;
+	cl_int code;
+
+	for (int i = 0; i < MADE; i++) {
+		cl_mem m = clCreateBuffer(c, CL_MEM_READ_WRITE, 4096, NULL, &code);
+		check(code, "buffer");
+		check(clSetKernelArg(k, 0, sizeof m, &m), "argument");
+		check(clEnqueueNDRangeKernel(q, k, 1, NULL, &one, &one, 0, NULL, NULL), "kernel");
+		check(clReleaseMemObject(m), "release");
+		if (i % 10 == 9)
+			check(clFinish(q), "finish");
+	}
 }
 
 static void copies(cl_mem m, size_t n)
@@ -116,6 +133,9 @@ int main(void)
 	double start = now();
 	run(work, CHAIN);
 	printf("chain %.2f\n", (now() - start) / CHAIN);
+	start = now();
+	made(c, nothing);
+	printf("made %.2f\n", (now() - start) / MADE);
 	copies(m, size);
 	return 0;
 }

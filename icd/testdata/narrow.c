@@ -1,7 +1,7 @@
 /* An OpenCL platform that says other things than PoCL, by which it computes. As NVIDIA's, it says less
  * than it does: its kernels take work-groups of up to 16 items by their properties, and more in
  * fact. And it has what PoCL 3.1 lacks: sub-groups of 8 items, and an intermediate language, which is
- * OpenCL C with C7 and C8 for two specialization constants. */
+ * OpenCL C with C7 and C8 for two specialization constants. It has no memory for buffers of 12321 bytes. */
 #define CL_TARGET_OPENCL_VERSION 300
 #include <CL/cl.h>
 #include <CL/cl_icd.h>
@@ -17,7 +17,7 @@ struct _cl_platform_id {
 	cl_icd_dispatch *calls;
 };
 
-enum { SUB_GROUP = 8, MOST_GROUPS = 64, FIRST_CONSTANT = 7 };
+enum { SUB_GROUP = 8, MOST_GROUPS = 64, FIRST_CONSTANT = 7, REFUSED = 12321 };
 
 static const size_t said = 16;
 static void *(*address)(const char *);
@@ -133,6 +133,15 @@ static cl_int CL_API_CALL build(cl_program g, cl_uint n, const cl_device_id *lis
 	return pocl.clBuildProgram(g, n, list, all, notify, data);
 }
 
+static cl_mem CL_API_CALL buffer(cl_context c, cl_mem_flags flags, size_t n, void *host, cl_int *error)
+{
+	if (n != REFUSED)
+		return pocl.clCreateBuffer(c, flags, n, host, error);
+	if (error)
+		*error = CL_MEM_OBJECT_ALLOCATION_FAILURE;
+	return NULL;
+}
+
 static int load(void)
 {
 	char path[256];
@@ -170,6 +179,7 @@ static void narrowed(cl_icd_dispatch *calls)
 	calls->clCreateProgramWithSource = with_source;
 	calls->clSetProgramSpecializationConstant = set_constant;
 	calls->clBuildProgram = build;
+	calls->clCreateBuffer = buffer;
 }
 
 static cl_int CL_API_CALL get_platforms(cl_uint room, cl_platform_id *out, cl_uint *n)

@@ -88,6 +88,7 @@ func buildOpenCL(bin string) error {
 		program("hostile"),
 		program("errors"),
 		program("edges"),
+		program("create"),
 		program("images"),
 		program("include"),
 		program("lost"),
