@@ -51,8 +51,8 @@ func (f *VM) reach(ctx context.Context) (*qmp.Client, func(), error) {
 		return client, done, nil
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ECONNREFUSED):
 		err = fmt.Errorf("no VM runs: no QEMU listens at %s", f.QMP)
-	case errors.Is(err, context.DeadlineExceeded):
-		err = fmt.Errorf("QEMU does not answer at %s: it serves one client at a time, and another program may be connected", f.QMP)
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, unix.EAGAIN): // EAGAIN: more clients wait than may
+		err = fmt.Errorf("QEMU does not answer at %s: it serves one client at a time, and another program may be connected, or QEMU is stopped", f.QMP)
 	case errors.Is(err, qmp.ErrNotQMP), errors.Is(err, fs.ErrPermission):
 		return nil, nil, hostFault(err)
 	}

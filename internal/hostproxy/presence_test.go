@@ -2,12 +2,15 @@ package hostproxy_test
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
@@ -42,6 +45,11 @@ func TestAttachWaitsForTheVM(t *testing.T) {
 			check(t, err)
 			return func() { check(t, conn.Close()) }
 		}, "it serves one client at a time"},
+		{"as many clients wait as may", func(t *testing.T, q *fakeQEMU) func() {
+			check(t, os.Rename(q.path, q.path+"x"))
+			crowd(t, q.path)
+			return func() { check(t, os.Rename(q.path+"x", q.path)) }
+		}, "it serves one client at a time"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			q := newFakeQEMU(t)
@@ -64,6 +72,21 @@ func TestAttachWaitsForTheVM(t *testing.T) {
 			}
 			r.detach(b)
 		})
+	}
+}
+
+// crowd makes a socket that takes no further client, as that of a QEMU that is stopped.
+func crowd(t *testing.T, path string) {
+	t.Helper()
+	open := func() int {
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		check(t, err)
+		t.Cleanup(func() { _ = unix.Close(fd) })
+		return fd
+	}
+	ln, address := open(), &unix.SockaddrUnix{Name: path}
+	check(t, errors.Join(unix.Bind(ln, address), unix.Listen(ln, 0)))
+	for unix.Connect(open(), address) == nil {
 	}
 }
 
