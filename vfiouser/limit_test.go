@@ -3,6 +3,7 @@ package vfiouser
 import (
 	"errors"
 	"os"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -87,6 +88,23 @@ func TestDescriptorsBeyondTheLimit(t *testing.T) {
 	}
 	if got := leaktest.Descriptors(t); got != before {
 		t.Errorf("%d descriptors, %d before", got, before)
+	}
+	s.close()
+	_ = peer.Close()
+	_ = event.Close()
+}
+
+// The limit is not the reason where there is room below it.
+func TestDescriptorsThatAreForbidden(t *testing.T) {
+	s, peer := newPair(t)
+	event, err := NewEvent()
+	must(t, err)
+	_, _, err = peer.WriteMsgUnix([]byte("x"), unix.UnixRights(mustFD(t, event)), nil)
+	must(t, err)
+	s.rx.oob = s.rx.oob[:unix.CmsgLen(0)] // as if a security module had intervened
+	var limit *rights.LimitError
+	if _, _, err := s.recv(make([]byte, 8), waitNot); err == nil || errors.As(err, &limit) || !strings.Contains(err.Error(), "security module") {
+		t.Errorf("the reason is %v", err)
 	}
 	s.close()
 	_ = peer.Close()

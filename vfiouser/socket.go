@@ -183,8 +183,9 @@ func (s *socket) recv(b []byte, p howLong) (int, []int, error) {
 	case err != nil:
 		return 0, nil, err
 	case s.rx.msg.Flags&unix.MSG_CTRUNC != 0: // there is room for all that a message can have
+		why := rights.Lost()
 		s.trash.Close(fds)
-		return 0, nil, fmt.Errorf("the descriptors of a message are lost: %w", rights.Limit())
+		return 0, nil, fmt.Errorf("the descriptors of a message are lost: %w", why)
 	case len(fds) > MaxFDs:
 		s.trash.Close(fds)
 		return 0, nil, &ProtocolError{"more descriptors than a message may carry"}

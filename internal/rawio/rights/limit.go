@@ -1,6 +1,7 @@
 package rights
 
 import (
+	"errors"
 	"fmt"
 
 	"golang.org/x/sys/unix"
@@ -37,4 +38,20 @@ func Allowed(fd int) error {
 		return l
 	}
 	return nil
+}
+
+var errForbidden = errors.New("a security module of this machine, such as SELinux or AppArmor, may forbid the process to have them")
+
+// Lost returns why the kernel has dropped descriptors of a message (MSG_CTRUNC) for which the
+// receiver had room. It is for the time before those that came are closed.
+func Lost() error {
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	switch {
+	case errors.Is(err, unix.EMFILE):
+		return Limit()
+	case err != nil:
+		return err
+	}
+	_ = unix.Close(fd)
+	return errForbidden
 }
