@@ -99,13 +99,15 @@ cl_int CL_API_CALL dxpu_EnqueueCopyBuffer(cl_command_queue q, cl_mem from, cl_me
 	cl_int code = check_range(q, from, a, n);
 
 	if (!code)
-		code = n ? check_range(q, to, b, n) : CL_INVALID_VALUE;
+		code = check_range(q, to, b, n);
 	if (!code && mem_root(from) == mem_root(to) && from->origin + a < to->origin + b + n && to->origin + b < from->origin + a + n)
 		code = CL_MEM_COPY_OVERLAP;
 	if (!code)
 		code = begin(&c);
 	if (code)
 		return code;
+	if (n == 0)
+		return end_empty(&c, 0, event);
 	packet_start(&p, PACKET_COPY, q->handle);
 	packet_u32(&p, from->handle);
 	packet_u32(&p, to->handle);

@@ -209,7 +209,10 @@ static void buffers(void)
 	CHECK(clEnqueueCopyBuffer(q, m, foreign, 0, 0, 4, 0, NULL, NULL), CL_INVALID_CONTEXT);
 	CHECK(clEnqueueCopyBuffer(q, m, shown, SIZE - 3, 0, 4, 0, NULL, NULL), CL_INVALID_VALUE);
 	CHECK(clEnqueueCopyBuffer(q, m, shown, 0, SIZE - 3, 4, 0, NULL, NULL), CL_INVALID_VALUE);
-	CHECK(clEnqueueCopyBuffer(q, m, shown, 0, 0, 0, 0, NULL, NULL), CL_INVALID_VALUE);
+	CHECK(clEnqueueCopyBuffer(q, m, shown, SIZE, SIZE, 0, 0, NULL, NULL), CL_SUCCESS);
+	CHECK(clEnqueueCopyBuffer(q, m, shown, SIZE + 1, 0, 0, 0, NULL, NULL), CL_INVALID_VALUE);
+	CHECK(clEnqueueCopyBuffer(q, m, shown, 0, SIZE + 1, 0, 0, NULL, NULL), CL_INVALID_VALUE);
+	CHECK(clEnqueueCopyBuffer(q, m, m, 8, 8, 0, 0, NULL, NULL), CL_SUCCESS);
 	CHECK(clEnqueueCopyBuffer(q, m, m, 0, 32, 64, 0, NULL, NULL), CL_MEM_COPY_OVERLAP);
 	CHECK(clEnqueueCopyBuffer(q, m, sub, 32, 0, 64, 0, NULL, NULL), CL_MEM_COPY_OVERLAP);
 	CHECK(clEnqueueCopyBufferRect(q, m, m, zero, zero, four, 0, 0, 0, 0, 0, NULL, NULL), CL_MEM_COPY_OVERLAP);
