@@ -38,7 +38,7 @@ static void CL_CALLBACK note(cl_event e, cl_int status, void *data)
 
 	(void)e;
 	__atomic_add_fetch(&run->sum, status, __ATOMIC_ACQ_REL);
-	__atomic_add_fetch(&run->called, 1, __ATOMIC_ACQ_REL);
+	tell(&run->called);
 }
 
 static void callback(void)
@@ -92,10 +92,8 @@ static void synchronize(void)
 	end_user();
 	for (int i = 0; i < QUEUES; i++)
 		say("finish: %d", clFinish(r.queues[i]));
-	const struct timespec pause = {0, 100000};
-	for (int i = 0; i < 100000 && __atomic_load_n(&r.called, __ATOMIC_ACQUIRE) != r.expected; i++)
-		nanosleep(&pause, NULL);
-	say("callbacks: %d of %d, sum %ld", r.called, r.expected, r.sum);
+	int called = told(&r.called, r.expected);
+	say("callbacks: %d of %d, sum %ld", called, r.expected, r.sum);
 	for (int i = 0; i < r.event_count; i++) {
 		cl_int status = 99;
 		cl_command_type type = 0;

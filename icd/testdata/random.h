@@ -13,6 +13,33 @@
 #include <string.h>
 #include <time.h>
 
+static pthread_mutex_t calls_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t calls_change = PTHREAD_COND_INITIALIZER;
+
+/* tell counts a call of a callback. */
+static void tell(volatile int *calls)
+{
+	pthread_mutex_lock(&calls_lock);
+	++*calls;
+	pthread_cond_broadcast(&calls_change);
+	pthread_mutex_unlock(&calls_lock);
+}
+
+/* told waits for a number of calls, and returns how many came: within a minute, unless one is lost. */
+static int told(volatile int *calls, int n)
+{
+	struct timespec end;
+
+	clock_gettime(CLOCK_REALTIME, &end);
+	end.tv_sec += 60;
+	pthread_mutex_lock(&calls_lock);
+	while (*calls != n && !pthread_cond_timedwait(&calls_change, &calls_lock, &end))
+		;
+	n = *calls;
+	pthread_mutex_unlock(&calls_lock);
+	return n;
+}
+
 enum { MEMS = 12, AREAS = 4, AREA = 1 << 18, QUEUES = 4, USES = 24, WAITS = 96, MAPS = 8, KERNELS = 24, EVENTS = 2048 };
 
 static const char *const names[] = {"mix_up", "numbers", "sums", "values", "constants", "picture", "paint", "solid", "layers"};

@@ -15,7 +15,7 @@ static void CL_CALLBACK see(cl_event e, cl_int status, void *data)
 
 	(void)e;
 	w->status = status;
-	__atomic_add_fetch(&w->called, 1, __ATOMIC_ACQ_REL);
+	tell(&w->called);
 }
 
 /* follow enqueues a command that waits for some events. */
@@ -80,14 +80,12 @@ static void chain(void)
 	say("wait: %d", clWaitForEvents((cl_uint)count, e + 1));
 	for (int i = 0; i < QUEUES; i++)
 		say("finish: %d", clFinish(r.queues[i]));
-	const struct timespec pause = {0, 100000};
 	for (size_t i = 0; i < count; i++)
 		for (int s = 0; s < 3; s++) {
 			struct watch *w = &watches[i][s];
-			for (int n = 0; n < 20000 && w->asked != __atomic_load_n(&w->called, __ATOMIC_ACQUIRE); n++)
-				nanosleep(&pause, NULL);
+			int called = told(&w->called, w->asked);
 			if (w->asked)
-				say("callback %zu of state %d: called %d with %d", i, states[s], w->called, w->status);
+				say("callback %zu of state %d: called %d with %d", i, states[s], called, w->status);
 		}
 	for (size_t i = 0; i <= count; i++) {
 		cl_int status = 99;
