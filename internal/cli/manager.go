@@ -26,6 +26,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/dxpu-project/dxpu/internal/atomicfile"
+	"github.com/dxpu-project/dxpu/internal/loglimit"
 	"github.com/dxpu-project/dxpu/internal/pool/cohdi"
 	"github.com/dxpu-project/dxpu/internal/pool/manager"
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
@@ -296,6 +297,7 @@ func (o *managerOptions) joinToken(log *slog.Logger) (token string, made bool, e
 func (o *managerOptions) serve(ctx context.Context, m *manager.Manager, api http.Handler, l net.Listener, cfg *tls.Config, leads <-chan struct{}, announce func() error, log *slog.Logger) error {
 	srv := newServer(o.handler(api), log)
 	srv.TLSConfig = cfg
+	l = newBoundListener(l, slog.New(loglimit.New(log.Handler())))
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return endOf(m.Run(ctx)) })
 	g.Go(func() error {

@@ -178,11 +178,11 @@ func (o *managerOptions) writeAuthority(pem []byte) error {
 
 // newServer returns a server that bounds the cost of unauthenticated callers: a
 // header of 32 KiB within 5 s, two minutes without a request, 100 concurrent requests
-// on a connection. It writes few of the lines to the log that callers can cause.
+// on a connection, and boundPeers. It writes few of the lines to the log that callers can cause.
 func newServer(h http.Handler, log *slog.Logger) *http.Server {
 	limited := slog.New(loglimit.New(log.Handler()))
 	srv := &http.Server{
-		Handler: h, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10,
+		Handler: boundPeers(h), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10,
 		Protocols: &http.Protocols{}, HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 100},
 		ErrorLog: stdlog.New(connectionLog{limited}, "", 0),
 	}

@@ -18,7 +18,8 @@ type Config struct {
 	Client func(*http.Request) dxpuv1connect.PoolServiceClient
 	// Now is the clock for ages. nil: time.Now.
 	Now func() time.Time
-	// MaxStreams bounds the open event streams; further pages try again. 0: 4096.
+	// MaxStreams bounds the open event streams, and a sixteenth of it those of a tenant or a node;
+	// further pages try again. 0: 4096.
 	MaxStreams int
 	// WriteTimeout is how long a browser may take to accept a write to its stream
 	// before the stream is closed. 0: 10 s.
@@ -38,6 +39,7 @@ type Server struct {
 	handler http.Handler
 	streams chan struct{} // one entry per open stream
 	racks   *rackCache
+	viewers viewers
 	feeds   *feeds
 	shares  *shares
 	flow    *oidc.Flow
@@ -55,7 +57,7 @@ func New(cfg Config) *Server {
 	s := &Server{
 		cfg: cfg, streams: make(chan struct{}, cfg.MaxStreams), shares: newShares(runtime.GOMAXPROCS(0)), flow: oidc.NewFlow(),
 		racks: &rackCache{kept: map[[sha256.Size]byte]rackTotals{}}, identities: identities{known: map[[sha256.Size]byte]identity{}},
-		outcomes: outcomes{known: map[string]*outcome{}},
+		outcomes: outcomes{known: map[string]*outcome{}}, viewers: viewers{open: map[string]int{}},
 	}
 	s.feeds = &feeds{event: s.eventRow, open: map[string]*feed{}}
 	mux := http.NewServeMux()

@@ -8,9 +8,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"connectrpc.com/connect"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
 const (
@@ -33,8 +36,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 	case s.streams <- struct{}{}:
 		defer func() { <-s.streams }()
 	default:
-		w.Header().Set("Retry-After", "10")
-		http.Error(w, "too many live pages", http.StatusServiceUnavailable)
+		tooManyPages(w)
 		return
 	}
 	v := &viewer{
@@ -43,6 +45,12 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 	}
 	err := v.identify()
 	if err == nil {
+		leave, ok := s.viewers.enter(v.key, s.cfg.MaxStreams/tenantShare)
+		if !ok {
+			tooManyPages(w)
+			return
+		}
+		defer leave()
 		err = v.follow()
 	}
 	switch {
@@ -51,6 +59,38 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 	case err != nil && !v.out.begun:
 		http.Error(w, message(err), httpStatus(err))
 	}
+}
+
+func tooManyPages(w http.ResponseWriter) {
+	w.Header().Set("Retry-After", "10")
+	http.Error(w, "too many live pages", http.StatusServiceUnavailable)
+}
+
+// tenantShare is the fraction of the streams that a tenant, or a node, may have open.
+const tenantShare = 16
+
+// viewers counts the open streams by access (scopeOf).
+type viewers struct {
+	mu   sync.Mutex // guards open
+	open map[string]int
+}
+
+// enter counts a stream, unless its viewer's tenant or node has most of them open. Those who see the whole pool
+// have no limit of their own. The caller must call leave when the stream ends.
+func (c *viewers) enter(key string, most int) (leave func(), ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.open[key] >= most && key != word(dxpuv1.Role_ROLE_ADMIN) && key != word(dxpuv1.Role_ROLE_OPERATOR) {
+		return nil, false
+	}
+	c.open[key]++
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.open[key]--; c.open[key] == 0 {
+			delete(c.open, key)
+		}
+	}, true
 }
 
 // resumeAt returns the last revision that a browser saw; 0: it wants new events only.
@@ -209,8 +249,11 @@ func (o *eventWriter) begin() bool {
 	return o.write("retry: 1000\n\n")
 }
 
+// write writes and flushes. A deadline that is set before would also end a stream of HTTP/2
+// on which nothing happens afterwards.
 func (o *eventWriter) write(s string) bool {
-	_ = o.rc.SetWriteDeadline(time.Now().Add(o.timeout)) // not all connections have deadlines
+	late := time.AfterFunc(o.timeout, func() { _ = o.rc.SetWriteDeadline(time.Unix(1, 0)) }) // not all connections have deadlines
+	defer late.Stop()
 	_, err := o.w.Write([]byte(s))
 	return err == nil && o.rc.Flush() == nil
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -22,10 +23,15 @@ type sink struct {
 	done   chan struct{}
 
 	hold     chan struct{} // full: writes wait
+	late     chan struct{} // closed when a deadline has passed: the end of the stream, as in HTTP/2
 	mu       sync.Mutex    // guards the fields below
 	status   int
 	body     strings.Builder
-	deadline time.Time
+	deadline *time.Timer
+}
+
+func newSink() *sink {
+	return &sink{header: http.Header{}, done: make(chan struct{}), hold: make(chan struct{}, 1), late: make(chan struct{})}
 }
 
 func (s *sink) Header() http.Header { return s.header }
@@ -37,8 +43,12 @@ func (s *sink) WriteHeader(status int) {
 }
 
 func (s *sink) Write(b []byte) (int, error) {
-	s.hold <- struct{}{}
-	defer func() { <-s.hold }()
+	select {
+	case s.hold <- struct{}{}:
+		defer func() { <-s.hold }()
+	case <-s.late:
+		return 0, os.ErrDeadlineExceeded
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.body.Write(b)
@@ -49,7 +59,15 @@ func (s *sink) Flush() {}
 func (s *sink) SetWriteDeadline(t time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.deadline = t
+	if s.deadline != nil && !s.deadline.Stop() {
+		return nil // it has passed
+	}
+	s.deadline = time.AfterFunc(time.Until(t), func() {
+		if s.cancel != nil {
+			s.cancel()
+		}
+		close(s.late)
+	})
 	return nil
 }
 
@@ -85,7 +103,8 @@ func watch(t *testing.T, s *Server, token, query string, header ...string) *sink
 	for i := 0; i+1 < len(header); i += 2 {
 		r.Header.Set(header[i], header[i+1])
 	}
-	out := &sink{header: http.Header{}, cancel: cancel, done: make(chan struct{}), hold: make(chan struct{}, 1)}
+	out := newSink()
+	out.cancel = cancel
 	go func() {
 		defer close(out.done)
 		s.ServeHTTP(out, r)
@@ -257,7 +276,7 @@ func TestManyViewersAtOnce(t *testing.T) {
 		for i := range 1000 {
 			r := httptest.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("/ui/stream?rows=1&after=%d", 1+i%5), nil)
 			r.Header.Set("Authorization", "Bearer operator")
-			v := &sink{header: http.Header{}, done: make(chan struct{}), hold: make(chan struct{}, 1)}
+			v := newSink()
 			all = append(all, v)
 			go func() {
 				defer close(v.done)
@@ -295,15 +314,34 @@ func TestSlowViewerIsDropped(t *testing.T) {
 		}
 		later()
 		wantIDs(t, "the quick one", quick.got("change"), numbers(1, 6*feedKeeps+1))
-		if d := time.Until(slow.deadline); d > defaultWriteTimeout {
-			t.Errorf("the slow viewer's write ended after %v", d)
-		}
 		<-slow.hold
 		later()
 		if !slow.over() || len(slow.got("reset")) != 1 {
 			t.Errorf("the slow viewer: over %v, %d resets", slow.over(), len(slow.got("reset")))
 		}
 		quick.cancel()
+	})
+}
+
+// A browser that takes nothing loses its stream; one that has nothing to take keeps it. The
+// server's deadlines end a stream of HTTP/2 also while nothing is written.
+func TestStuckStreamEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newFakeAPI()
+		s := serve(a)
+		stuck, idle := watch(t, s, "operator", "rows=1"), watch(t, s, "operator", "rows=1&host=none")
+		later()
+		stuck.hold <- struct{}{}
+		a.happen(1, "x")
+		time.Sleep(defaultWriteTimeout + time.Second)
+		if !stuck.over() {
+			t.Error("the stuck one is open")
+		}
+		time.Sleep(10 * defaultWriteTimeout)
+		if idle.over() {
+			t.Error("the idle one is over")
+		}
+		idle.cancel()
 	})
 }
 
@@ -358,4 +396,33 @@ func TestStreamsAreBounded(t *testing.T) {
 		}
 		two.cancel()
 	})
+}
+
+// A tenant cannot take the streams of the operators and of other tenants.
+func TestStreamsOfTenantsAreBounded(t *testing.T) {
+	c := viewers{open: map[string]int{}}
+	const most = 4
+	enter := func(me *dxpuv1.WhoAmIResponse) bool {
+		_, ok := c.enter(scopeOf(me), most)
+		return ok
+	}
+	one := &dxpuv1.WhoAmIResponse{Role: dxpuv1.Role_ROLE_TENANT, Tenant: "one"}
+	leave, _ := c.enter(scopeOf(one), most)
+	for range most - 1 {
+		enter(one)
+	}
+	if enter(one) {
+		t.Error("one more of the tenant is let in")
+	}
+	if !enter(&dxpuv1.WhoAmIResponse{Role: dxpuv1.Role_ROLE_TENANT, Tenant: "two"}) {
+		t.Error("another tenant is refused")
+	}
+	for range 10 * most {
+		if !enter(&dxpuv1.WhoAmIResponse{Role: dxpuv1.Role_ROLE_OPERATOR}) || !enter(&dxpuv1.WhoAmIResponse{Role: dxpuv1.Role_ROLE_ADMIN}) {
+			t.Fatal("an operator is refused")
+		}
+	}
+	if leave(); !enter(one) {
+		t.Error("the tenant is refused after one has left")
+	}
 }

@@ -1,0 +1,166 @@
+//go:build linux
+
+package cli
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// bodyTimeout is how long a caller may take to send the body of a request, and
+	// answerTimeout how long to take a piece of an answer.
+	bodyTimeout   = 30 * time.Second
+	answerTimeout = time.Minute
+	// maxConnections bounds the connections of a server, 50 KB each: far more than the
+	// nodes of the largest pool that was measured.
+	maxConnections = 1 << 16
+	// An address may have a quarter of them: a program has one, a browser six.
+	addressShare = 4
+)
+
+// boundPeers ends requests whose callers do not send the body, or do not take the answer.
+func boundPeers(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		c := http.NewResponseController(w)
+		if r.ProtoMajor == 1 { // the deadline of the connection's last answer
+			_ = c.SetWriteDeadline(time.Time{})
+		}
+		if r.Body != http.NoBody && c.SetReadDeadline(time.Now().Add(bodyTimeout)) == nil {
+			r.Body = &peerBody{r.Body, c}
+		}
+		next.ServeHTTP(&peerWriter{w, c}, r)
+		_ = c.SetWriteDeadline(time.Now().Add(answerTimeout)) // of what the server still has
+	})
+}
+
+// peerBody removes the read deadline once the body has been read: a stream stays open.
+type peerBody struct {
+	io.ReadCloser
+	c *http.ResponseController
+}
+
+func (b *peerBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err == io.EOF {
+		_ = b.c.SetReadDeadline(time.Time{}) // setting it has succeeded before
+	}
+	return n, err
+}
+
+// peerWriter bounds the time of each write. A deadline that is set before a write would also
+// end an HTTP/2 stream on which nothing happens after it.
+type peerWriter struct {
+	http.ResponseWriter
+	c *http.ResponseController
+}
+
+func (w *peerWriter) Write(p []byte) (int, error) {
+	defer w.begin().Stop()
+	return w.ResponseWriter.Write(p)
+}
+
+// FlushError is for [http.ResponseController].
+func (w *peerWriter) FlushError() error {
+	defer w.begin().Stop()
+	return w.c.Flush()
+}
+
+// Flush implements [http.Flusher], which streams need.
+func (w *peerWriter) Flush() { _ = w.FlushError() }
+
+// Unwrap is for [http.ResponseController].
+func (w *peerWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (w *peerWriter) begin() *time.Timer {
+	return time.AfterFunc(answerTimeout, func() { _ = w.c.SetWriteDeadline(time.Unix(1, 0)) })
+}
+
+// boundListener closes connections beyond a number, all together and from one address that
+// is not this machine. It leaves descriptors to etcd, which ends the process when it cannot
+// open a file.
+type boundListener struct {
+	net.Listener
+	most int
+	log  *slog.Logger
+
+	mu   sync.Mutex // guards the fields below
+	open int
+	from map[netip.Addr]int
+}
+
+// newBoundListener returns a boundListener for three quarters of the descriptors of the process.
+func newBoundListener(l net.Listener, log *slog.Logger) *boundListener {
+	var files unix.Rlimit
+	_ = unix.Getrlimit(unix.RLIMIT_NOFILE, &files) // cannot fail
+	return &boundListener{Listener: l, most: int(min(maxConnections, files.Cur/4*3)), log: log, from: map[netip.Addr]int{}}
+}
+
+// Accept implements [net.Listener].
+func (l *boundListener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		tcp, ok := c.(*net.TCPConn)
+		if !ok {
+			return c, nil
+		}
+		peer := tcp.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
+		if why := l.enter(peer); why != "" {
+			_ = tcp.Close()
+			l.log.Warn("a connection to the API failed", "why", why)
+			continue
+		}
+		return &boundConn{tcp, sync.OnceFunc(func() { l.leave(peer) })}, nil
+	}
+}
+
+// enter counts a connection, or returns why it cannot be.
+func (l *boundListener) enter(peer netip.Addr) (why string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	own := l.most / addressShare
+	if peer.IsLoopback() {
+		own = math.MaxInt
+	}
+	switch {
+	case l.open >= l.most:
+		return fmt.Sprintf("the manager has %d connections, which is its limit: three quarters of its open files (LimitNOFILE), at most %d", l.open, maxConnections)
+	case l.from[peer] >= own:
+		return fmt.Sprintf("%s has %d connections, which is the limit of an address", peer, own)
+	}
+	l.open++
+	l.from[peer]++
+	return ""
+}
+
+func (l *boundListener) leave(peer netip.Addr) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.open--
+	if l.from[peer]--; l.from[peer] == 0 {
+		delete(l.from, peer)
+	}
+}
+
+// boundConn counts until it is closed.
+type boundConn struct {
+	*net.TCPConn
+	leave func()
+}
+
+func (c *boundConn) Close() error {
+	defer c.leave()
+	return c.TCPConn.Close()
+}
