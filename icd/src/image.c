@@ -46,7 +46,9 @@ static cl_int check_desc(cl_device_id device, struct image *m, const void *host)
 		return CL_INVALID_IMAGE_DESCRIPTOR;
 	if (d->image_type != CL_MEM_OBJECT_IMAGE2D && !in != (d->image_type != CL_MEM_OBJECT_IMAGE1D_BUFFER))
 		return CL_INVALID_IMAGE_DESCRIPTOR;
-	if (!host && !in && (d->image_row_pitch || d->image_slice_pitch))
+	if (!host && (d->image_slice_pitch || (d->image_row_pitch && !(in && d->image_type == CL_MEM_OBJECT_IMAGE2D))))
+		return CL_INVALID_IMAGE_DESCRIPTOR;
+	if (in && in->image && memcmp(in->image->extent, m->extent, sizeof m->extent))
 		return CL_INVALID_IMAGE_DESCRIPTOR;
 	if (__builtin_mul_overflow(m->extent[0], m->extent[1], &pixels) || __builtin_mul_overflow(pixels, m->extent[2], &pixels) ||
 	    pixels == 0 || pixels > (size_t)1 << 40 || too_large(device, m))
@@ -54,9 +56,9 @@ static cl_int check_desc(cl_device_id device, struct image *m, const void *host)
 	if (d->image_type == CL_MEM_OBJECT_IMAGE1D_BUFFER && d->image_width > in->size / m->pixel)
 		return CL_INVALID_IMAGE_DESCRIPTOR;
 	size_t row = d->image_row_pitch ? d->image_row_pitch : m->extent[0] * m->pixel;
-	if (row % m->pixel || ((d->image_depth || d->image_array_size) && d->image_slice_pitch % row) ||
-	    !image_strides(m, m->extent, row, d->image_slice_pitch, m->stride))
-		return CL_INVALID_IMAGE_DESCRIPTOR;
+	size_t slice = d->image_depth || d->image_array_size ? d->image_slice_pitch : 0;
+	if (row % m->pixel || slice % row || !image_strides(m, (const size_t[]){m->extent[0], m->extent[1], 2}, row, slice, m->stride))
+		return CL_INVALID_IMAGE_DESCRIPTOR; /* also a pitch for which one slice is too large */
 	return CL_SUCCESS;
 }
 
@@ -90,8 +92,10 @@ static cl_int make(cl_context c, cl_mem m, void *host)
 	if (in || m->bytes > device_allocation(c->device))
 		kind = 0; /* the platform knows which pitches it takes in another object, and which size */
 	cl_int code = create_filled(c, &p, m->bytes, kind, &fill);
-	/* Of a format that it does not have, PoCL says what belongs to a device without images. */
-	return code == CL_INVALID_OPERATION && device_number(c->device, CL_DEVICE_IMAGE_SUPPORT) ? CL_IMAGE_FORMAT_NOT_SUPPORTED : code;
+	/* Of a format that it does not have, PoCL says what belongs to a device without images, or without 2D
+	 * images in other objects. */
+	int format = device_number(c->device, CL_DEVICE_IMAGE_SUPPORT) && (!in || d->image_type != CL_MEM_OBJECT_IMAGE2D);
+	return code == CL_INVALID_OPERATION && format ? CL_IMAGE_FORMAT_NOT_SUPPORTED : code;
 }
 
 cl_mem CL_API_CALL dxpu_CreateImage(cl_context c, cl_mem_flags flags, const cl_image_format *format, const cl_image_desc *desc, void *host,

@@ -274,6 +274,61 @@ static void formats(void)
 		}
 }
 
+/* descriptors makes images of 8 x 8 with pitches, and in other objects. */
+static void descriptors(void)
+{
+	const cl_image_format format = {CL_RGBA, CL_UNSIGNED_INT8};
+	const cl_image_desc square = {.image_type = CL_MEM_OBJECT_IMAGE2D, .image_width = 8, .image_height = 8};
+	static unsigned char bytes[SIZE];
+	cl_mem image = clCreateImage(c, 0, &format, &square, NULL, &code);
+	cl_uint alignment = 0;
+	CHECK(clGetDeviceInfo(d, CL_DEVICE_IMAGE_PITCH_ALIGNMENT, sizeof alignment, &alignment, NULL), CL_SUCCESS);
+	enum { NONE, HOST, BUFFER, IMAGE };
+	const struct {
+		cl_mem_object_type type;
+		size_t width, depth, row, slice;
+		int in;
+		cl_int code;
+	} list[] = {
+		{CL_MEM_OBJECT_IMAGE3D, 8, 1, 0, 32, HOST, CL_INVALID_IMAGE_DESCRIPTOR},
+		{CL_MEM_OBJECT_IMAGE3D, 8, 2, 0, 320, HOST, CL_SUCCESS},
+		{CL_MEM_OBJECT_IMAGE3D, 8, 2, 0, 256, NONE, CL_INVALID_IMAGE_DESCRIPTOR},
+		{CL_MEM_OBJECT_IMAGE2D_ARRAY, 8, 1, 0, 32, HOST, CL_INVALID_IMAGE_DESCRIPTOR},
+		{CL_MEM_OBJECT_IMAGE2D_ARRAY, 8, 2, 0, 260, HOST, CL_INVALID_IMAGE_DESCRIPTOR},
+		{CL_MEM_OBJECT_IMAGE1D_ARRAY, 8, 2, 0, 16, HOST, CL_INVALID_IMAGE_DESCRIPTOR},
+		{CL_MEM_OBJECT_IMAGE1D_ARRAY, 8, 2, 0, 48, HOST, CL_INVALID_IMAGE_DESCRIPTOR},
+		{CL_MEM_OBJECT_IMAGE1D_ARRAY, 8, 2, 64, 32, HOST, CL_INVALID_IMAGE_DESCRIPTOR},
+		{CL_MEM_OBJECT_IMAGE1D_ARRAY, 8, 2, 32, 64, HOST, CL_SUCCESS},
+		{CL_MEM_OBJECT_IMAGE2D, 8, 0, 34, 0, HOST, CL_INVALID_IMAGE_DESCRIPTOR},
+		{CL_MEM_OBJECT_IMAGE2D, 8, 0, 32, 0, NONE, CL_INVALID_IMAGE_DESCRIPTOR},
+		{CL_MEM_OBJECT_IMAGE1D, 8, 0, 0, 0, BUFFER, CL_INVALID_IMAGE_DESCRIPTOR},
+		{CL_MEM_OBJECT_IMAGE1D_BUFFER, 8, 0, 0, 0, NONE, CL_INVALID_IMAGE_DESCRIPTOR},
+		{CL_MEM_OBJECT_IMAGE1D_BUFFER, 8, 0, 0, 0, IMAGE, CL_INVALID_IMAGE_DESCRIPTOR},
+		{CL_MEM_OBJECT_IMAGE1D_BUFFER, 8, 0, 32, 0, BUFFER, CL_INVALID_IMAGE_DESCRIPTOR},
+		{CL_MEM_OBJECT_IMAGE1D_BUFFER, 8, 0, 0, 32, BUFFER, CL_INVALID_IMAGE_DESCRIPTOR},
+		{CL_MEM_OBJECT_IMAGE1D_BUFFER, SIZE / 4 + 1, 0, 0, 0, BUFFER, CL_INVALID_IMAGE_DESCRIPTOR},
+		{CL_MEM_OBJECT_IMAGE1D_BUFFER, SIZE / 4, 0, 0, 0, BUFFER, CL_SUCCESS},
+		{CL_MEM_OBJECT_IMAGE2D, 8, 0, 32, 256, BUFFER, CL_INVALID_IMAGE_DESCRIPTOR},
+		{CL_MEM_OBJECT_IMAGE2D, 4, 0, 0, 0, IMAGE, CL_INVALID_IMAGE_DESCRIPTOR},
+		{CL_MEM_OBJECT_IMAGE2D, 8, 0, 0, 0, BUFFER, alignment ? CL_SUCCESS : CL_INVALID_OPERATION},
+	};
+	for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+		const cl_image_desc one = {
+			.image_type = list[i].type, .image_width = list[i].width, .image_height = 8, .image_depth = list[i].depth,
+			.image_array_size = list[i].depth, .image_row_pitch = list[i].row, .image_slice_pitch = list[i].slice,
+			.mem_object = list[i].in == BUFFER ? m : list[i].in == IMAGE ? image : NULL,
+		};
+		int host = list[i].in == HOST;
+		cl_mem made = clCreateImage(c, host ? CL_MEM_COPY_HOST_PTR : 0, &format, &one, host ? bytes : NULL, &code);
+		char name[32];
+		snprintf(name, sizeof name, "descriptor %zu", i);
+		expect(name, code, list[i].code);
+		if (made)
+			clReleaseMemObject(made);
+	}
+	clReleaseMemObject(image);
+}
+
 static void images(void)
 {
 	static unsigned char bytes[65536];
@@ -349,8 +404,6 @@ static void images(void)
 	CHECK(clGetSupportedImageFormats(c, CL_MEM_READ_ONLY | CL_MEM_WRITE_ONLY, CL_MEM_OBJECT_IMAGE2D, 0, NULL, &n), CL_INVALID_VALUE);
 	CHECK(clGetSupportedImageFormats(c, CL_MEM_READ_WRITE, CL_MEM_OBJECT_IMAGE2D, 0, (cl_image_format[1]){{0}}, &n), CL_INVALID_VALUE);
 	CHECK(clGetImageInfo(image, 0x2222, 0, NULL, NULL), CL_INVALID_VALUE);
-	const cl_image_desc in = {.image_type = CL_MEM_OBJECT_IMAGE1D_BUFFER, .image_width = SIZE / 4 + 1, .mem_object = m};
-	MADE(clCreateImage(c, 0, &format, &in, NULL, &code), CL_INVALID_IMAGE_DESCRIPTOR);
 	const cl_sampler_properties wrong[] = {CL_SAMPLER_ADDRESSING_MODE, 0x2222, 0}, twice[] = {CL_SAMPLER_NORMALIZED_COORDS, 1, CL_SAMPLER_NORMALIZED_COORDS, 1, 0},
 				    unknown[] = {0x2222, 1, 0};
 	MADE(clCreateSamplerWithProperties(c, wrong, &code), CL_INVALID_VALUE);
@@ -462,6 +515,7 @@ int main(void)
 	buffers();
 	maps();
 	images();
+	descriptors();
 	formats();
 	events();
 	contexts(p);
