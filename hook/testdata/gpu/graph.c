@@ -24,6 +24,7 @@ struct executable {
 
 static uint64_t kept[GPUS]; /* of destroyed graphs, until a trim */
 static uint64_t launched[GPUS]; /* of others */
+static uint64_t ending[GPUS];	 /* kept no more, but not free yet */
 
 void graph_add(struct graph *g, int type, const char *name, uint64_t bytes)
 {
@@ -135,8 +136,12 @@ CUresult cuDeviceGraphMemTrim(CUdevice d)
 	pthread_mutex_lock(&lock);
 	n = unfreed < kept[d] ? kept[d] - unfreed : 0;
 	kept[d] -= n;
+	ending[d] += n;
 	pthread_mutex_unlock(&lock);
 	give(d, n);
+	pthread_mutex_lock(&lock);
+	ending[d] -= n;
+	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
 }
 
@@ -144,7 +149,7 @@ CUresult cuDeviceGetGraphMemAttribute(CUdevice d, int what, void *v)
 {
 	(void)what;
 	pthread_mutex_lock(&lock);
-	*(uint64_t *)v = kept[d] + launched[d];
+	*(uint64_t *)v = kept[d] + launched[d] + ending[d];
 	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
 }

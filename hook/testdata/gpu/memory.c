@@ -20,7 +20,7 @@ struct piece {
 struct pool {
 	int device;
 	bool host, destroyed;
-	uint64_t used, reserved;
+	uint64_t used, reserved, ending; /* bytes; ending: reserved no more, but not free yet */
 };
 
 CUresult cuMemPoolTrimTo(void *pool, size_t keep);
@@ -81,14 +81,16 @@ static CUresult free_piece(int symbol, const void *at)
 {
 	CUresult r = scripted(symbol);
 	struct piece *p = r ? NULL : unlink_piece(at);
+	bool ends;
 
 	if (!p)
 		return r ? r : CUDA_ERROR_INVALID_VALUE;
 	if (p->pool) {
 		pthread_mutex_lock(&lock);
 		p->pool->used -= p->bytes;
+		ends = p->pool->destroyed && p->pool->used == 0;
 		pthread_mutex_unlock(&lock);
-		if (p->pool->destroyed)
+		if (ends)
 			(void)cuMemPoolTrimTo(p->pool, 0);
 	} else {
 		give(p->device, p->bytes);
@@ -311,15 +313,33 @@ CUresult cuMemPoolTrimTo(void *pool, size_t keep)
 		keep = grain("FAKE_GPU_CHUNK", keep);
 	extra = p->reserved > keep ? p->reserved - keep : 0;
 	p->reserved -= extra;
+	p->ending += extra;
 	pthread_mutex_unlock(&lock);
 	if (!p->host)
 		give(p->device, extra);
+	pthread_mutex_lock(&lock);
+	p->ending -= extra;
+	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
 }
 
-/* A destroyed pool ends with its last allocation. */
-CUresult cuMemPoolDestroy(void *pool) { CUresult r = scripted(SYM_cuMemPoolDestroy); if (r) return r; ((struct pool *)pool)->destroyed = true; return cuMemPoolTrimTo(pool, 0); }
-CUresult cuMemPoolGetAttribute(void *pool, int what, void *v) { (void)what; pthread_mutex_lock(&lock); *(uint64_t *)v = ((struct pool *)pool)->reserved; pthread_mutex_unlock(&lock); return CUDA_SUCCESS; }
+/* A destroyed pool gives its memory back with its last allocation. */
+CUresult cuMemPoolDestroy(void *pool)
+{
+	struct pool *p = pool;
+	CUresult r = scripted(SYM_cuMemPoolDestroy);
+	bool ends;
+
+	if (r)
+		return r;
+	pthread_mutex_lock(&lock);
+	p->destroyed = true;
+	ends = p->used == 0;
+	pthread_mutex_unlock(&lock);
+	return ends ? cuMemPoolTrimTo(pool, 0) : CUDA_SUCCESS;
+}
+
+CUresult cuMemPoolGetAttribute(void *pool, int what, void *v) { (void)what; pthread_mutex_lock(&lock); *(uint64_t *)v = ((struct pool *)pool)->reserved + ((struct pool *)pool)->ending; pthread_mutex_unlock(&lock); return CUDA_SUCCESS; }
 
 static CUresult from_pool(int symbol, CUdeviceptr *out, size_t n, struct pool *p, CUstream s)
 {
