@@ -14,8 +14,8 @@
 # same with a cache of compiled programs; natively, from its start. peak prints the figures of clpeak with these
 # options (all), natively and through the pool. programs runs programs of other
 # projects, natively and through the pool, compares their results and prints a
-# table in Markdown. A program that is not installed is left out with a message;
-# scripts/install-tools.sh installs them. suites does the same for test programs of
+# table in Markdown. A program that is not installed is left out with a message
+# that says how to install it. suites does the same for test programs of
 # OpenCL-CTS that were built in a directory: they write the verdict of each test. TIMEOUT
 # bounds each run, in seconds (600): then the tests count that ended in both.
 #
@@ -177,11 +177,49 @@ program_hashcat() {
 	hashcat -m 0 -a 0 --force --backend-ignore-cuda --potfile-disable -o "$work/found" --outfile-format 2 "$work/hash" "$work/words" >>"$work/log" 2>&1
 	cat "$work/found"
 }
+program_opencv() { OPENCV_OPENCL_DEVICE=${OPENCV_OPENCL_DEVICE:-:CPU:} "${PYTHON:-/usr/bin/python3}" icd/testdata/opencv.py; }
+# The digests of ten frames.
+program_ffmpeg() {
+	local f format
+	for f in avgblur_opencl=sizeX=5 boxblur_opencl=2:1 dilation_opencl erosion_opencl nlmeans_opencl=s=4:p=3:r=5 prewitt_opencl \
+		sobel_opencl transpose_opencl=1 unsharp_opencl=7:7:1.5 deshake_opencl colorkey_opencl=red:0.3:0.1 pad_opencl=400:300:20:20; do
+		format=yuv420p
+		case $f in colorkey* | pad*) format=rgba ;; esac
+		echo "$f"
+		ffmpeg -hide_banner -loglevel error -nostdin -init_hw_device opencl=cl -filter_hw_device cl -f lavfi -i testsrc2=size=320x240:rate=10:duration=1 \
+			-vf "format=$format,hwupload,$f,hwdownload,format=$format" -f framemd5 - | grep -v '^#'
+	done
+}
+# The forces of the same molecules, by OpenCL and by two other ways.
+program_openmm() {
+	"${PYTHON:-/usr/bin/python3}" -m openmm.testInstallation 2>/dev/null | sed -n -e 's/.*OpenCL.*Success.*/OpenCL/p' -e '/Successfully/s/.*- //p' -e '/tolerance/p'
+}
+program_clfft() {
+	local a
+	for a in "-x 1024" "-x 4096 -o" "-x 64 -y 64" "-x 32 -y 16 -z 8" "-x 1000 -y 3" "-x 8192 --double" "-x 2187" "-x 1024 -b 16 -o --inv"; do
+		# shellcheck disable=SC2086 # a list
+		echo "$a: $(clFFT-client -a $a 2>/dev/null | grep -oE 'PASS|FAIL')"
+	done
+}
 needs() {
 	case $1 in
+	opencv) "${PYTHON:-/usr/bin/python3}" -c 'import cv2' 2>/dev/null ;;
+	openmm) "${PYTHON:-/usr/bin/python3}" -c 'import openmm' 2>/dev/null ;;
+	clfft) command -v clFFT-client >/dev/null ;;
 	pyopencl) "${PYTHON:-/usr/bin/python3}" -c 'import pyopencl' 2>/dev/null ;;
 	clblast) command -v clblast_test_xaxpy >/dev/null ;;
 	*) command -v "$1" >/dev/null ;;
+	esac
+}
+
+# remedy NAME says how to install a program. install-tools.sh leaves out the large ones, which no test needs.
+remedy() {
+	case $1 in
+	opencv) echo "apt install python3-opencv" ;;
+	ffmpeg) echo "apt install ffmpeg" ;;
+	openmm) echo "apt install python3-simtk libopenmm-plugins" ;;
+	clfft) echo "apt install clfft-client" ;;
+	*) echo scripts/install-tools.sh ;;
 	esac
 }
 
@@ -196,14 +234,15 @@ ended() {
 
 programs() {
 	local name bad=0 result late
-	[ $# -gt 0 ] || set -- clinfo clpeak pyopencl clblast hashcat
+	[ $# -gt 0 ] || set -- clinfo clpeak pyopencl clblast hashcat opencv ffmpeg openmm clfft
 	export -f program_clinfo program_clpeak program_pyopencl program_clblast program_hashcat
+	export -f program_opencv program_ffmpeg program_openmm program_clfft
 	export work
 	echo "| program | lines | result |"
 	echo "|---|---|---|"
 	for name; do
 		needs "$name" || {
-			printf '%s: %s is not installed and left out; remedy: scripts/install-tools.sh\n' "$me" "$name" >&2
+			printf '%s: %s is not installed and left out; remedy: %s\n' "$me" "$name" "$(remedy "$name")" >&2
 			continue
 		}
 		late=
