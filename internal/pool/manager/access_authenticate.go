@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
+	"time"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
@@ -199,8 +200,9 @@ type call struct {
 	changes   bool
 	recorded  bool // a transaction has the audit entry
 
-	open  bool  // limits counts it among the open calls of its caller; guarded by limits.mu, as is
-	bytes int64 // the part of its body that has arrived
+	held  time.Duration // for which it has kept the manager's lock
+	open  bool          // limits counts it among the open calls of its caller; guarded by limits.mu, as is
+	bytes int64         // the part of its body that has arrived
 }
 
 type callKey struct{}
@@ -255,7 +257,10 @@ func (m *Manager) Protect(next http.Handler) http.Handler {
 		}
 		switch {
 		case err == nil:
-			defer m.limits.closeCall(callFrom(ctx))
+			defer func() {
+				m.limits.closeCall(callFrom(ctx))
+				m.limits.charge(callFrom(ctx), m.cfg.Now())
+			}()
 			r = r.WithContext(ctx)
 			m.limits.boundBody(w, r, mayCall(r))
 			next.ServeHTTP(w, r)
