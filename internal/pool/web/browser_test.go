@@ -30,6 +30,7 @@ func TestBrowser(t *testing.T) {
 	t.Run("keyboard", func(t *testing.T) { browserKeyboard(t, b, w) })
 	t.Run("keys", func(t *testing.T) { browserKeys(t, b, w) })
 	t.Run("cordon", func(t *testing.T) { browserCordon(t, b, w) })
+	t.Run("forms", func(t *testing.T) { browserForms(t, b, w) })
 	t.Run("double click", func(t *testing.T) { browserDoubleClick(t, b, w) })
 	t.Run("theme", func(t *testing.T) { browserTheme(t, b, w) })
 	t.Run("sign in", func(t *testing.T) { browserSignIn(t, b, w) })
@@ -159,6 +160,27 @@ func browserCordon(t *testing.T, b *browser, w *world) {
 	if err != nil || g.Msg.Gpu.Cordoned {
 		t.Errorf("the GPU is cordoned: %v, %v", g, err)
 	}
+}
+
+// A form that is open stays itself when others appear above it or go.
+func browserForms(t *testing.T, b *browser, w *world) {
+	id := w.create(&dxpuv1.LeaseSpec{Count: 1, Model: "DX200", HostId: "h07", Tenant: "vision"})
+	p := b.open(t, w.url+"/ui/leases/"+id, 1200, 900)
+	p.withoutPolling()
+	p.goTo(w.url + "/ui/leases/" + id)
+	p.wait("the stream", `document.getElementById("status").dataset.state === "live"`)
+	forms := `[...document.querySelectorAll(".actions details")].map(d => d.querySelector("summary").textContent + (d.open ? " open" : "")).join()`
+	p.eval(`document.querySelector(".actions summary").click()`)
+	if got := p.eval(forms); got != "Delete… open" {
+		t.Fatalf("the forms are %v", got)
+	}
+	w.settle() // the lease becomes active
+	p.wait("the form that resizes it", forms+`.includes("Resize…")`)
+	if got := p.eval(forms).(string); !strings.Contains(got, "Delete… open") || strings.Count(got, " open") != 1 {
+		t.Errorf("the forms are %s", got)
+	}
+	p.eval(`document.querySelector("button[value=delete]").click()`)
+	w.settle()
 }
 
 // A double click on the button of the form makes one lease.
