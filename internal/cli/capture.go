@@ -156,7 +156,11 @@ func (o *captureOptions) run(cmd *cobra.Command) (err error) {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		err = nil
 	}
-	fmt.Fprintf(cmd.ErrOrStderr(), "%d TLPs captured, %d dropped\n", written, dropped)
+	advice := ""
+	if dropped > 0 && !cmd.Flags().Changed("snaplen") {
+		advice = ": --snaplen 64 captures the headers alone, of more TLPs"
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "%d TLPs captured, %d dropped%s\n", written, dropped, advice)
 	return err
 }
 
