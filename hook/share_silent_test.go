@@ -102,3 +102,40 @@ func TestShareSilentAgent(t *testing.T) {
 	early.end()
 	c.until("nothing is left", func() bool { s := c.share("a"); return s.Used == 0 && len(s.Processes) == 0 })
 }
+
+// A program that is stopped with a kernel in flight, as by Ctrl-Z, keeps the programs of other
+// shares waiting for a moment only, and goes on later.
+func TestServedStoppedProgram(t *testing.T) {
+	s := serveShares(t, "gemini")
+	x := newSharing(t, 0)
+	var all []*sharer
+	for _, name := range []string{"a", "b"} {
+		made, err := s.api.Create(t.Context(), agent.Part{ID: name, Memory: 1000})
+		if err != nil {
+			t.Fatal(err)
+		}
+		x.env = []string{"DXPU_SHARE=" + made.Socket, "FAKE_GPU_CLOCK=step"} // a kernel ends when its program waits for it
+		p := x.start(t)
+		p.do(success, "init")
+		all = append(all, p)
+	}
+	for range 3 {
+		all[0].do(success, "launch cuLaunchKernel")
+	}
+	stopOrContinue(t, all[0].cmd.Process, syscall.SIGSTOP)
+	for range 3 {
+		all[1].do(success, "launch cuLaunchKernel")
+		all[1].do(success, "sync")
+	}
+	stopOrContinue(t, all[0].cmd.Process, syscall.SIGCONT)
+	all[0].do(success, "sync")
+	all[0].do(success, "launch cuLaunchKernel")
+	all[0].do(success, "sync")
+	s.until("all launches are counted", func() bool { return s.share("a").Launches == 4 && s.share("b").Launches == 3 })
+	if wrong := s.share("a").Processes[0].Wrong; wrong > 0 {
+		t.Errorf("%d messages of the program were not expected", wrong)
+	}
+	for _, p := range all {
+		p.end()
+	}
+}

@@ -233,6 +233,7 @@ func (a *Agent) beats(ctx context.Context) error {
 	defer tick.Stop()
 	for {
 		a.beatLocked(a.enter())
+		a.stallLocked()
 		if a.now() >= a.settleAt {
 			a.settleAt = machine.Never
 			a.broker.Settle(a.now())

@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net"
@@ -120,25 +121,34 @@ func peerOf(c *net.UnixConn) (peer, error) {
 	return p, errors.Join(err, failed)
 }
 
-// startOf returns the start time of a process in clock ticks since the boot of the
-// machine: field 22 of /proc/PID/stat (proc_pid_stat(5)).
-func startOf(pid int) (uint64, error) {
+// statOf returns the fields of /proc/PID/stat (proc_pid_stat(5)) from the third one on, which is
+// the state.
+func statOf(pid int) ([]string, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return nil, err
+	}
+	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:])) // the name may have any bytes
+	if len(fields) <= statStart {
+		return nil, fmt.Errorf("/proc/%d/stat: has %d fields", pid, len(fields))
+	}
+	return fields, nil
+}
+
+// statStart is the place of the start time in the result of statOf.
+const statStart = 22 - 3
+
+// startOf returns the start time of a process in clock ticks since the boot of the machine.
+func startOf(pid int) (uint64, error) {
+	fields, err := statOf(pid)
 	if err != nil {
 		return 0, err
 	}
-	_, rest, ok := strings.Cut(string(text), ") ") // a name may have spaces; that it may have ") " too:
-	for {
-		_, next, more := strings.Cut(rest, ") ")
-		if !more {
-			break
-		}
-		rest = next
-	}
-	fields := strings.Fields(rest)
-	const start = 22 - 3 // the first field of rest is the third one
-	if !ok || len(fields) <= start {
-		return 0, fmt.Errorf("/proc/%d/stat: has %d fields", pid, len(fields))
-	}
-	return strconv.ParseUint(fields[start], 10, 64)
+	return strconv.ParseUint(fields[statStart], 10, 64)
+}
+
+// isStopped reports whether a process is stopped by a signal or a debugger.
+func isStopped(pid int) bool {
+	fields, err := statOf(pid)
+	return err == nil && (fields[0] == "T" || fields[0] == "t")
 }

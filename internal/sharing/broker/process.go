@@ -203,6 +203,21 @@ func (b *Broker) Receive(now time.Duration, id ProcessID, m wire.Message) {
 	}
 }
 
+// Late returns the processes with a launch in flight for at least a time.
+func (b *Broker) Late(now, least time.Duration) (out []ProcessID) {
+	for _, g := range b.gates {
+		out = g.Late(now, least, out)
+	}
+	return out
+}
+
+// Stall says that a process is stopped: others do not wait for its launches.
+func (b *Broker) Stall(now time.Duration, id ProcessID) {
+	for _, g := range b.gates {
+		g.Stall(now, id)
+	}
+}
+
 // clampTime returns nanoseconds of a message as a duration.
 func clampTime(ns uint64) time.Duration { return time.Duration(min(ns, uint64(24*time.Hour))) }
 

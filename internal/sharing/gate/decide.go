@@ -184,6 +184,7 @@ func (g *Gate) Count(now time.Duration, id ProcessID, launches uint64, busy time
 	if p == nil {
 		return
 	}
+	g.hear(p)
 	busy = min(max(busy, 0), g.now-p.told)
 	// No GPU takes more than ten launches each microsecond.
 	launches = min(launches, uint64(max(g.now-p.told, 0)/100))
@@ -275,7 +276,7 @@ func (g *Gate) permit(c *client) {
 	g.begin(c)
 	c.flights = append(c.flights, flight{id: c.launch, since: g.now})
 	last := len(c.flights) - 1
-	if c.held || len(c.queue) == 0 {
+	if c.held || c.first() < 0 {
 		g.complete(c, last, 0)
 		g.calm(c)
 		return
@@ -286,9 +287,14 @@ func (g *Gate) permit(c *client) {
 
 // start gives a flight to the first launch of the queue.
 func (g *Gate) start(c *client, f *flight) {
-	w := c.queue[0]
-	c.queue[0] = waiting{}
-	c.queue = c.queue[1:] // the others stay where they are: they may be thousands
+	i := c.first()
+	w := c.queue[i]
+	if i == 0 {
+		c.queue[0] = waiting{}
+		c.queue = c.queue[1:] // the others stay where they are: they may be thousands
+	} else {
+		c.queue = slices.Delete(c.queue, i, i+1)
+	}
 	f.process, f.launch, f.since = w.process, w.launch, g.now
 	if w.launch.Started {
 		f.since = w.since

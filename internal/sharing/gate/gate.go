@@ -125,6 +125,8 @@ type process struct {
 	busy    bool // it launched since its last Idle
 	usage   Usage
 	told    time.Duration // of the last Count
+	stalled bool          // stopped: its launches wait
+	overdue []overdue
 }
 
 // openPolicies never withhold a permit: their shares are kept by the hardware.
@@ -306,6 +308,7 @@ func (g *Gate) Launch(now time.Duration, id ProcessID, l Launch) bool {
 	if p == nil || p.waiting >= MaxWaiting {
 		return false
 	}
+	g.hear(p)
 	p.waiting++
 	c := p.client
 	c.queue = append(c.queue, waiting{p, l, g.now})
@@ -320,15 +323,16 @@ func (g *Gate) Launch(now time.Duration, id ProcessID, l Launch) bool {
 
 // present tells the policy of the first launch of the queue.
 func (g *Gate) present(c *client) {
-	if c.known || c.held || len(c.queue) == 0 {
+	first := c.first()
+	if c.known || c.held || first < 0 {
 		return
 	}
 	c.known = true
 	c.launch++
-	k := g.kernel(c, c.queue[0].launch)
+	k := g.kernel(c, c.queue[first].launch)
 	k.First = !c.inBurst
 	c.inBurst = true
-	g.policy.Receive(g.now, share.Event{Kind: share.Launch, Client: c.id, Launch: c.launch, Kernel: k, Ran: c.queue[0].launch.before()})
+	g.policy.Receive(g.now, share.Event{Kind: share.Launch, Client: c.id, Launch: c.launch, Kernel: k, Ran: c.queue[first].launch.before()})
 }
 
 // kernel describes a launch to the policy. A multiprocessor has room for ThreadsPerSM.
@@ -351,10 +355,11 @@ func (g *Gate) Done(now time.Duration, id ProcessID, launch uint64, ran time.Dur
 	if p == nil {
 		return false
 	}
+	g.hear(p)
 	c := p.client
 	i := slices.IndexFunc(c.flights, func(f flight) bool { return f.process == p && f.launch.ID == launch })
 	if i < 0 {
-		return g.doneBefore(p, launch, ran)
+		return g.doneBefore(p, launch, ran) || g.doneLate(p, launch, ran)
 	}
 	g.complete(c, i, ran)
 	g.calm(c)
@@ -422,10 +427,14 @@ func (l Launch) before() time.Duration {
 // charge adds the time of a launch, which the gate has known since a time, to what its client
 // has used.
 func (g *Gate) charge(p *process, l Launch, since, ran time.Duration) {
+	p.client.note(l, ran)
+	g.bill(p, l, since, ran)
+}
+
+func (g *Gate) bill(p *process, l Launch, since, ran time.Duration) {
 	c := p.client
 	p.usage.Busy += ran
 	c.usage.Busy += ran
-	c.note(l, ran)
 	k := g.kernel(c, l)
 	for _, m := range []*meter.Meter{&c.meter, &g.total} {
 		m.Ran(g.now, max(ran-(g.now-since), 0))
@@ -448,7 +457,12 @@ func (c *client) note(l Launch, ran time.Duration) {
 // its processes wait and nothing runs.
 func (g *Gate) Idle(now time.Duration, id ProcessID) {
 	g.now = max(g.now, now)
-	if p := g.processes[id]; p != nil && p.waiting == 0 {
+	p := g.processes[id]
+	if p == nil {
+		return
+	}
+	g.hear(p)
+	if p.waiting == 0 {
 		g.setBusy(p, false)
 		g.calm(p.client)
 		g.decide()
@@ -469,7 +483,7 @@ func (g *Gate) setBusy(p *process, busy bool) {
 
 // calm ends the burst of a client if it is over.
 func (g *Gate) calm(c *client) {
-	if c.inBurst && c.busy == 0 && !c.known && len(c.queue) == 0 && len(c.flights) == 0 {
+	if c.inBurst && c.busy == 0 && !c.known && c.first() < 0 && len(c.flights) == 0 {
 		c.inBurst = false
 		g.policy.Receive(g.now, share.Event{Kind: share.Idle, Client: c.id})
 	}

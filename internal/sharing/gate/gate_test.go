@@ -34,6 +34,8 @@ type program struct {
 	twice  bool                              // it tells each end twice
 	copies func(n int) time.Duration         // before its n-th kernel, in the same stream
 	late   func(n int) time.Duration         // until it tells the end
+	stops  int                               // kernels until it is stopped, and tells no end; 0: never
+	untold []gate.Permit
 }
 
 // world is a GPU that runs one kernel at a time, in the order of the permits.
@@ -129,7 +131,9 @@ func (w *world) start() {
 
 func (w *world) ended(p *program, x gate.Permit) {
 	w.busy = false
-	if !p.gone {
+	if p.stops > 0 && len(p.spans) >= p.stops {
+		p.untold = append(p.untold, x)
+	} else if !p.gone {
 		p.ran += p.kernel
 		p.out--
 		w.done(p, x.Launch)
