@@ -142,3 +142,12 @@ func (r *tenant) grown(handle int, n uint64) {
 		}
 	}
 }
+
+// Packets that are almost right have a turn each if they take one, or none, and the part computes
+// afterwards as before.
+func TestMutatedTurns(t *testing.T) {
+	_, r := divide(t, 256<<20)
+	r.mutated(100)
+	r.enable()
+	r.addVectors(1000)
+}
