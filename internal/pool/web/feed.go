@@ -1,13 +1,13 @@
 package web
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
 	"slices"
+	"sort"
 	"sync"
 
 	"connectrpc.com/connect"
@@ -52,7 +52,7 @@ type feedEvent struct {
 func (f *feed) after(revision uint64) (events []*feedEvent, at uint64, more <-chan struct{}, ok, over bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	i, _ := slices.BinarySearchFunc(f.events, revision+1, func(e *feedEvent, r uint64) int { return cmp.Compare(e.event.Revision, r) })
+	i := sort.Search(len(f.events), func(i int) bool { return f.events[i].event.Revision > revision })
 	// add appends to the slice or replaces it, so the returned part does not change.
 	return f.events[i:len(f.events):len(f.events)], f.at, f.more, revision >= f.start, f.over
 }

@@ -398,6 +398,29 @@ func TestStreamsAreBounded(t *testing.T) {
 	})
 }
 
+// A browser that claims to have seen the last of all revisions gets no event, and not the
+// same ones again with each new one.
+func TestForgedRevision(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newFakeAPI()
+		s := serve(a)
+		honest := watch(t, s, "operator", "rows=1")
+		a.happen(3, "x")
+		later()
+		forger := watch(t, s, "operator", "rows=1&after=18446744073709551615")
+		for range 5 {
+			a.happen(1, "x")
+			later()
+		}
+		wantIDs(t, "the honest one", honest.got("change"), numbers(1, 8))
+		if got := forger.got("change"); len(got) > 0 {
+			t.Errorf("the forger gets %v", got)
+		}
+		honest.cancel()
+		forger.cancel()
+	})
+}
+
 // A tenant cannot take the streams of the operators and of other tenants.
 func TestStreamsOfTenantsAreBounded(t *testing.T) {
 	c := viewers{open: map[string]int{}}
