@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -83,6 +84,37 @@ func TestShareOtherContext(t *testing.T) {
 		t.Errorf("DONE %+v, want the 100 us of the kernel", a.last(done))
 	}
 	p.end()
+}
+
+// A program that waits for one GPU and then for another one ends its bursts on both.
+func TestShareIdleOfEachGPU(t *testing.T) {
+	const second = 128 // from a word of the first GPU to that of the second one
+	x := newSharing(t, 1000, "FAKE_GPU_DEVICES=2")
+	a := x.agent
+	a.set32(pageCount, 2)
+	a.set32(gpuGate, 1)
+	a.set32(gpuGate+second, 1)
+	a.set32(gpuWindow+second, 16)
+	a.set64(gpuLimit+second, 1000)
+	p := x.start(t)
+	p.do(success, "init")
+	p.do(success, "other 1")
+	p.do(success, "launch cuLaunchKernel")
+	p.do(success, "launch-other")
+	p.do(success, "sync")
+	p.do(success, "context 1")
+	p.do(success, "sync")
+	p.end()
+	a.await("EXIT", func() bool { return a.count(exit) == 1 })
+	var got []uint32
+	for _, m := range a.messages() {
+		if m.kind == idle {
+			got = append(got, m.gpu)
+		}
+	}
+	if !slices.Equal(got, []uint32{0, 1}) {
+		t.Errorf("IDLE of the GPUs %v, want 0 and 1", got)
+	}
 }
 
 // A process that ends does not wait for an answer, whatever its own handlers wait for.
