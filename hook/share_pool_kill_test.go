@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -43,12 +42,9 @@ func newPoolKills(t *testing.T, seed uint64) *poolKills {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := l.Addr().String()
-	_ = l.Close()
+	// The manager comes back at its address. No other process has a port of this one.
+	pid := os.Getpid()
+	address := fmt.Sprintf("127.%d.%d.%d:29471", 1+pid>>14&0x7f, pid>>7&0x7f, 1+pid&0x7f)
 	in := func(name string) string { return filepath.Join(dir, name) }
 	k := &poolKills{
 		served: &served{t: t, api: agent.NewClient(in("run"))}, dir: dir, dxpu: buildDXPU(t), manager: "http://" + address,
