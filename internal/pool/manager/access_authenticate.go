@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
-	"time"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
@@ -200,9 +199,8 @@ type call struct {
 	changes   bool
 	recorded  bool // a transaction has the audit entry
 
-	held  time.Duration // for which it has kept the manager's lock
-	open  bool          // limits counts it among the open calls of its caller; guarded by limits.mu, as is
-	bytes int64         // the part of its body that has arrived
+	open  bool  // limits counts it among the open calls of its caller; guarded by limits.mu, as is
+	bytes int64 // the part of its body that has arrived
 }
 
 type callKey struct{}
@@ -257,10 +255,7 @@ func (m *Manager) Protect(next http.Handler) http.Handler {
 		}
 		switch {
 		case err == nil:
-			defer func() {
-				m.limits.closeCall(callFrom(ctx))
-				m.limits.charge(callFrom(ctx), m.cfg.Now())
-			}()
+			defer m.limits.closeCall(callFrom(ctx))
 			r = r.WithContext(ctx)
 			m.limits.boundBody(w, r, mayCall(r))
 			next.ServeHTTP(w, r)

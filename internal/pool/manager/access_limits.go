@@ -33,11 +33,7 @@ const (
 	// one address. It suffices for a rack that enrols with a wrong token, and
 	// not for guessing tokens.
 	unauthenticatedRate = 10
-	// callCost is the time for which a call may keep the lock of the state. One that takes
-	// longer counts once more for each: a refusal can take 20 ms with 100,000 GPUs, and
-	// 500 of them a second would leave nothing to other callers.
-	callCost     = 500 * time.Microsecond
-	burstSeconds = 5 // the number of seconds whose unused calls may be made at once
+	burstSeconds        = 5 // the number of seconds whose unused calls may be made at once
 	// maxLimiters bounds the limiters of a kind, 100 bytes each. Callers beyond
 	// it share one limiter.
 	maxLimiters = 1 << 16
@@ -122,16 +118,6 @@ func (l *limiters) take(key string, now time.Time) (wait time.Duration, ok bool)
 	return l.wait(r, now), false
 }
 
-// charge uses n more calls of a caller's allowance, which may be less than none afterwards.
-func (l *limiters) charge(key string, n int, now time.Time) {
-	if math.IsInf(float64(l.rate), 1) {
-		return
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.limiterOf(key, now).ReserveN(now, min(n, l.burst))
-}
-
 // empty reports whether a caller has no allowance left, and for how long.
 func (l *limiters) empty(key string, now time.Time) (wait time.Duration, yes bool) {
 	l.mu.Lock()
@@ -191,7 +177,7 @@ func network(peer string) string {
 // tooMany is the answer to a caller without allowance.
 func tooMany(whose string, wait time.Duration) error {
 	seconds := int(math.Ceil(max(wait, time.Second).Seconds()))
-	err := connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("too many calls %s: try again in %d s, and call less often (one that keeps the manager busy for long counts as several)", whose, seconds))
+	err := connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("too many calls %s: try again in %d s, and call less often", whose, seconds))
 	err.Meta().Set("Retry-After", strconv.Itoa(seconds))
 	return err
 }
@@ -210,47 +196,24 @@ func (l *limits) admit(c *call, now time.Time) error {
 	if l.isLocal(c) {
 		return nil
 	}
-	if c.isStranger() {
+	kind, key, whose := l.people, c.caller.Actor, "by "+c.caller.Actor
+	switch {
+	case c.caller.IsNode():
+		kind = l.nodes
+	case c.caller.Actor != auth.Anonymous:
+	case c.caller.Role == dxpuv1.Role_ROLE_UNSPECIFIED:
 		if wait, yes := l.unauthenticated.empty(network(c.peer), now); yes {
 			return tooMany(withoutCredentialFrom+network(c.peer), wait)
 		}
 		return nil
+	default:
+		kind, key = l.networks, network(c.peer)
+		whose = "from " + key
 	}
-	if wait, ok := l.of(c).take(c.key(), now); !ok {
-		return tooMany(c.whose(), wait)
+	if wait, ok := kind.take(key, now); !ok {
+		return tooMany(whose, wait)
 	}
 	return nil
-}
-
-// isStranger reports whether a call has no credential and needs one.
-func (c *call) isStranger() bool {
-	return c.caller.Actor == auth.Anonymous && c.caller.Role == dxpuv1.Role_ROLE_UNSPECIFIED
-}
-
-// whose names the caller in the answer to a call too many.
-func (c *call) whose() string {
-	if c.caller.Actor == auth.Anonymous {
-		return "from " + c.key()
-	}
-	return "by " + c.caller.Actor
-}
-
-// of returns the limiters of a caller with a role.
-func (l *limits) of(c *call) *limiters {
-	switch {
-	case c.caller.IsNode():
-		return l.nodes
-	case c.caller.Actor == auth.Anonymous:
-		return l.networks
-	}
-	return l.people
-}
-
-// charge counts the time for which a call has kept the manager's lock.
-func (l *limits) charge(c *call, now time.Time) {
-	if n := int(c.held / callCost); n > 0 && !l.isLocal(c) && !c.isStranger() {
-		l.of(c).charge(c.key(), n, now)
-	}
 }
 
 const withoutCredentialFrom = "without a valid credential from "

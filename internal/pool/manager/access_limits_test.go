@@ -81,51 +81,6 @@ func TestFloods(t *testing.T) {
 	}
 }
 
-// A call that keeps the lock for long counts as several, for its caller alone.
-func TestLongCallsCountMore(t *testing.T) {
-	w := newAccessWorld(t)
-	const long = 50 * time.Millisecond
-	h := w.m.Protect(http.HandlerFunc(func(res http.ResponseWriter, r *http.Request) {
-		if err := w.m.viewIn(r.Context(), func(*tx) error {
-			w.clock.pass(long / 2)
-			return nil
-		}); err != nil {
-			t.Error(err)
-		}
-		if err := w.m.update(r.Context(), func(*tx) error {
-			w.clock.pass(long / 2)
-			return nil
-		}); err != nil {
-			t.Error(err)
-		}
-		res.WriteHeader(http.StatusNoContent)
-	}))
-	ask := func(h http.Handler, caller string) int {
-		r := httptest.NewRequest(http.MethodPost, whoAmI, strings.NewReader("{}"))
-		r.Header.Set("Content-Type", "application/json")
-		r.Header.Set("Authorization", "Bearer "+w.secrets[caller])
-		r.RemoteAddr = "192.0.2.7:1"
-		res := httptest.NewRecorder()
-		h.ServeHTTP(res, r)
-		return res.Code
-	}
-	passed := 0
-	for ask(h, "tenant") == http.StatusNoContent {
-		passed++
-	}
-	// Each takes 101 of the allowance, of which 25 come back meanwhile.
-	if want := 1 + defaultCallRate*burstSeconds/(1+int(long/callCost)-defaultCallRate*int(long/time.Millisecond)/1000); passed != want {
-		t.Errorf("%d calls of %v passed, want %d", passed, long, want)
-	}
-	if code := ask(w.handler, "operator"); code != http.StatusOK {
-		t.Errorf("another caller gets %d", code)
-	}
-	w.clock.pass(time.Second)
-	if code := ask(w.handler, "tenant"); code != http.StatusOK {
-		t.Errorf("a second later the caller gets %d", code)
-	}
-}
-
 // Callers on the machine of an open manager are not limited, others are.
 func TestFloodsOfOpenManagers(t *testing.T) {
 	count := func(open Open, peer string) (passed int) {

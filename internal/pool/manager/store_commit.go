@@ -202,19 +202,10 @@ func (m *Manager) wait(ctx context.Context, c *commit) error {
 func (m *Manager) update(ctx context.Context, fn func(*tx) error) error {
 	return m.withEnded(ctx, func() error {
 		m.mu.Lock()
-		begin := m.cfg.Now()
 		c, err := m.updateLocked(ctx, fn)
-		m.holdLocked(ctx, begin)
 		m.mu.Unlock()
 		return m.answer(ctx, c, err)
 	})
-}
-
-// holdLocked notes for how long a call has kept the lock.
-func (m *Manager) holdLocked(ctx context.Context, since time.Time) {
-	if c := callFrom(ctx); c != nil {
-		c.held += m.cfg.Now().Sub(since)
-	}
 }
 
 // answer waits until everything is durable on which the answer builds, be it
@@ -277,9 +268,7 @@ func (m *Manager) viewOnce(ctx context.Context, fn func(*tx) error) error {
 		m.mu.Unlock()
 		return err
 	}
-	now := m.cfg.Now()
-	err = fn(m.readLocked(now))
-	m.holdLocked(ctx, now)
+	err = fn(m.readLocked(m.cfg.Now()))
 	c := m.last
 	m.mu.Unlock()
 	if werr := m.wait(ctx, c); connect.CodeOf(werr) == connect.CodeUnavailable {
