@@ -36,13 +36,13 @@ func strictCodecs() connect.HandlerOption {
 }
 
 // checkElements returns an error if an encoded request has too many elements. count is
-// called only for a request that is long enough: an element takes two bytes.
+// called only for a request that is long enough: an element takes a byte.
 func checkElements(raw []byte, m proto.Message, count func(limit int) int) error {
 	limit := maxElements
 	if _, ok := m.(*dxpuv1.ReportRequest); ok {
 		limit = maxReportElements
 	}
-	if len(raw) > 2*limit && count(limit) > limit {
+	if len(raw) > limit && count(limit) > limit {
 		return fmt.Errorf("the request has more than %d messages and elements of lists and maps", limit)
 	}
 	return nil
@@ -90,14 +90,39 @@ func protoElements(raw []byte, d protoreflect.MessageDescriptor, limit, depth in
 		if f == nil || f.Message() == nil && !f.IsList() {
 			continue
 		}
-		n++
-		if f.Message() != nil && kind == protowire.BytesType {
-			_, _, tag := protowire.ConsumeTag(field)
-			value, _ := protowire.ConsumeBytes(field[tag:])
-			n += protoElements(value, f.Message(), limit-n, depth-1)
+		if kind != protowire.BytesType {
+			n++
+			continue
 		}
+		_, _, tag := protowire.ConsumeTag(field)
+		value, _ := protowire.ConsumeBytes(field[tag:])
+		if f.Message() == nil {
+			n += listElements(f.Kind(), value)
+			continue
+		}
+		n += 1 + protoElements(value, f.Message(), limit-n, depth-1)
 	}
 	return n
+}
+
+// listElements returns the number of elements of a field of a list: those of a packed
+// list (https://protobuf.dev/programming-guides/encoding/#packed), or one.
+func listElements(kind protoreflect.Kind, value []byte) (n int) {
+	switch kind {
+	case protoreflect.StringKind, protoreflect.BytesKind:
+		return 1
+	case protoreflect.Fixed32Kind, protoreflect.Sfixed32Kind, protoreflect.FloatKind:
+		return len(value) / 4
+	case protoreflect.Fixed64Kind, protoreflect.Sfixed64Kind, protoreflect.DoubleKind:
+		return len(value) / 8
+	default: // the last byte of a varint is below 0x80
+		for _, b := range value {
+			if b < 0x80 {
+				n++
+			}
+		}
+		return n
+	}
 }
 
 // strictJSON decodes requests of people and scripts. It refuses unknown fields
