@@ -211,7 +211,7 @@ func callFrom(ctx context.Context) *call {
 	return c
 }
 
-// admit authenticates a request and returns the context of its call, which is open.
+// admit authenticates a request and returns the context of its call.
 func (m *Manager) admit(r *http.Request) (context.Context, error) {
 	c := &call{request: r, procedure: r.URL.Path, peer: r.RemoteAddr, caller: auth.Identity{Actor: auth.Anonymous}}
 	now := m.cfg.Now()
@@ -233,9 +233,6 @@ func (m *Manager) admit(r *http.Request) (context.Context, error) {
 	if err := m.limited(r.Context(), c, m.limits.admit(c, now)); err != nil {
 		return nil, err
 	}
-	if err := m.limited(r.Context(), c, m.limits.openCall(c)); err != nil {
-		return nil, err
-	}
 	return context.WithValue(auth.With(r.Context(), id), callKey{}, c), nil
 }
 
@@ -245,6 +242,9 @@ func (m *Manager) Protect(next http.Handler) http.Handler {
 	errs := connect.NewErrorWriter()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx, err := m.admit(r)
+		if err == nil {
+			err = m.limited(ctx, callFrom(ctx), m.limits.openCall(callFrom(ctx)))
+		}
 		if err != nil {
 			m.metrics.call(r.URL.Path, err)
 		}

@@ -271,6 +271,11 @@ func TestCallsAreClosed(t *testing.T) {
 			callJSON(w.handler, "/dxpu.v1."+procedure, w.secrets[caller], "192.0.2.7:1", []byte("{"))
 		}
 	}
+	for _, secret := range w.secrets {
+		r := httptest.NewRequest(http.MethodGet, "/metrics", nil)
+		r.Header.Set("Authorization", "Bearer "+secret)
+		w.m.serveMetrics(httptest.NewRecorder(), r)
+	}
 	if len(w.m.limits.using) > 0 || len(w.m.limits.streams) > 0 {
 		t.Errorf("there remain %v, %v", w.m.limits.using, w.m.limits.streams)
 	}
