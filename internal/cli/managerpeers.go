@@ -38,7 +38,7 @@ func boundPeers(next http.Handler) http.Handler {
 		if r.Body != http.NoBody && c.SetReadDeadline(time.Now().Add(bodyTimeout)) == nil {
 			r.Body = &peerBody{r.Body, c}
 		}
-		next.ServeHTTP(&peerWriter{w, c}, r)
+		next.ServeHTTP(&peerWriter{ResponseWriter: w, c: c}, r)
 		_ = c.SetWriteDeadline(time.Now().Add(answerTimeout)) // of what the server still has
 	})
 }
@@ -57,21 +57,24 @@ func (b *peerBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// peerWriter bounds the time of each write. A deadline that is set before a write would also
-// end an HTTP/2 stream on which nothing happens after it.
+// peerWriter bounds the time of each write. Between them there is no deadline: it would end an
+// HTTP/2 stream on which nothing happens.
 type peerWriter struct {
 	http.ResponseWriter
-	c *http.ResponseController
+	c   *http.ResponseController
+	own bool // the handler has set a deadline
 }
 
 func (w *peerWriter) Write(p []byte) (int, error) {
-	defer w.begin().Stop()
+	w.limit(answerTimeout)
+	defer w.limit(0)
 	return w.ResponseWriter.Write(p)
 }
 
 // FlushError is for [http.ResponseController].
 func (w *peerWriter) FlushError() error {
-	defer w.begin().Stop()
+	w.limit(answerTimeout)
+	defer w.limit(0)
 	return w.c.Flush()
 }
 
@@ -81,8 +84,22 @@ func (w *peerWriter) Flush() { _ = w.FlushError() }
 // Unwrap is for [http.ResponseController].
 func (w *peerWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-func (w *peerWriter) begin() *time.Timer {
-	return time.AfterFunc(answerTimeout, func() { _ = w.c.SetWriteDeadline(time.Unix(1, 0)) })
+// SetWriteDeadline is for [http.ResponseController]. A handler's deadline replaces that of each write.
+func (w *peerWriter) SetWriteDeadline(at time.Time) error {
+	w.own = !at.IsZero()
+	return w.c.SetWriteDeadline(at)
+}
+
+// limit sets the time for what follows; 0: none.
+func (w *peerWriter) limit(d time.Duration) {
+	if w.own {
+		return
+	}
+	var at time.Time
+	if d > 0 {
+		at = time.Now().Add(d)
+	}
+	_ = w.c.SetWriteDeadline(at) // not all connections have deadlines
 }
 
 // boundListener closes connections beyond a number, all together and from one address that

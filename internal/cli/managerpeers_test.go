@@ -128,6 +128,10 @@ func TestSlowPeers(t *testing.T) {
 		{"an answer", "GET / HTTP/1.1\r\nHost: x\r\n\r\n", func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = w.Write(make([]byte, 1<<20))
 		}, answerTimeout},
+		{"an answer with a time of its own", "GET / HTTP/1.1\r\nHost: x\r\n\r\n", func(w http.ResponseWriter, _ *http.Request) {
+			_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(5 * time.Second))
+			_, _ = w.Write(make([]byte, 1<<20))
+		}, 5 * time.Second},
 		{"a short answer", "GET / HTTP/1.1\r\nHost: x\r\n\r\n", func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, "ok")
 		}, answerTimeout},

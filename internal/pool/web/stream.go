@@ -249,11 +249,11 @@ func (o *eventWriter) begin() bool {
 	return o.write("retry: 1000\n\n")
 }
 
-// write writes and flushes. A deadline that is set before would also end a stream of HTTP/2
-// on which nothing happens afterwards.
+// write writes and flushes. Afterwards there is no deadline: it would end a stream of HTTP/2 on
+// which nothing happens.
 func (o *eventWriter) write(s string) bool {
-	late := time.AfterFunc(o.timeout, func() { _ = o.rc.SetWriteDeadline(time.Unix(1, 0)) }) // not all connections have deadlines
-	defer late.Stop()
+	_ = o.rc.SetWriteDeadline(time.Now().Add(o.timeout)) // not all connections have deadlines
+	defer func() { _ = o.rc.SetWriteDeadline(time.Time{}) }()
 	_, err := o.w.Write([]byte(s))
 	return err == nil && o.rc.Flush() == nil
 }

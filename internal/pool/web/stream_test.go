@@ -62,6 +62,9 @@ func (s *sink) SetWriteDeadline(t time.Time) error {
 	if s.deadline != nil && !s.deadline.Stop() {
 		return nil // it has passed
 	}
+	if s.deadline = nil; t.IsZero() {
+		return nil
+	}
 	s.deadline = time.AfterFunc(time.Until(t), func() {
 		if s.cancel != nil {
 			s.cancel()
