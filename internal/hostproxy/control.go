@@ -240,6 +240,9 @@ func (s *slot) sample() {
 
 // report passes a new state of the binding to the manager.
 func (s *slot) report(a controller.Action) {
+	if a.State == dxpuv1.BindingState_BINDING_STATE_ATTACHED {
+		a.Detail = s.trouble()
+	}
 	s.Status.Advance(a.State, a.Reason, a.Detail)
 	level := slog.LevelInfo
 	if a.Detail != "" {

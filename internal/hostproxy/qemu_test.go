@@ -27,6 +27,8 @@ type fakeQEMU struct {
 	refuse  string          // what device_add answers; "": it plugs in
 	private string          // type of a memory backend that is not shared; "": all are
 	stall   chan struct{}   // nil, or device_add waits until it is closed
+	// onAdd takes the place of the guest of a device that is plugged in, before device_add ends.
+	onAdd func(socket string)
 	// onDelete is what the guest makes of the request to eject a device: letGo,
 	// holdOn or decline. Default letGo.
 	onDelete func(id string) guestAnswer
@@ -147,7 +149,7 @@ func (q *fakeQEMU) say(line string) {
 func (q *fakeQEMU) add(id, socket string) (problem string) {
 	q.mu.Lock()
 	_, there := q.devices[id]
-	refuse, stall := q.refuse, q.stall
+	refuse, stall, onAdd := q.refuse, q.stall, q.onAdd
 	q.adds[id]++
 	q.mu.Unlock()
 	if stall != nil {
@@ -158,6 +160,9 @@ func (q *fakeQEMU) add(id, socket string) (problem string) {
 		return refuse
 	case there:
 		return "Duplicate device ID '" + id + "'"
+	case onAdd != nil:
+		onAdd(socket)
+		return ""
 	}
 	var slot int
 	if _, err := fmt.Sscanf(id, "dxpu%d", &slot); err != nil {

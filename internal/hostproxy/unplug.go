@@ -128,7 +128,7 @@ const askAgain = time.Second
 
 // remove asks QEMU to remove the device, again and again, until it has.
 func (p *pluggedVM) remove(ctx context.Context) error {
-	if !p.added {
+	if !p.added && (p.front.QMP == "" || !p.connected()) { // it may have been plugged in by hand just now
 		return nil
 	}
 	client, done, err := p.front.control.use(ctx, p.front.QMP)
@@ -232,7 +232,7 @@ func (s *slot) replug(ctx context.Context) error {
 // returned reports that the VM has the device again that its guest had removed.
 func (s *slot) returned(how string) {
 	s.guest.ejected.Store(false)
-	s.Status.Note("", false)
+	s.Status.Note(s.trouble(), false)
 	s.host.log.Info(how, "slot", s.index)
 	s.Status.Step("replugged")
 	s.host.Changed()

@@ -40,7 +40,7 @@ type vm struct {
 	resting bool       // the device is being reset, for the next VMM
 	unsent  *accessRun // requests of that reset that wait for room; nil: none
 
-	unshared bool // memory of this connection was refused; the connection's goroutine has it
+	useless atomic.Pointer[string] // why memory of this connection was refused; nil: none was
 
 	full atomic.Bool // TLPs wait for room in the queue of the connection's messages
 
@@ -118,7 +118,7 @@ func (v *vm) Connected(c *vfiouser.Conn) {
 	v.admit(e)
 	v.slot.host.group.Leave(e)
 	v.slot.host.waiter.Attend()
-	v.unshared = false
+	v.useless.Store(nil)
 	v.log.Info("VMM connected")
 	if err := v.estate.put(c); err != nil {
 		v.log.Warn("the VMM's connection ends with this process", "err", err)

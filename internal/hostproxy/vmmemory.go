@@ -59,17 +59,30 @@ func (v *vm) DMAMap(_ *vfiouser.Conn, m vfiouser.Mapping) error {
 func (v *vm) MapRefused(_ *vfiouser.Conn, m vfiouser.Mapping, err error) {
 	noDescriptor := errors.Is(err, errNoDescriptor)
 	s := v.slot
-	if v.unshared || !m.Writable || noDescriptor && inPCIHole(m) || errors.Is(err, unix.EEXIST) || !v.inSlot() {
+	if v.useless.Load() != nil || !m.Writable || noDescriptor && inPCIHole(m) || errors.Is(err, unix.EEXIST) || !v.inSlot() {
 		return
 	}
-	v.unshared = true
 	why := fmt.Sprintf("the GPU cannot use the VM's memory at %#x (%d MiB): %v", m.Addr, m.Size>>20, err)
 	if noDescriptor {
 		why = fmt.Sprintf("the VM does not share its memory at %#x (%d MiB), and the GPU cannot use it: %s", m.Addr, m.Size>>20, remedy)
 	}
+	v.useless.Store(&why)
 	if s.Status.Note(why, false) {
 		s.host.Changed()
 	}
+}
+
+// trouble returns the detail of an attached device: what MapRefused has found, which may have been
+// while the device was plugged in.
+func (s *slot) trouble() string {
+	p, ok := s.plugged.(*pluggedVM)
+	if !ok {
+		return ""
+	}
+	if why := p.vm.useless.Load(); why != nil {
+		return *why
+	}
+	return ""
 }
 
 // inSlot reports whether the slot has this device: the guest may still have one that was

@@ -125,3 +125,35 @@ func TestUselessMemoryIsReported(t *testing.T) {
 		})
 	}
 }
+
+// QEMU maps the memory of the VM while it plugs the device in: what is said of it then stays.
+func TestUselessMemoryAtHotPlug(t *testing.T) {
+	const size = 1 << 20
+	private, err := unix.MemfdCreate("private", 0)
+	check(t, err)
+	memory := os.NewFile(uintptr(private), "private")
+	defer memory.Close()
+	check(t, memory.Truncate(size))
+	mapped, err := unix.Mmap(private, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE)
+	check(t, err)
+	defer func() { check(t, unix.Munmap(mapped)) }()
+	q := newFakeQEMU(t)
+	q.onAdd = func(socket string) {
+		c, err := vfiouser.Dial(t.Context(), socket, vfiouser.ClientConfig{})
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		m := vfiouser.DMAMap{Flags: vfiouser.DMAFlagRead | vfiouser.DMAFlagWrite, Addr: 1 << 32, Size: size}
+		if err := c.DMAMap(t.Context(), m, memory); err == nil {
+			t.Error("it is mapped")
+		}
+	}
+	r := newCluster(t, options{qmp: q.path})
+	b := r.attach(0, 0, 0, 0)
+	r.until("the host says why", func() bool {
+		o := r.atHost(b)
+		return o.GetState() == attached && strings.Contains(o.GetDetail(), "cannot use the VM's memory at 0x100000000 (1 MiB)")
+	})
+}

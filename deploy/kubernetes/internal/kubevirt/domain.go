@@ -142,8 +142,9 @@ func (d *parsed) start(path string, t xml.StartElement, begin, after int) error 
 		d.access = attribute(t, "mode")
 	case "domain/commandline":
 		if t.Name.Space == qemuNamespace {
-			prefix, _, _ := strings.Cut(strings.TrimPrefix(d.text[begin:after], "<"), "commandline")
-			d.arguments = &element{open: begin, body: after, prefix: prefix}
+			name, _, _ := strings.Cut(d.text[begin+1:after], ">")
+			name = strings.TrimSuffix(strings.Fields(name)[0], "/")
+			d.arguments = &element{open: begin, body: after, prefix: strings.TrimSuffix(name, "commandline")}
 		}
 	case "domain/os/type":
 		d.machine = attribute(t, "machine")

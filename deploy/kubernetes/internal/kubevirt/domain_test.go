@@ -63,6 +63,10 @@ func TestAddDevices(t *testing.T) {
 			domain:    domain("</domain>", `<commandline xmlns="http://libvirt.org/schemas/domain/qemu/1.0"><arg value="-snapshot"/></commandline></domain>`),
 			arguments: "-snapshot " + device0,
 		},
+		"a prefix with the same word": {
+			domain:    domain("xmlns:qemu", "xmlns:xcommandline", "</domain>", `<xcommandline:commandline/></domain>`),
+			arguments: device0,
+		},
 		"a prefix that is no name":      {domain: domain("xmlns:qemu", "xmlns:."), err: "with the devices: the domain: XML syntax error on line 12: invalid XML name"},
 		"QEMU's prefix for another one": {domain: domain("libvirt.org/schemas/domain/qemu", "example.org"), err: "uses a prefix of QEMU's namespace"},
 		"in an empty list":              {domain: domain("</domain>", `<qemu:commandline/></domain>`), arguments: device0},
