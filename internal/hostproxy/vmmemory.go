@@ -62,14 +62,22 @@ func (v *vm) MapRefused(_ *vfiouser.Conn, m vfiouser.Mapping, err error) {
 	if v.useless.Load() != nil || !m.Writable || noDescriptor && inPCIHole(m) || errors.Is(err, unix.EEXIST) || !v.inSlot() {
 		return
 	}
-	why := fmt.Sprintf("the GPU cannot use the VM's memory at %#x (%d MiB): %v", m.Addr, m.Size>>20, err)
+	why := fmt.Sprintf("the GPU cannot use the VM's memory at %#x (%s): %v", m.Addr, sizeText(m.Size), err)
 	if noDescriptor {
-		why = fmt.Sprintf("the VM does not share its memory at %#x (%d MiB), and the GPU cannot use it: %s", m.Addr, m.Size>>20, remedy)
+		why = fmt.Sprintf("the VM does not share its memory at %#x (%s), and the GPU cannot use it: %s", m.Addr, sizeText(m.Size), remedy)
 	}
 	v.useless.Store(&why)
 	if s.Status.Note(why, false) {
 		s.host.Changed()
 	}
+}
+
+// sizeText returns a number of bytes in MiB, or in KiB below one.
+func sizeText(n uint64) string {
+	if n < 1<<20 {
+		return fmt.Sprintf("%d KiB", n>>10)
+	}
+	return fmt.Sprintf("%d MiB", n>>20)
 }
 
 // trouble returns the detail of an attached device: what MapRefused has found, which may have been
