@@ -29,6 +29,7 @@ type process struct {
 	rejected  bool // its connection is to be closed
 	away      bool // it may have more memory than is known, until it has come back
 	tells     bool // it says when it makes a context on a GPU
+	stalled   bool // it is stopped, and has sent nothing since
 	held      []holding
 	wrong     uint64 // messages that did not fit
 	failed    uint64 // errors of the GPU
@@ -171,6 +172,7 @@ func (b *Broker) Receive(now time.Duration, id ProcessID, m wire.Message) {
 		b.reject(p, wire.WrongMessage)
 		return
 	}
+	b.hear(now, p)
 	g := b.gates[p.share.parts[m.GPU].GPU]
 	switch m.Type {
 	case wire.Context:
@@ -213,8 +215,23 @@ func (b *Broker) Late(now, least time.Duration) (out []ProcessID) {
 
 // Stall says that a process is stopped: others do not wait for its launches.
 func (b *Broker) Stall(now time.Duration, id ProcessID) {
+	if p := b.processes[id]; p != nil {
+		p.stalled = true
+	}
 	for _, g := range b.gates {
 		g.Stall(now, id)
+	}
+}
+
+// hear notes that a process goes on, at the gates of all of its GPUs: its threads that wait at
+// one send nothing there.
+func (b *Broker) hear(now time.Duration, p *process) {
+	if !p.stalled {
+		return
+	}
+	p.stalled = false
+	for _, g := range b.gates {
+		g.Hear(now, p.id)
 	}
 }
 

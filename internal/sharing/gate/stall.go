@@ -48,6 +48,15 @@ func (g *Gate) Stall(now time.Duration, id ProcessID) {
 	g.decide()
 }
 
+// Hear says that a process is not stopped any more: it has sent a message for any GPU.
+func (g *Gate) Hear(now time.Duration, id ProcessID) {
+	g.now = max(g.now, now)
+	if p := g.processes[id]; p != nil && p.stalled {
+		g.hear(p)
+		g.decide()
+	}
+}
+
 // hear notes a message of a process.
 func (g *Gate) hear(p *process) {
 	if p.stalled {
