@@ -24,7 +24,8 @@ const (
 	// maxConnections bounds the connections of a server, 50 KB each: far more than the
 	// nodes of the largest pool that was measured.
 	maxConnections = 1 << 16
-	// An address may have a quarter of them: a program has one, a browser six.
+	// An address may have a quarter of them once half are taken: a program has one, a browser six,
+	// and a load balancer or a network behind one address those of all its nodes.
 	addressShare = 4
 )
 
@@ -133,7 +134,7 @@ func (l *boundListener) Accept() (net.Conn, error) {
 		if !ok {
 			return c, nil
 		}
-		peer := tcp.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
+		peer := networkOf(tcp.RemoteAddr().(*net.TCPAddr).AddrPort().Addr())
 		if why := l.enter(peer); why != "" {
 			_ = tcp.Close()
 			l.log.Warn("a connection to the API failed", "why", why)
@@ -143,12 +144,21 @@ func (l *boundListener) Accept() (net.Conn, error) {
 	}
 }
 
+// networkOf returns the address that stands for a peer: that of the network, for IPv6, of which one
+// machine has as many addresses as it wants.
+func networkOf(a netip.Addr) netip.Addr {
+	if a = a.Unmap().WithZone(""); a.Is6() && !a.IsLoopback() {
+		return netip.PrefixFrom(a, 64).Masked().Addr()
+	}
+	return a
+}
+
 // enter counts a connection, or returns why it cannot be.
 func (l *boundListener) enter(peer netip.Addr) (why string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	own := l.most / addressShare
-	if peer.IsLoopback() {
+	if peer.IsLoopback() || l.open < l.most/2 {
 		own = math.MaxInt
 	}
 	switch {

@@ -25,6 +25,8 @@ const (
 	keepAudit = 10_000
 	// maxAuditRequest bounds the request in an entry, in bytes.
 	maxAuditRequest = 1 << 10
+	// maxAuditCopy bounds a request whose beginning is in an entry, in bytes: all of it is written as JSON for it.
+	maxAuditCopy = 256 << 10
 	// Refused and failed calls are recorded at most at this rate, so that a flood
 	// of them neither fills the log nor wears out the disk.
 	auditRefusals      = 5 // in a second
@@ -116,6 +118,9 @@ func (m *Manager) auditRefusal(ctx context.Context, c *call, err error) {
 func redacted(msg proto.Message) string {
 	if msg == nil || !msg.ProtoReflect().IsValid() {
 		return ""
+	}
+	if n := proto.Size(msg); n > maxAuditCopy {
+		return fmt.Sprintf("(%d bytes)", n)
 	}
 	msg = proto.Clone(msg)
 	redact(msg.ProtoReflect())

@@ -40,7 +40,8 @@ const (
 	// maxStreams is the number of watches that a caller may have open. Each
 	// page of a browser has one, and so has each node.
 	maxStreams = 256
-	// maxCalls is the number of calls that a caller may have open, beside its watches, and
+	// maxCalls is the number of calls that a caller may have open, beside its watches
+	// (openRateFactor times as many at an address whose callers have no credential), and
 	// maxBodies bounds their bodies together, in bytes. A call takes memory while its body
 	// arrives, while it waits for its turn, and while its answer is taken.
 	maxCalls  = 256
@@ -177,8 +178,13 @@ func network(peer string) string {
 // tooMany is the answer to a caller without allowance.
 func tooMany(whose string, wait time.Duration) error {
 	seconds := int(math.Ceil(max(wait, time.Second).Seconds()))
-	err := connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("too many calls %s: try again in %d s, and call less often", whose, seconds))
-	err.Meta().Set("Retry-After", strconv.Itoa(seconds))
+	return later(wait, "too many calls %s: try again in %d s, and call less often", whose, seconds)
+}
+
+// later returns the error of a call that may be repeated after a time.
+func later(wait time.Duration, format string, args ...any) error {
+	err := connect.NewError(connect.CodeResourceExhausted, fmt.Errorf(format, args...))
+	err.Meta().Set("Retry-After", strconv.Itoa(int(math.Ceil(max(wait, time.Second).Seconds()))))
 	return err
 }
 
@@ -274,8 +280,12 @@ func (l *limits) openCall(c *call) error {
 		u = &use{}
 		l.using[key] = u
 	}
-	if u.calls >= maxCalls {
-		return errorf(connect.CodeResourceExhausted, "%s has %d calls open, which is the limit: wait for their answers", key, maxCalls)
+	most := maxCalls
+	if c.caller.Actor == auth.Anonymous {
+		most *= openRateFactor
+	}
+	if u.calls >= most {
+		return later(time.Second, "%s has %d calls open, which is the limit: wait for their answers", key, most)
 	}
 	u.calls++
 	c.open = true
@@ -312,7 +322,7 @@ func (l *limits) takeBytes(c *call, n int) error {
 	}
 	u := l.using[c.key()]
 	if u.bytes+int64(n) > maxBodies {
-		return errorf(connect.CodeResourceExhausted, "the open calls of %s have %d bytes, which is the limit: wait for their answers", c.key(), maxBodies)
+		return later(time.Second, "the open calls of %s have %d bytes, which is the limit: wait for their answers", c.key(), maxBodies)
 	}
 	u.bytes += int64(n)
 	c.bytes += int64(n)

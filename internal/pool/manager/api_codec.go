@@ -183,22 +183,46 @@ func jsonElements(raw []byte) (n int) {
 
 // boundedGzip decompresses a request. Connect would decompress all of a request that is
 // too large, only to say its size: four megabytes can contain four gigabytes.
+//
+// Nor may a request be more than gzipRatio times as large as its bytes on the network, beyond
+// gzipFree bytes: these are what the limits of a caller count.
 type boundedGzip struct {
 	gzip.Reader
-	left int
+	in  countedReader
+	out int
 }
+
+const (
+	gzipRatio = 64
+	gzipFree  = 64 << 10
+)
 
 // Reset implements [connect.Decompressor].
 func (g *boundedGzip) Reset(r io.Reader) error {
-	g.left = maxRequest
-	return g.Reader.Reset(r)
+	g.in, g.out = countedReader{r, 0}, 0
+	return g.Reader.Reset(&g.in)
 }
 
 func (g *boundedGzip) Read(p []byte) (int, error) {
-	if g.left < 0 {
+	switch {
+	case g.out > maxRequest:
 		return 0, errors.New("send several smaller ones")
+	case g.out > gzipFree+gzipRatio*g.in.n:
+		return 0, fmt.Errorf("it is more than %d times as large as it is compressed: send it as it is", gzipRatio)
 	}
 	n, err := g.Reader.Read(p)
-	g.left -= n
+	g.out += n
+	return n, err
+}
+
+// countedReader counts the bytes that were read.
+type countedReader struct {
+	io.Reader
+	n int
+}
+
+func (r *countedReader) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	r.n += n
 	return n, err
 }

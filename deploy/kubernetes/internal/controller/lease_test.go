@@ -73,6 +73,13 @@ func value(t *testing.T, r prometheus.Collector) float64 {
 	return families[0].Metric[0].Counter.GetValue()
 }
 
+// tooMany is how the manager refuses a call of a caller that has too many.
+func tooMany() error {
+	err := connect.NewError(connect.CodeResourceExhausted, errors.New("too many calls"))
+	err.Meta().Set("Retry-After", "1")
+	return err
+}
+
 // A lease that the manager returns is created: it counts, and the controller knows it
 // before the watch reports it. A refusal becomes the status of the device, and any other
 // error is tried again.
@@ -87,6 +94,7 @@ func TestCreateLease(t *testing.T) {
 		{name: "created", created: 1, phase: claims.Waiting},
 		{name: "refused", err: connect.NewError(connect.CodeResourceExhausted, errors.New("quota")), refused: 1, phase: claims.Failed},
 		{name: "unavailable", err: connect.NewError(connect.CodeUnavailable, errors.New("no leader")), again: true, phase: claims.Waiting},
+		{name: "too many calls", err: tooMany(), again: true, phase: claims.Waiting},
 		{name: "no answer", err: errors.New("connection refused"), again: true, phase: claims.Waiting},
 	} {
 		t.Run(test.name, func(t *testing.T) {

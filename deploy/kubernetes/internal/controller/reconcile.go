@@ -388,6 +388,9 @@ func (c *Controller) createLease(ctx context.Context, r claims.Request, plan *cl
 			return fmt.Errorf("create lease %s: %w", r.ID, cmp.Or(errFind, err))
 		}
 	}
+	if isLater(err) {
+		code = connect.CodeUnavailable // the caller has too many calls: that says nothing about the lease
+	}
 	switch code {
 	case connect.CodeInvalidArgument, connect.CodeNotFound, connect.CodeAlreadyExists, connect.CodePermissionDenied,
 		connect.CodeResourceExhausted, connect.CodeFailedPrecondition:

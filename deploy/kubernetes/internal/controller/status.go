@@ -193,6 +193,12 @@ func truncate(s string) string {
 	return strings.ToValidUTF8(s[:min(len(s), most)], "")
 }
 
+// isLater reports whether the manager asks to repeat the call later.
+func isLater(err error) bool {
+	var ce *connect.Error
+	return errors.As(err, &ce) && ce.Meta().Get("Retry-After") != ""
+}
+
 // messageOf returns the manager's own words.
 func messageOf(err error) string {
 	if e := (*connect.Error)(nil); errors.As(err, &e) {
