@@ -163,7 +163,8 @@ func (strictJSON) Unmarshal(raw []byte, v any) error {
 	return err
 }
 
-// jsonElements counts the objects, lists, members and elements of a JSON text.
+// jsonElements counts the objects, lists, members and elements of a JSON text, and the commas of
+// strings: a field mask is a string, and its paths are the elements of a list.
 func jsonElements(raw []byte) (n int) {
 	text, escaped := false, false
 	for _, c := range raw {
@@ -174,7 +175,7 @@ func jsonElements(raw []byte) (n int) {
 			escaped = true
 		case c == '"':
 			text = !text
-		case !text && (c == '{' || c == '[' || c == ','):
+		case c == ',' || !text && (c == '{' || c == '['):
 			n++
 		}
 	}

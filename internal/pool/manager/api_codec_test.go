@@ -49,6 +49,7 @@ func TestBombs(t *testing.T) {
 		{"empty messages in a list of the pool's", preview, "application/proto", bytes.Repeat([]byte{1<<3 | 2, 0}, (maxRequest-16)/2), "elements of lists"},
 		{"a packed list", events, "application/proto", packed, "elements of lists"},
 		{"empty objects", report, "application/json", []byte(`{"state":{"slots":[{}` + strings.Repeat(",{}", maxRequest/3-16) + "]}}"), "elements of lists"},
+		{"a field mask", preview, "application/json", []byte(`{"changes":[{"putTenant":{"updateMask":"a` + strings.Repeat(",a", maxRequest/2-64) + `"}}]}`), "elements of lists"},
 		{"spaces", preview, "application/json", bytes.Repeat([]byte{' '}, 64<<20), ""},
 	}
 	w := newAccessWorld(t)
@@ -143,20 +144,22 @@ func decodedElements(m protoreflect.Message) (n int) {
 	return n
 }
 
-// treeElements counts one for each object and list, and one for each further member.
+// treeElements counts one for each object and list, for each further member, and for each comma of a string.
 func treeElements(v any) int {
 	n := 0
 	switch v := v.(type) {
 	case map[string]any:
 		n = max(1, len(v))
-		for _, e := range v {
-			n += treeElements(e)
+		for key, e := range v {
+			n += strings.Count(key, ",") + treeElements(e)
 		}
 	case []any:
 		n = max(1, len(v))
 		for _, e := range v {
 			n += treeElements(e)
 		}
+	case string:
+		n = strings.Count(v, ",")
 	}
 	return n
 }
