@@ -2,6 +2,7 @@ package hook
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"syscall"
@@ -56,15 +57,49 @@ func TestShareExitInHandler(t *testing.T) {
 	p := x.start(t)
 	p.do(success, "init")
 	p.do(success, "exits")
-	for range 50 { // one of them waits for room, and looks itself
-		p.send("launch cuLaunchKernel x 1")
-	}
+	// One of them waits for room, and looks itself. The program may end before it reads the last.
+	_, _ = io.WriteString(p.in, strings.Repeat("launch cuLaunchKernel x 1\n", 50))
+	p.exited()
+}
+
+// exited waits for the end of a program whose handler of SIGTERM is exit.
+func (p *sharer) exited() {
+	p.t.Helper()
 	hung := time.AfterFunc(time.Minute, func() { _ = p.cmd.Process.Kill() })
 	defer hung.Stop()
 	_ = p.cmd.Wait()
 	if code := p.cmd.ProcessState.ExitCode(); code != int(syscall.SIGTERM) {
-		t.Errorf("exit code %d, %v\n%s", code, p.cmd.ProcessState, p.errOut.String())
+		p.t.Errorf("exit code %d, %v\n%s", code, p.cmd.ProcessState, p.errOut.String())
 	}
+}
+
+// It may do so while its thread waits for a permit. Another thread that waits for one ends, so
+// that a later handler of exit can join it, and the agent hears of the end.
+func TestShareExitInHandlerWhileAsking(t *testing.T) {
+	x := newSharing(t, 1000, "FAKE_GPU_CLOCK=step")
+	a := x.agent
+	a.set32(gpuGate, 1)
+	a.wait = true
+	p := x.start(t)
+	p.do(success, "init")
+	p.do(success, "exits")
+	p.send("launch cuLaunchKernel")
+	a.await("the first LAUNCH", func() bool { return a.count(launchAsked) == 1 })
+	a.all(message{kind: permit, id: a.last(launchAsked).id})
+	if r, _, _ := p.answer(); r != success {
+		t.Fatalf("result %d", r)
+	}
+	p.do(success, "last")
+	a.await("the LAUNCH of the other thread", func() bool { return a.count(launchAsked) == 2 })
+	p.send("launch cuLaunchKernel")
+	a.await("all LAUNCHes", func() bool { return a.count(launchAsked) == 3 })
+	x.setClock(t, 100_000)
+	a.await("DONE", func() bool { return a.count(done) == 1 }) // so both threads have given the lock back
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	p.exited()
+	a.await("EXIT", func() bool { return a.count(exit) == 1 })
 }
 
 // A thread that is cancelled while it waits for a permit ends after its call, as without the

@@ -13,9 +13,10 @@
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { FIRST_ANSWER = 5000, POLL_IDLE = 100, PAUSE_FIRST = 10, PAUSE_LAST = 1000 }; /* ms */
+enum { FIRST_ANSWER = 5000, EXIT_WAIT = 500, POLL_IDLE = 100, PAUSE_FIRST = 10, PAUSE_LAST = 1000 }; /* ms */
 #define POLL_FLIGHTS 50000  /* ns between two looks at launches in flight */
 #define POLL_CREDIT 100000  /* while nobody waits for their ends */
 #define REPORT_AFTER 200000 /* ns that a report may wait for others */
@@ -39,6 +40,8 @@ struct request {
 	struct request *next;
 };
 
+static atomic_bool stopping;
+
 /* All guarded by the lock. */
 static enum { DOWN, GREETING, UP } connection;
 static int fd = -1, waker = -1;
@@ -47,7 +50,6 @@ static struct request *requests;
 static unsigned nrequests, nwaiting;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static pthread_t thread;
-static bool stopping;
 static struct share_message reports[SHARE_PACKET];
 static unsigned nreports;
 static uint64_t oldest_report; /* ns */
@@ -327,6 +329,7 @@ static bool sleep_until_something(bool flights)
 static void *serve(void *arg)
 {
 	int (*exchange)(int *) = REAL(CUresult(*)(int *), cuThreadExchangeStreamCaptureMode);
+	struct share_message m = {.type = SHARE_EXIT};
 	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
 	bool readable = true;
 
@@ -337,7 +340,7 @@ static void *serve(void *arg)
 	(void)prctl(PR_SET_TIMERSLACK, TIMER_SLACK); /* of this thread: POLL_FLIGHTS is as long as the default */
 	dxpu_depth++;
 	dxpu_share_lock();
-	while (!stopping) {
+	while (!atomic_load(&stopping)) {
 		bool flights = dxpu_share_poll_locked();
 
 		reconnect_locked();
@@ -351,9 +354,14 @@ static void *serve(void *arg)
 		if (nwaiting > 0)
 			dxpu_share_changed_locked();
 		dxpu_share_end_locked();
-		if (!stopping)
+		if (!atomic_load(&stopping))
 			readable = sleep_until_something(flights);
 	}
+	(void)dxpu_share_tell_locked(&m);
+	/* No answer is received any more, and a later handler of exit may join a thread that waits for one. */
+	connection = DOWN;
+	forget_requests_locked();
+	dxpu_share_changed_locked();
 	dxpu_share_unlock();
 	return NULL;
 }
@@ -436,26 +444,27 @@ CUresult dxpu_share_activate(void)
 	return r;
 }
 
-/* Stops the thread before the driver's own handlers of exit run. */
+/*
+ * Stops the thread before the driver's own handlers of exit run. It takes no lock: a handler
+ * of a signal that calls exit may have interrupted this thread while it has one. The library's
+ * thread may wait for that lock for ever, so the wait for its end is bounded.
+ */
 void dxpu_share_exit(void)
 {
-	struct share_message m = {.type = SHARE_EXIT};
+	struct timespec until;
 
 	if (atomic_load(&dxpu_share_state) != SHARE_ON)
 		return;
 	atomic_store(&dxpu_share_state, SHARE_OVER);
-	if (dxpu_share_has_lock()) /* a handler of a signal ends the process; the library's thread waits for the lock */
-		return;
-	dxpu_share_lock();
-	stopping = true;
-	dxpu_share_tell_locked(&m);
-	/* No answer is received any more, and a later handler of exit may join a thread that waits for one. */
-	connection = DOWN;
-	forget_requests_locked();
-	dxpu_share_changed_locked();
-	dxpu_share_unlock();
+	atomic_store(&stopping, true);
 	dxpu_share_wake();
-	pthread_join(thread, NULL);
+	if (dxpu_share_has_lock()) /* false too for a few instructions around the lock */
+		return;
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_nsec += EXIT_WAIT * 1000000L;
+	until.tv_sec += until.tv_nsec / 1000000000;
+	until.tv_nsec %= 1000000000;
+	(void)pthread_timedjoin_np(thread, NULL, &until);
 }
 
 /*
@@ -475,7 +484,7 @@ void dxpu_share_in_child(void)
 	requests = NULL;
 	nrequests = nwaiting = nreports = 0;
 	dxpu_share_looks = false;
-	stopping = false;
+	atomic_store(&stopping, false);
 	atomic_store(&dxpu_share_hold, 0);
 	dxpu_share_usage_forget();
 	atomic_store(&dxpu_share_state, SHARE_OFF);
