@@ -26,6 +26,7 @@ static struct spare {
 } spares[SPARE];
 static unsigned nspares;
 static atomic_uint bursts; /* GPUs with launches since the last IDLE: bits */
+static atomic_bool burst; /* launches since a thread last waited, for whatever GPU: an event does not tell */
 static uint64_t last_launch; /* ns */
 static unsigned credited;    /* 1 + the connection to an agent that gave credit, and so reads packets */
 
@@ -250,7 +251,7 @@ bool dxpu_share_urgent_locked(void)
 
 	for (uint32_t i = 0; i < dxpu_share_page->gpus; i++)
 		all = all && (gate_of((int)i) == SHARE_OPEN || credit_of((int)i) > 0 || dxpu_share_is_shut((int)i));
-	return !all || !atomic_load_explicit(&bursts, memory_order_relaxed);
+	return !all || !atomic_load_explicit(&burst, memory_order_relaxed);
 }
 
 /*
@@ -267,6 +268,7 @@ static bool start_locked(struct share_message *m)
 	}
 	in_flight[m->gpu]++;
 	credited = dxpu_share_connection + 1;
+	atomic_store_explicit(&burst, true, memory_order_relaxed);
 	if (!(atomic_fetch_or_explicit(&bursts, 1u << m->gpu, memory_order_relaxed) & 1u << m->gpu))
 		dxpu_share_send_reports_locked();
 	return true;
@@ -376,6 +378,7 @@ static CUresult begin_in_context(struct share_launch *l, const struct share_work
 		l->gpu = -1;
 		return CUDA_SUCCESS;
 	}
+	atomic_store_explicit(&burst, true, memory_order_relaxed);
 	atomic_fetch_or_explicit(&bursts, 1u << l->gpu, memory_order_relaxed);
 	l->start = event_or_new(l->start);
 	l->end = event_or_new(l->end);
@@ -452,9 +455,11 @@ void dxpu_share_before_wait(void)
 	struct share_message m = {.type = SHARE_IDLE};
 	int gpu;
 
-	if (!dxpu_share_is_on() || !atomic_load_explicit(&bursts, memory_order_relaxed) || (gpu = dxpu_share_current()) < 0)
+	if (!dxpu_share_is_on() || !atomic_load_explicit(&bursts, memory_order_relaxed))
 		return;
-	if (!(atomic_fetch_and_explicit(&bursts, ~(1u << gpu), memory_order_relaxed) & 1u << gpu))
+	atomic_store_explicit(&burst, false, memory_order_relaxed);
+	gpu = dxpu_share_current();
+	if (gpu < 0 || !(atomic_fetch_and_explicit(&bursts, ~(1u << gpu), memory_order_relaxed) & 1u << gpu))
 		return;
 	m.gpu = (uint32_t)gpu;
 	dxpu_share_lock();
