@@ -124,10 +124,10 @@ cl_int move_pixels(struct command *c);
 cl_int create(cl_context c, const struct packet *p, uint64_t bytes, uint64_t kind);
 cl_int create_filled(cl_context c, const struct packet *p, uint64_t bytes, uint64_t kind, struct command *fill);
 
-/* create_count counts an object, and reports whether the device is sure to take it. create_forget
- * counts its release. */
+/* create_count counts an object, and reports whether the device is sure to take it. create_release
+ * releases a counted object, which counts until no command is in flight or kept. */
 int create_count(cl_device_id d, uint64_t bytes, uint64_t kind);
-void create_forget(cl_device_id d, uint64_t bytes);
+void create_release(cl_context c, cl_uint handle, uint64_t bytes);
 
 /* create_filling returns the cookie of a packet that still fills an object, for which a command of a
  * queue waits, or 0. */

@@ -100,6 +100,7 @@ cl_context CL_API_CALL dxpu_CreateContext(const cl_context_properties *propertie
 		memcpy(c->properties, properties, count * sizeof *properties);
 	c->property_count = count;
 	c->device = list[0];
+	c->held = 1;
 	c->own = (struct _cl_command_queue){.object = {&dxpu_dispatch, KIND_QUEUE, 1}, .context = c};
 	(void)create_refused(c);
 	code = new_queue(c, 0, &c->own.handle);
@@ -147,7 +148,10 @@ cl_int CL_API_CALL dxpu_RetainContext(cl_context c)
 {
 	if (!object_is(c, KIND_CONTEXT))
 		return CL_INVALID_CONTEXT;
-	object_retain(c);
+	pthread_mutex_lock(&dxpu_lock);
+	c->object.references++;
+	c->held++;
+	pthread_mutex_unlock(&dxpu_lock);
 	return CL_SUCCESS;
 }
 
@@ -155,9 +159,14 @@ cl_int CL_API_CALL dxpu_ReleaseContext(cl_context c)
 {
 	if (!object_is(c, KIND_CONTEXT))
 		return CL_INVALID_CONTEXT;
-	/* The events of what fills objects hold the context. */
-	channel_wait(c->device->channel, &c->own.pending);
-	sweep();
+	pthread_mutex_lock(&dxpu_lock);
+	int last = --c->held == 0;
+	pthread_mutex_unlock(&dxpu_lock);
+	/* The events of what fills objects hold the context, which is to end with the program's objects. */
+	if (last) {
+		channel_wait(c->device->channel, &c->own.pending);
+		sweep();
+	}
 	context_release(c);
 	return CL_SUCCESS;
 }

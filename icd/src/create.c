@@ -11,25 +11,48 @@ enum { POSTED_SHARE = 2, POSTED_OBJECTS = 16 << 10 };
 
 static uint64_t *place_of(cl_device_id d, uint64_t kind) { return &d->kinds[kind * 0x9e3779b97f4a7c15u >> 56]; }
 
+/* settle forgets the released objects. Until nothing is kept or in flight, commands may use their memory,
+ * and the device may not have their releases. The caller holds the driver's lock. */
+static void settle(cl_device_id d)
+{
+	if (d->gone && !commands_kept() && channel_idle(d->channel))
+		d->gone = d->released = 0;
+}
+
 int create_count(cl_device_id d, uint64_t bytes, uint64_t kind)
 {
 	pthread_mutex_lock(&dxpu_lock);
-	/* Commands in flight may use the memory of objects that are released. */
-	if (d->released && !commands_kept() && channel_idle(d->channel))
-		d->released = 0;
+	settle(d);
 	d->objects++;
 	d->bytes += bytes;
-	int sure = kind && *place_of(d, kind) == kind && d->objects <= POSTED_OBJECTS &&
+	int sure = kind && *place_of(d, kind) == kind && d->objects + d->gone <= POSTED_OBJECTS &&
 		   d->bytes + d->released <= channel_memory(d->channel) / POSTED_SHARE;
 	pthread_mutex_unlock(&dxpu_lock);
 	return sure;
 }
 
-void create_forget(cl_device_id d, uint64_t bytes)
+/* uncount takes back the count of an object that is not there. */
+static void uncount(cl_device_id d, uint64_t bytes)
 {
 	pthread_mutex_lock(&dxpu_lock);
 	d->objects--;
 	d->bytes -= bytes;
+	pthread_mutex_unlock(&dxpu_lock);
+}
+
+void create_release(cl_context c, cl_uint handle, uint64_t bytes)
+{
+	cl_device_id d = c->device;
+
+	/* Before this release is in flight: a program may wait between all its releases. */
+	pthread_mutex_lock(&dxpu_lock);
+	settle(d);
+	pthread_mutex_unlock(&dxpu_lock);
+	dxpu_release(c, handle);
+	pthread_mutex_lock(&dxpu_lock);
+	d->objects--;
+	d->bytes -= bytes;
+	d->gone++;
 	d->released += bytes;
 	pthread_mutex_unlock(&dxpu_lock);
 }
@@ -67,7 +90,7 @@ cl_int create(cl_context c, const struct packet *p, uint64_t bytes, uint64_t kin
 	} else if (!channel_post(d->channel, p, NULL, created, d))
 		code = CL_DEVICE_NOT_AVAILABLE;
 	if (code)
-		create_forget(d, bytes);
+		uncount(d, bytes);
 	return code;
 }
 
@@ -83,8 +106,7 @@ cl_int create_filled(cl_context c, const struct packet *p, uint64_t bytes, uint6
 	if (!code)
 		code = end(fill, 0, &e);
 	if (code) {
-		dxpu_release(c, fill->mem->handle);
-		create_forget(c->device, bytes);
+		create_release(c, fill->mem->handle, bytes);
 		return code;
 	}
 	pthread_mutex_lock(&dxpu_lock);

@@ -18,7 +18,7 @@ struct kept {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the fields below, and deferred of events */
 static struct kept *first, **last = &first;
 static int open;     /* user events without a status; read without the lock */
-static int keeping;  /* entries that have not run; read without the lock */
+static int keeping;  /* commands that have not run, and releases that were not sent; read without the lock */
 
 static int is_open(cl_event e) { return !e->queue && __atomic_load_n(&e->status, __ATOMIC_ACQUIRE) > 0; }
 
@@ -172,9 +172,9 @@ static struct kept *run_kept(void)
 		if (!k->channel) {
 			(void)command_run(&k->command);
 			k->command.event->deferred = 0;
+			/* Until here, a command that another thread enqueues has to come behind this one. */
+			__atomic_sub_fetch(&keeping, 1, __ATOMIC_ACQ_REL);
 		}
-		/* Until here, a command that another thread enqueues has to come behind this one. */
-		__atomic_sub_fetch(&keeping, 1, __ATOMIC_ACQ_REL);
 		k->next = done;
 		done = k;
 	}
@@ -217,6 +217,7 @@ cl_int CL_API_CALL dxpu_SetUserEventStatus(cl_event e, cl_int status)
 		done = k->next;
 		if (k->channel) {
 			release_post(k->channel, k->handle);
+			__atomic_sub_fetch(&keeping, 1, __ATOMIC_ACQ_REL);
 			free(k);
 			continue;
 		}

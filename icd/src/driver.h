@@ -55,7 +55,7 @@ struct _cl_device_id {
 	/* Of create.c, under the driver's lock: */
 	uint64_t bytes, released; /* of objects, and of those that commands may still use */
 	uint64_t kinds[256];      /* that the device has taken */
-	uint32_t objects;
+	uint64_t objects, gone;   /* that are there, and that are released and may still be in the device */
 	unsigned refusals; /* of posted objects; atomic */
 };
 
@@ -74,6 +74,7 @@ struct _cl_context {
 	cl_device_id device;
 	cl_context_properties *properties;
 	size_t property_count;
+	int held; /* references of the program, under the driver's lock */
 	struct _cl_command_queue own; /* for content that objects are made with */
 	struct destructor *destructors;
 	int prints; /* a kernel that may call printf was enqueued; atomic */

@@ -28,12 +28,16 @@ cl_int CL_API_CALL dxpu_WaitForEvents(cl_uint n, const cl_event *list)
 			code = CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST;
 	}
 	output_show(list[0]->context);
+	if (!code && create_refused(list[0]->context))
+		code = CL_OUT_OF_RESOURCES;
 	sweep();
 	return code;
 }
 
 cl_int CL_API_CALL dxpu_GetEventInfo(cl_event e, cl_event_info param, size_t room, void *out, size_t *size)
 {
+	cl_int status;
+
 	if (!object_is(e, KIND_EVENT))
 		return CL_INVALID_EVENT;
 	switch (param) {
@@ -46,7 +50,11 @@ cl_int CL_API_CALL dxpu_GetEventInfo(cl_event e, cl_event_info param, size_t roo
 	case CL_EVENT_COMMAND_EXECUTION_STATUS:
 		channel_flush(event_channel(e));
 		channel_poll(event_channel(e));
-		return GIVE(cl_int, channel_load(event_channel(e), &e->status));
+		status = channel_load(event_channel(e), &e->status);
+		/* For a program that looks at the event until it is complete, this is the wait. */
+		if (status == CL_COMPLETE && create_refused(e->context))
+			return CL_OUT_OF_RESOURCES;
+		return GIVE(cl_int, status);
 	case CL_EVENT_REFERENCE_COUNT:
 		return GIVE(cl_uint, object_references(e));
 	}

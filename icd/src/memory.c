@@ -144,8 +144,7 @@ void mem_release(cl_mem m)
 		return;
 	if (m->region) /* before the device may give the addresses again */
 		svm_unmap(m);
-	dxpu_release(m->context, m->handle);
-	create_forget(m->context->device, m->bytes);
+	create_release(m->context, m->handle, m->bytes);
 	while (m->mappings) {
 		struct mapping *next = m->mappings->next;
 		mapping_release(m->mappings);

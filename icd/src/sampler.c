@@ -105,8 +105,7 @@ cl_int CL_API_CALL dxpu_ReleaseSampler(cl_sampler s)
 		return CL_INVALID_SAMPLER;
 	if (!object_drop(s))
 		return CL_SUCCESS;
-	dxpu_release(s->context, s->handle);
-	create_forget(s->context->device, 0);
+	create_release(s->context, s->handle, 0);
 	context_release(s->context);
 	free(s);
 	return CL_SUCCESS;

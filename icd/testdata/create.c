@@ -7,8 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-enum { REFUSED = 12321, ROUNDS = 60, MOST = 3 << 20, QUEUES = 3 };
+enum { REFUSED = 12321, HELD = 777, LET_GO = 778, MOST_POSTED = 16 << 10, HANG_S = 120, ROUNDS = 60, MOST = 3 << 20, QUEUES = 3 };
 
 static void check(cl_int code, const char *what)
 {
@@ -183,10 +184,116 @@ static void told(const char *what, cl_command_queue q, cl_mem good)
 	printf("%s: %d, then %d %d\n", what, once, code, again);
 }
 
+/* unseen returns the code of a program that sees only the end of a read, behind a kernel that fails. */
+static cl_int unseen(cl_command_queue q, cl_mem good, int poll)
+{
+	static unsigned char byte;
+	cl_int code, status = CL_QUEUED;
+	cl_event e, go = clCreateUserEvent(context, &code);
+
+	check(code, "user event");
+	/* Both are there before the first one fails. */
+	check(clEnqueueNDRangeKernel(q, kernel, 1, NULL, &(size_t){1}, NULL, 1, &go, NULL), "kernel");
+	check(clEnqueueReadBuffer(q, good, CL_FALSE, 0, 1, &byte, 0, NULL, &e), "read");
+	check(clSetUserEventStatus(go, CL_COMPLETE), "user event");
+	if (!poll)
+		code = clWaitForEvents(1, &e);
+	while (poll && !code && status > CL_COMPLETE)
+		code = clGetEventInfo(e, CL_EVENT_COMMAND_EXECUTION_STATUS, sizeof status, &status, NULL);
+	check(clReleaseEvent(e), "release");
+	check(clReleaseEvent(go), "release");
+	return code;
+}
+
+/* brief makes an object and releases it. */
+static void brief(int i)
+{
+	cl_int code;
+
+	if (i % 2) {
+		cl_sampler s = clCreateSampler(context, CL_FALSE, CL_ADDRESS_NONE, CL_FILTER_NEAREST, &code);
+		check(code, "sampler");
+		check(clReleaseSampler(s), "release");
+	} else {
+		cl_mem m = clCreateBuffer(context, 0, 16, NULL, &code);
+		check(code, "buffer");
+		check(clReleaseMemObject(m), "release");
+	}
+}
+
+/* refuse makes the buffer that the device refuses, and returns the error of the call. */
+static cl_int refuse(cl_command_queue q, cl_mem good)
+{
+	cl_int code, finish;
+	cl_mem m = clCreateBuffer(context, 0, REFUSED, NULL, &code);
+
+	if (m)
+		check(clReleaseMemObject(m), "release");
+	(void)next(q, good, &finish);
+	return code;
+}
+
+/* many makes more objects than are posted. Those that are released count while the device may have them. */
+static void many(cl_command_queue q, cl_mem good)
+{
+	cl_int code, finish;
+	cl_event go = clCreateUserEvent(context, &code);
+
+	check(code, "user event");
+	check(clEnqueueFillBuffer(queues[2], good, "x", 1, 0, 100, 1, &go, NULL), "fill");
+	for (int i = 0; i < MOST_POSTED; i++)
+		brief(i);
+	code = refuse(q, good);
+	check(clSetUserEventStatus(go, CL_COMPLETE), "user event");
+	check(clFinish(queues[2]), "finish");
+	check(clReleaseEvent(go), "release");
+	check(next(q, good, &finish), "fill");
+	check(finish, "finish");
+	printf("many behind a user event: %d, at its end %d\n", code, refuse(q, good));
+	cl_mem list[64];
+	for (int i = 0; i <= MOST_POSTED; i += 64) {
+		for (int j = 0; j < 64; j++) {
+			list[j] = clCreateBuffer(context, 0, 16, NULL, &code);
+			check(code, "buffer");
+		}
+		check(next(q, good, &finish), "fill");
+		check(finish, "finish");
+		for (int j = 0; j < 64; j++)
+			check(clReleaseMemObject(list[j]), "release");
+	}
+	printf("many with waits: %d\n", refuse(q, good));
+}
+
+/* held releases a context that the program retains, while a buffer in it is being filled. */
+static void held(void)
+{
+	unsigned char host[HELD], back[HELD];
+	cl_int code;
+	cl_context c = clCreateContext(NULL, 1, &device, NULL, NULL, &code);
+	check(code, "context");
+	cl_command_queue q = clCreateCommandQueue(c, device, 0, &code);
+	check(code, "queue");
+	memset(host, 'h', sizeof host);
+	cl_mem m = clCreateBuffer(c, CL_MEM_COPY_HOST_PTR, HELD, host, &code);
+	check(code, "buffer");
+	check(clRetainContext(c), "retain");
+	alarm(HANG_S); /* a release that waits does so for ever */
+	check(clReleaseContext(c), "release");
+	cl_mem go = clCreateBuffer(c, 0, LET_GO, NULL, &code);
+	check(code, "buffer");
+	check(clEnqueueReadBuffer(q, m, CL_TRUE, 0, HELD, back, 0, NULL, NULL), "read");
+	alarm(0);
+	printf("held: %d\n", all(back, HELD, 'h'));
+	check(clReleaseMemObject(go), "release");
+	check(clReleaseMemObject(m), "release");
+	check(clReleaseCommandQueue(q), "release");
+	check(clReleaseContext(c), "release");
+}
+
 static void refused(void)
 {
 	char host[REFUSED] = "a";
-	cl_int code;
+	cl_int code, finish;
 	cl_event e;
 	cl_context second = clCreateContext(NULL, 1, &device, NULL, NULL, &code);
 	check(code, "context");
@@ -211,6 +318,10 @@ static void refused(void)
 	wait = clWaitForEvents(1, &e);
 	printf("kernel: %d %d %d\n", code, wait, status_of(e));
 	told("after the kernel", q, good);
+	for (int poll = 0; poll < 2; poll++) {
+		cl_int unseen_code = unseen(q, good, poll), again = next(q, good, &finish);
+		printf("unseen kernel: %d, then %d %d\n", unseen_code, again, finish);
+	}
 	cl_mem part = clCreateSubBuffer(bad, 0, CL_BUFFER_CREATE_TYPE_REGION, &(cl_buffer_region){0, 1}, &code);
 	printf("part: %d, %d\n", part != NULL, code);
 	check(clReleaseMemObject(bad), "release");
@@ -218,10 +329,12 @@ static void refused(void)
 	printf("the next commands: %d\n", all((unsigned char *)host, 100, 'x'));
 
 	bad = clCreateBuffer(context, CL_MEM_COPY_HOST_PTR, REFUSED, host, &code);
-	cl_int finish, later = next(q, good, &finish);
+	cl_int later = next(q, good, &finish);
 	printf("filled: %d\n", code == CL_MEM_OBJECT_ALLOCATION_FAILURE || later == CL_MEM_OBJECT_ALLOCATION_FAILURE || finish == CL_OUT_OF_RESOURCES);
 	if (bad)
 		check(clReleaseMemObject(bad), "release");
+	(void)next(q, good, &finish); /* that of the fill */
+	many(q, good);
 }
 
 /* memory makes buffers until the device has no more memory. */
@@ -250,6 +363,7 @@ int main(int argc, char **argv)
 		content();
 	else {
 		refused();
+		held();
 		memory();
 	}
 	return 0;

@@ -1,7 +1,8 @@
 /* An OpenCL platform that says other things than PoCL, by which it computes. As NVIDIA's, it says less
  * than it does: its kernels take work-groups of up to 16 items by their properties, and more in
  * fact. And it has what PoCL 3.1 lacks: sub-groups of 8 items, and an intermediate language, which is
- * OpenCL C with C7 and C8 for two specialization constants. It has no memory for buffers of 12321 bytes. */
+ * OpenCL C with C7 and C8 for two specialization constants. It has no memory for buffers of 12321 bytes. A write of 777
+ * bytes ends once a buffer of 778 bytes is made. */
 #define CL_TARGET_OPENCL_VERSION 300
 #include <CL/cl.h>
 #include <CL/cl_icd.h>
@@ -17,7 +18,7 @@ struct _cl_platform_id {
 	cl_icd_dispatch *calls;
 };
 
-enum { SUB_GROUP = 8, MOST_GROUPS = 64, FIRST_CONSTANT = 7, REFUSED = 12321 };
+enum { SUB_GROUP = 8, MOST_GROUPS = 64, FIRST_CONSTANT = 7, REFUSED = 12321, HELD = 777, LET_GO = 778 };
 
 static const size_t said = 16;
 static void *(*address)(const char *);
@@ -25,6 +26,7 @@ static clIcdGetPlatformIDsKHR_fn platforms;
 static cl_icd_dispatch pocl; /* its own calls */
 static int constants[2] = {1, 2};
 static cl_program with_constants;
+static cl_event held; /* for which a write waits */
 
 static cl_int give(size_t room, void *out, size_t *size, const void *value, size_t n)
 {
@@ -135,11 +137,34 @@ static cl_int CL_API_CALL build(cl_program g, cl_uint n, const cl_device_id *lis
 
 static cl_mem CL_API_CALL buffer(cl_context c, cl_mem_flags flags, size_t n, void *host, cl_int *error)
 {
+	if (n == LET_GO && held) {
+		(void)pocl.clSetUserEventStatus(held, CL_COMPLETE);
+		(void)pocl.clReleaseEvent(held);
+		held = NULL;
+	}
 	if (n != REFUSED)
 		return pocl.clCreateBuffer(c, flags, n, host, error);
 	if (error)
 		*error = CL_MEM_OBJECT_ALLOCATION_FAILURE;
 	return NULL;
+}
+
+static cl_int CL_API_CALL write_buffer(cl_command_queue q, cl_mem m, cl_bool blocking, size_t offset, size_t n, const void *host,
+					      cl_uint waits, const cl_event *list, cl_event *event)
+{
+	cl_event all[1 + 16];
+	cl_context c;
+	cl_int code;
+
+	if (n != HELD || held || waits > 16 || pocl.clGetMemObjectInfo(m, CL_MEM_CONTEXT, sizeof c, &c, NULL))
+		return pocl.clEnqueueWriteBuffer(q, m, blocking, offset, n, host, waits, list, event);
+	held = pocl.clCreateUserEvent(c, &code);
+	if (code)
+		return code;
+	all[0] = held;
+	for (cl_uint i = 0; i < waits; i++)
+		all[1 + i] = list[i];
+	return pocl.clEnqueueWriteBuffer(q, m, blocking, offset, n, host, 1 + waits, all, event);
 }
 
 static int load(void)
@@ -180,6 +205,7 @@ static void narrowed(cl_icd_dispatch *calls)
 	calls->clSetProgramSpecializationConstant = set_constant;
 	calls->clBuildProgram = build;
 	calls->clCreateBuffer = buffer;
+	calls->clEnqueueWriteBuffer = write_buffer;
 }
 
 static cl_int CL_API_CALL get_platforms(cl_uint room, cl_platform_id *out, cl_uint *n)
