@@ -24,8 +24,7 @@ typedef CUmemGenericAllocationHandle handle;
 	X(cuInit, (unsigned)) X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) X(cuDevicePrimaryCtxRelease_v2, (CUdevice)) \
 	X(cuDevicePrimaryCtxReset_v2, (CUdevice)) X(cuCtxSetCurrent, (CUcontext)) X(cuCtxGetCurrent, (CUcontext *)) \
 	X(cuCtxCreate_v2, (CUcontext *, unsigned, CUdevice)) X(cuCtxDestroy_v2, (CUcontext)) X(cuCtxSynchronize, (void)) X(cuCtxSetLimit, (int, size_t)) \
-	X(cuCtxAttach, (CUcontext *, unsigned)) X(cuCtxDetach, (CUcontext)) X(cuGreenCtxCreate, (void **, void *, CUdevice, unsigned)) \
-	X(cuGreenCtxDestroy, (void *)) X(cuCtxFromGreenCtx, (CUcontext *, void *)) \
+	X(cuCtxAttach, (CUcontext *, unsigned)) X(cuCtxDetach, (CUcontext)) X(cuGreenCtxCreate, (void **, void *, CUdevice, unsigned)) X(cuGreenCtxDestroy, (void *)) X(cuCtxFromGreenCtx, (CUcontext *, void *)) \
 	X(cuMemAlloc, (unsigned *, unsigned)) X(cuMemAllocPitch, (unsigned *)) X(cuArrayCreate, (CUarray *)) X(cuArray3DCreate, (CUarray *)) X(cuMemAlloc_v2, (CUdeviceptr *, size_t)) X(cuMemAllocManaged, (CUdeviceptr *, size_t, unsigned)) \
 	X(cuMemAllocPitch_v2, (CUdeviceptr *, size_t *, size_t, size_t, unsigned)) X(cuMemFree_v2, (CUdeviceptr)) \
 	X(cuMemAllocAsync, (CUdeviceptr *, size_t, CUstream)) X(cuMemAllocAsync_ptsz, (CUdeviceptr *, size_t, CUstream)) \
@@ -37,19 +36,16 @@ typedef CUmemGenericAllocationHandle handle;
 	X(cuMemCreate, (handle *, size_t, const CUmemAllocationProp *, unsigned long long)) X(cuMemRelease, (handle)) \
 	X(cuMemMap, (CUdeviceptr, size_t, size_t, handle, unsigned long long)) X(cuMemUnmap, (CUdeviceptr, size_t)) \
 	X(cuMemRetainAllocationHandle, (handle *, void *)) X(cuMemMapArrayAsync, (CUarrayMapInfo *, unsigned, CUstream)) \
-	X(cuMemMapArrayAsync_ptsz, (CUarrayMapInfo *, unsigned, CUstream)) X(cuMemImportFromShareableHandle, (handle *, void *, int)) \
-	X(cuMemAddressReserve, (CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long)) \
+	X(cuMemMapArrayAsync_ptsz, (CUarrayMapInfo *, unsigned, CUstream)) X(cuMemImportFromShareableHandle, (handle *, void *, int)) X(cuMemAddressReserve, (CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long)) \
 	X(cuIpcOpenMemHandle_v2, (CUdeviceptr *, const void *, unsigned)) X(cuMemGetInfo_v2, (size_t *, size_t *)) X(cuDeviceTotalMem_v2, (size_t *, CUdevice)) \
 	X(cuModuleGetFunction, (CUfunction *, CUmodule, const char *)) X(cuStreamCreate, (CUstream *, unsigned)) X(cuStreamSynchronize, (CUstream)) \
 	X(cuStreamBeginCapture_v2, (CUstream, int)) X(cuStreamEndCapture, (CUstream, CUgraph *)) \
 	X(cuGraphInstantiate, (CUgraphExec *, CUgraph, CUgraphNode *, char *, size_t)) X(cuGraphInstantiate_v2, (CUgraphExec *, CUgraph, CUgraphNode *, char *, size_t)) \
-	X(cuGraphInstantiateWithFlags, (CUgraphExec *, CUgraph, unsigned long long)) X(cuGraphInstantiateWithParams, (CUgraphExec *, CUgraph, void *)) \
-	X(cuGraphInstantiateWithParams_ptsz, (CUgraphExec *, CUgraph, void *)) \
+	X(cuGraphInstantiateWithFlags, (CUgraphExec *, CUgraph, unsigned long long)) X(cuGraphInstantiateWithParams, (CUgraphExec *, CUgraph, void *)) X(cuGraphInstantiateWithParams_ptsz, (CUgraphExec *, CUgraph, void *)) \
 	X(cuGraphLaunch, (CUgraphExec, CUstream)) X(cuGraphLaunch_ptsz, (CUgraphExec, CUstream)) X(cuGraphExecDestroy, (CUgraphExec)) \
 	X(cuLaunchKernel, (CUfunction, GRID, CUstream, void **, void **)) X(cuLaunchKernel_ptsz, (CUfunction, GRID, CUstream, void **, void **)) \
 	X(cuLaunchKernelEx, (const CUlaunchConfig *, CUfunction, void **, void **)) X(cuLaunchKernelEx_ptsz, (const CUlaunchConfig *, CUfunction, void **, void **)) \
-	X(cuLaunchCooperativeKernel, (CUfunction, GRID, CUstream, void **)) X(cuLaunchCooperativeKernel_ptsz, (CUfunction, GRID, CUstream, void **)) \
-	X(cuLaunchCooperativeKernelMultiDevice, (CUDA_LAUNCH_PARAMS *, unsigned, unsigned)) \
+	X(cuLaunchCooperativeKernel, (CUfunction, GRID, CUstream, void **)) X(cuLaunchCooperativeKernel_ptsz, (CUfunction, GRID, CUstream, void **)) X(cuLaunchCooperativeKernelMultiDevice, (CUDA_LAUNCH_PARAMS *, unsigned, unsigned)) \
 	X(cuLaunch, (CUfunction)) X(cuLaunchGrid, (CUfunction, int, int)) X(cuLaunchGridAsync, (CUfunction, int, int, CUstream)) \
 	X(cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void *, size_t, CUstream)) X(cuMemsetD32Async, (CUdeviceptr, unsigned, size_t, CUstream))
 
