@@ -313,7 +313,7 @@ cl_int begin(struct command *c)
 		return code;
 	if (channel_failed(channel_of(c->queue)))
 		return CL_DEVICE_NOT_AVAILABLE;
-	code = create_refused(c->queue->context);
+	code = create_refused(c->queue->context, c->queue);
 	if (!code)
 		code = shorten(c);
 	if (code)
@@ -460,7 +460,7 @@ cl_int end(struct command *c, int blocking, cl_event *out)
 		if (e->status > 0 || e->status == CL_DEVICE_NOT_AVAILABLE)
 			code = CL_DEVICE_NOT_AVAILABLE;
 		else
-			code = create_refused(c->queue->context);
+			code = create_refused(c->queue->context, c->queue);
 		if (!code && e->status < 0)
 			code = CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST;
 	}

@@ -134,9 +134,10 @@ void create_release(cl_context c, cl_uint handle, uint64_t bytes);
 uint64_t create_filling(cl_command_queue q);
 
 /* create_missing returns the status of a command with a packet's status: an object that it names may
- * have been refused. create_refused returns an error if one was since the last call. */
+ * have been refused. create_refused returns an error if one was since the last call for the context,
+ * or if a command of the queue has named one since the last call for it; the queue may be NULL. */
 int32_t create_missing(cl_event e, int32_t status);
-cl_int create_refused(cl_context c);
+cl_int create_refused(cl_context c, cl_command_queue q);
 
 /* part_boxed makes the part of a command that moves a box of host memory, packed in staging
  * memory, and starts its packet. It returns NULL, and a code, if it cannot. */

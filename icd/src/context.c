@@ -102,7 +102,7 @@ cl_context CL_API_CALL dxpu_CreateContext(const cl_context_properties *propertie
 	c->device = list[0];
 	c->held = 1;
 	c->own = (struct _cl_command_queue){.object = {&dxpu_dispatch, KIND_QUEUE, 1}, .context = c};
-	(void)create_refused(c);
+	(void)create_refused(c, NULL);
 	code = new_queue(c, 0, &c->own.handle);
 	if (code) {
 		free(c->properties);
@@ -279,7 +279,7 @@ cl_int CL_API_CALL dxpu_Finish(cl_command_queue q)
 	output_show(q->context);
 	if (channel_failed(q->context->device->channel))
 		return CL_DEVICE_NOT_AVAILABLE;
-	return create_refused(q->context) ? CL_OUT_OF_RESOURCES : CL_SUCCESS;
+	return create_refused(q->context, q) ? CL_OUT_OF_RESOURCES : CL_SUCCESS;
 }
 
 cl_int CL_API_CALL dxpu_ReleaseCommandQueue(cl_command_queue q)

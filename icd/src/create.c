@@ -2,7 +2,8 @@
  * one of the kind before, and has memory. Else the call waits for the answer. A device that refuses
  * a posted one, as a platform that has less memory than it says, has commands that use the object
  * end with CL_MEM_OBJECT_ALLOCATION_FAILURE. Programs may not look at the event of each command, so
- * the next call that enqueues or waits returns an error, too, in each context of the device. */
+ * the next call that enqueues or waits returns an error, too, in each context of the device, and for
+ * each queue with a command that used the object. */
 #include "command.h"
 
 /* POSTED_SHARE is the share of the device's memory up to which buffers are posted, and POSTED_OBJECTS
@@ -132,13 +133,19 @@ int32_t create_missing(cl_event e, int32_t status)
 	if (status >= 0 || status == CL_DEVICE_NOT_AVAILABLE ||
 	    !(fill || (refusals(d) && (status == CL_INVALID_MEM_OBJECT || status == CL_INVALID_ARG_VALUE))))
 		return status;
+	if (!fill)
+		__atomic_store_n(&e->queue->missing, 1, __ATOMIC_RELEASE);
 	refuse(d);
 	return CL_MEM_OBJECT_ALLOCATION_FAILURE;
 }
 
-cl_int create_refused(cl_context c)
+cl_int create_refused(cl_context c, cl_command_queue q)
 {
 	unsigned n = refusals(c->device);
+	int news = __atomic_exchange_n(&c->refusals, n, __ATOMIC_ACQ_REL) != n;
 
-	return __atomic_exchange_n(&c->refusals, n, __ATOMIC_ACQ_REL) == n ? CL_SUCCESS : CL_MEM_OBJECT_ALLOCATION_FAILURE;
+	/* A call for another queue may have had the news of the context. */
+	if (q && __atomic_load_n(&q->missing, __ATOMIC_ACQUIRE))
+		news |= __atomic_exchange_n(&q->missing, 0, __ATOMIC_ACQ_REL);
+	return news ? CL_MEM_OBJECT_ALLOCATION_FAILURE : CL_SUCCESS;
 }

@@ -67,6 +67,7 @@ struct _cl_command_queue {
 	size_t array_size;
 	cl_uint handle;
 	volatile int32_t pending; /* commands that are not complete */
+	int missing; /* a command has named an object that was refused, and the program does not know; atomic */
 };
 
 struct _cl_context {

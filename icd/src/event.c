@@ -28,8 +28,9 @@ cl_int CL_API_CALL dxpu_WaitForEvents(cl_uint n, const cl_event *list)
 			code = CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST;
 	}
 	output_show(list[0]->context);
-	if (!code && create_refused(list[0]->context))
-		code = CL_OUT_OF_RESOURCES;
+	for (cl_uint i = 0; i < n && !code; i++)
+		if (create_refused(list[i]->context, list[i]->queue))
+			code = CL_OUT_OF_RESOURCES;
 	sweep();
 	return code;
 }
@@ -52,7 +53,7 @@ cl_int CL_API_CALL dxpu_GetEventInfo(cl_event e, cl_event_info param, size_t roo
 		channel_poll(event_channel(e));
 		status = channel_load(event_channel(e), &e->status);
 		/* For a program that looks at the event until it is complete, this is the wait. */
-		if (status == CL_COMPLETE && create_refused(e->context))
+		if (status == CL_COMPLETE && create_refused(e->context, e->queue))
 			return CL_OUT_OF_RESOURCES;
 		return GIVE(cl_int, status);
 	case CL_EVENT_REFERENCE_COUNT:

@@ -205,6 +205,24 @@ static cl_int unseen(cl_command_queue q, cl_mem good, int poll)
 	return code;
 }
 
+/* taken lets another queue wait for a kernel that fails, and hear of it first. */
+static void taken(cl_command_queue q)
+{
+	cl_int code;
+	cl_event e, go = clCreateUserEvent(context, &code);
+
+	check(code, "user event");
+	check(clEnqueueNDRangeKernel(q, kernel, 1, NULL, &(size_t){1}, NULL, 1, &go, NULL), "kernel");
+	check(clEnqueueMarkerWithWaitList(q, 0, NULL, &e), "marker");
+	check(clEnqueueMarkerWithWaitList(queues[2], 1, &e, NULL), "marker");
+	check(clSetUserEventStatus(go, CL_COMPLETE), "user event");
+	code = clFinish(queues[2]);
+	cl_int own = clFinish(q);
+	printf("the queue that waits: %d, that of the kernel: %d, then %d\n", code, own, clFinish(q));
+	check(clReleaseEvent(e), "release");
+	check(clReleaseEvent(go), "release");
+}
+
 /* brief makes an object and releases it. */
 static void brief(int i)
 {
@@ -322,6 +340,7 @@ static void refused(void)
 		cl_int unseen_code = unseen(q, good, poll), again = next(q, good, &finish);
 		printf("unseen kernel: %d, then %d %d\n", unseen_code, again, finish);
 	}
+	taken(q);
 	cl_mem part = clCreateSubBuffer(bad, 0, CL_BUFFER_CREATE_TYPE_REGION, &(cl_buffer_region){0, 1}, &code);
 	printf("part: %d, %d\n", part != NULL, code);
 	check(clReleaseMemObject(bad), "release");
