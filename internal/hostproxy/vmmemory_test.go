@@ -87,18 +87,25 @@ func TestMapWithoutDescriptorIsRefused(t *testing.T) {
 	check(t, c.DMAMap(t.Context(), m, file))
 }
 
+// privateMemory returns memory that this process maps privately.
+func privateMemory(t *testing.T, size int) *os.File {
+	t.Helper()
+	fd, err := unix.MemfdCreate("private", 0)
+	check(t, err)
+	file := os.NewFile(uintptr(fd), "private")
+	t.Cleanup(func() { _ = file.Close() })
+	check(t, file.Truncate(int64(size)))
+	mapped, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE)
+	check(t, err)
+	t.Cleanup(func() { check(t, unix.Munmap(mapped)) })
+	return file
+}
+
 // Memory with a descriptor may be of no use, too. QMP does not tell, or has not: it may have
 // been added to the VM later.
 func TestUselessMemoryIsReported(t *testing.T) {
 	const size = 1 << 20
-	private, err := unix.MemfdCreate("private", 0)
-	check(t, err)
-	memory := os.NewFile(uintptr(private), "private")
-	defer memory.Close()
-	check(t, memory.Truncate(size))
-	mapped, err := unix.Mmap(private, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE)
-	check(t, err)
-	defer func() { check(t, unix.Munmap(mapped)) }()
+	memory := privateMemory(t, size)
 	disk, err := os.Create(filepath.Join(t.TempDir(), "disk"))
 	check(t, err)
 	defer disk.Close()
@@ -129,14 +136,7 @@ func TestUselessMemoryIsReported(t *testing.T) {
 // QEMU maps the memory of the VM while it plugs the device in. The words about it stay.
 func TestUselessMemoryAtHotPlug(t *testing.T) {
 	const size = 780 << 10
-	private, err := unix.MemfdCreate("private", 0)
-	check(t, err)
-	memory := os.NewFile(uintptr(private), "private")
-	defer memory.Close()
-	check(t, memory.Truncate(size))
-	mapped, err := unix.Mmap(private, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE)
-	check(t, err)
-	defer func() { check(t, unix.Munmap(mapped)) }()
+	memory := privateMemory(t, size)
 	q := newFakeQEMU(t)
 	q.onAdd = func(socket string) {
 		c, err := vfiouser.Dial(t.Context(), socket, vfiouser.ClientConfig{})
