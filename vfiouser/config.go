@@ -69,7 +69,8 @@ type Config struct {
 
 	// Deadline bounds the time from the arrival of an access to its answer
 	// and must lie below the VMM's own timeout. It also bounds the wait of a
-	// reply for a VMM that does not read its socket; then the server closes
+	// reply for a VMM that does not read its socket, and the time from a
+	// connection to its VERSION; then the server closes
 	// the connection. 0 means DefaultDeadline.
 	Deadline time.Duration
 	// ErrorReplies answers a region access that the handler fails with an error reply. By

@@ -135,6 +135,9 @@ func (c *Conn) run(ctx context.Context) error {
 }
 
 func (c *Conn) readAll() (err error) {
+	if err := c.negotiate(); err != nil {
+		return err
+	}
 	for {
 		if c.msg, err = c.fr.next(); err != nil {
 			return err
@@ -144,6 +147,26 @@ func (c *Conn) readAll() (err error) {
 		}
 		c.dispatch(&c.msg)
 	}
+}
+
+// negotiate waits for VERSION, but no longer than the deadline: a peer that never speaks would
+// keep the device from VMMs. It looks at the socket once more after that, because this process may
+// have stood still.
+func (c *Conn) negotiate() error {
+	for over := false; !c.negotiated; {
+		var err error
+		switch c.msg, err = c.fr.try(true); {
+		case err == nil:
+			c.dispatch(&c.msg)
+		case !errors.Is(err, errWouldBlock):
+			return err
+		}
+		if over && !c.negotiated {
+			return fmt.Errorf("vfiouser: the peer has not sent VERSION within %v: %w", c.cfg.Deadline, ErrTimeout)
+		}
+		over = time.Since(c.start) >= c.cfg.Deadline
+	}
+	return nil
 }
 
 // clear releases the resources of the connection.
