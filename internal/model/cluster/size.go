@@ -43,7 +43,7 @@ func (s *Size) checkCluster(e *Experiment, f *Failures) error {
 	return nil
 }
 
-// sizeResult is what one contestant needs. Zero servers: no cluster is large enough.
+// sizeResult is what one contestant needs.
 type sizeResult struct {
 	servers  int // of a cluster of servers; of a pool, those whose GPUs it has
 	hosts    int // of a pool
@@ -52,6 +52,9 @@ type sizeResult struct {
 	accepted float64 // per cent
 	used     float64 // per cent of the GPUs
 }
+
+// none reports whether no cluster is large enough.
+func (r sizeResult) none() bool { return r.servers == 0 || r.hosts == 0 }
 
 // sizeStudy searches the smallest cluster for each contestant.
 type sizeStudy struct {
@@ -135,6 +138,14 @@ func (s *sizeStudy) cluster(n int) []Node {
 // enough runs the jobs on a cluster, and reports whether it accepts enough of them.
 func (s *sizeStudy) enough(ctx context.Context, c *contestant, servers, hosts int, out *sizeResult) bool {
 	nodes, gpu := s.cluster(servers), 0.0
+	if s.e.Doing != nil {
+		noun := "server"
+		if c.pool != nil {
+			noun = "host"
+		}
+		s.e.Doing(fmt.Sprintf("%s: trying %d GPUs and %s", c.name, totalGPU(nodes)/Milli, count(hosts, noun)))
+	}
+	goOn := func(int, int) bool { return ctx.Err() == nil }
 	var asked, given float64
 	var held, hours float64
 	for seed := range uint64(s.e.Seeds) {
@@ -143,7 +154,7 @@ func (s *sizeStudy) enough(ctx context.Context, c *contestant, servers, hosts in
 		}
 		t := timeline{from: s.e.WarmUp * s.e.Life, to: (s.e.WarmUp + s.e.Lives) * s.e.Life}
 		if c.pool != nil {
-			t.pl = newPoolFor(s.e.Pods, s.cluster(hosts), nodes, *c.pool, s.e.goOn(ctx, c.name, "boxes"))
+			t.pl = newPoolFor(s.e.Pods, s.cluster(hosts), nodes, *c.pool, goOn)
 			if s.e.Performance != nil {
 				t.speed = s.e.Performance.speed
 			}
@@ -186,14 +197,16 @@ func (s *sizeStudy) report(r *Report) {
 			}
 		}
 	}
-	t.Note = "A dash: four times as many GPUs as the jobs hold do not suffice."
+	if slices.ContainsFunc(s.results, sizeResult.none) {
+		t.Note = "A row of dashes: four times as many GPUs as the jobs hold do not suffice."
+	}
 	r.Tables = append(r.Tables, t)
 }
 
 func (s *sizeStudy) row(i int, spares, money bool) Row {
 	c, v := &s.who[i], &s.results[i]
 	row := Row{Name: c.name}
-	if v.servers == 0 || v.hosts == 0 {
+	if v.none() {
 		n := 6
 		if spares {
 			n++
