@@ -138,14 +138,7 @@ func (s *sizeStudy) cluster(n int) []Node {
 // enough runs the jobs on a cluster, and reports whether it accepts enough of them.
 func (s *sizeStudy) enough(ctx context.Context, c *contestant, servers, hosts int, out *sizeResult) bool {
 	nodes, gpu := s.cluster(servers), 0.0
-	if s.e.Doing != nil {
-		noun := "server"
-		if c.pool != nil {
-			noun = "host"
-		}
-		s.e.Doing(fmt.Sprintf("%s: trying %d GPUs and %s", c.name, totalGPU(nodes)/Milli, count(hosts, noun)))
-	}
-	goOn := func(int, int) bool { return ctx.Err() == nil }
+	doing := fmt.Sprintf("%s: trying %d GPUs and %s", c.name, totalGPU(nodes)/Milli, count(hosts, c.noun()))
 	var asked, given float64
 	var held, hours float64
 	for seed := range uint64(s.e.Seeds) {
@@ -154,12 +147,15 @@ func (s *sizeStudy) enough(ctx context.Context, c *contestant, servers, hosts in
 		}
 		t := timeline{from: s.e.WarmUp * s.e.Life, to: (s.e.WarmUp + s.e.Lives) * s.e.Life}
 		if c.pool != nil {
-			t.pl = newPoolFor(s.e.Pods, s.cluster(hosts), nodes, *c.pool, goOn)
+			t.pl = newPoolFor(s.e.Pods, s.cluster(hosts), nodes, *c.pool, s.e.goOn(ctx, doing, "boxes"))
 			if s.e.Performance != nil {
 				t.speed = s.e.Performance.speed
 			}
 		} else {
 			t.pl = c.placer(nodes, s.e.Pods, seed, nil)
+		}
+		if s.e.Doing != nil && ctx.Err() == nil {
+			s.e.Doing(doing)
 		}
 		r := t.run(until(ctx, s.jobs(seed)))
 		asked, given, held, hours = asked+r.Asked, given+r.Given, held+r.GPU, hours+r.Hours
@@ -167,6 +163,14 @@ func (s *sizeStudy) enough(ctx context.Context, c *contestant, servers, hosts in
 	gpu = float64(totalGPU(nodes))
 	out.accepted, out.used = 100*given/max(asked, 1e-9), 100*held/hours/max(gpu, 1)
 	return out.accepted >= s.e.Size.Accepted
+}
+
+// noun returns the word for the machines that a job of the contestant runs on.
+func (c *contestant) noun() string {
+	if c.pool == nil {
+		return "server"
+	}
+	return "host"
 }
 
 func (s *sizeStudy) report(r *Report) {
