@@ -22,7 +22,8 @@ const (
 	// maxRounds bounds the rounds of copying: a guest may write faster than the network
 	// carries.
 	maxRounds = 30
-	// recopyInterval is the pause between two rounds when little is left.
+	// recopyInterval is the pause between two rounds when little is left, and between two looks
+	// at what has changed.
 	recopyInterval = 10 * time.Millisecond
 	// progressInterval is the time between two reports while the memory is copied.
 	progressInterval = time.Second
@@ -42,7 +43,7 @@ type departure struct {
 	phase  departurePhase
 	rounds uint32
 	sent   uint64
-	recopy time.Duration // when the next round begins, if little is left
+	recopy time.Duration // when the next round begins, unless little has changed
 	report time.Duration // when the next report is due
 
 	from    uint64 // where the round is
@@ -91,7 +92,11 @@ func (d *departure) Transmit(e engine.Entry) {
 		return
 	}
 	if d.phase == readyToStop {
-		if d.device.Changed() < littleLeft || d.rounds >= maxRounds || e.Now() < d.recopy {
+		if d.rounds >= maxRounds || e.Now() < d.recopy {
+			return
+		}
+		if d.device.Changed() < littleLeft {
+			d.recopy = e.Now() + recopyInterval // not at once: the manager may be away for long
 			return
 		}
 		d.phase = copying
