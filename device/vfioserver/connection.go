@@ -42,7 +42,7 @@ type connection struct {
 	polling           polling
 	notify            func() // asks the owner to call Transmit; may block
 	start             time.Time
-	wg                sync.WaitGroup // every goroutine but the client's
+	wg                sync.WaitGroup // every goroutine but the client's and that of irqs.events
 	signal            chan struct{}  // the inbox has a message, or requests has room again
 
 	failure atomic.Pointer[string] // why the device does not work
@@ -119,6 +119,7 @@ func (c *connection) setUp(ctx context.Context, spec Spec) (err error) {
 	}
 	c.dma.init(c.finishDMA, c.about.limits())
 	c.irqs.init(&c.about)
+	c.irqs.events.signalled = c.postIRQ
 	c.fn.BARs = c.about.info.BARs
 	c.restore()
 	c.requests.push(0, c.armWire)
@@ -140,8 +141,8 @@ func (c *connection) close() error {
 	err := c.client.Close() // ends every call, so the workers do not wait
 	c.requests.stop()
 	c.answers.stop()
-	c.irqs.closeAll()
-	c.wg.Wait()
+	c.wg.Wait() // the workers arm and disarm
+	c.irqs.events.stop()
 	return err
 }
 

@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
-	"os"
 	"slices"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -40,9 +38,7 @@ type interruptState struct {
 	wireAllowed bool
 	owed        bool // an interrupt waits for room in the output
 
-	mu     sync.Mutex // guards the fields below
-	events map[vectorID]*os.File
-	closed bool
+	events events // of the requests worker
 }
 
 const (
@@ -54,7 +50,6 @@ const (
 
 func (s *interruptState) init(about *description) {
 	s.about = about
-	s.events = map[vectorID]*os.File{}
 	if about.hasMSIX {
 		n := about.msix.Vectors
 		s.table = make([]byte, n*msixEntrySize)
@@ -383,74 +378,22 @@ func (c *connection) arm(index uint32, start, n int) {
 	if n == 0 {
 		return
 	}
-	files, err := newEvents(n)
+	files, err := c.irqs.events.create(index, start, n)
 	if err != nil {
-		closeEvents(files)
 		c.fail(fmt.Sprintf("no descriptors for the interrupts of the device: %v", err))
 		return
 	}
 	if err := c.client.ArmIRQs(c.ctx, index, uint32(start), files); err != nil {
-		closeEvents(files)
+		c.irqs.events.close(files)
 		c.interruptsLost("take event descriptors", err)
 		return
 	}
-	s := &c.irqs
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for i, f := range files {
-		id := vectorID{index, start + i}
-		if s.closed {
-			_ = f.Close()
-			continue
-		}
-		if old := s.events[id]; old != nil {
-			_ = old.Close()
-		}
-		s.events[id] = f
-		c.wg.Go(func() { c.listen(id, f) })
-	}
-}
-
-// newEvents makes n event descriptors. With an error it returns those that it made.
-func newEvents(n int) (files []*os.File, err error) {
-	for range n {
-		f, err := vfiouser.NewEvent()
-		if err != nil {
-			return files, err
-		}
-		files = append(files, f)
-	}
-	return files, nil
-}
-
-func closeEvents(files []*os.File) {
-	for _, f := range files {
-		_ = f.Close()
-	}
-}
-
-// listen posts the signals of a vector until its descriptor is closed.
-func (c *connection) listen(id vectorID, f *os.File) {
-	for {
-		if _, err := vfiouser.WaitEvent(f); err != nil {
-			return
-		}
-		c.postIRQ(id)
-	}
+	c.irqs.events.keep(index, start, files)
 }
 
 // disarm disables the interrupts of an index and closes their descriptors.
 func (c *connection) disarm(index uint32) {
-	s := &c.irqs
-	s.mu.Lock()
-	var files []*os.File
-	for id, f := range s.events {
-		if id.index == index {
-			files = append(files, f)
-			delete(s.events, id)
-		}
-	}
-	s.mu.Unlock()
+	files := c.irqs.events.take(index)
 	if len(files) == 0 {
 		return
 	}
@@ -459,16 +402,5 @@ func (c *connection) disarm(index uint32) {
 	if err := c.client.DisableIRQs(ctx, index); err != nil && c.ctx.Err() == nil {
 		c.log.Warn("device server does not disable interrupts", "index", index, "err", err)
 	}
-	closeEvents(files)
-}
-
-// closeAll closes every descriptor, and those of a later arm too.
-func (s *interruptState) closeAll() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.closed = true
-	for _, f := range s.events {
-		_ = f.Close()
-	}
-	clear(s.events)
+	c.irqs.events.close(files)
 }
