@@ -5,6 +5,11 @@ package hook
 import (
 	"net"
 	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -103,9 +108,75 @@ func TestShareSilentAgent(t *testing.T) {
 	c.until("nothing is left", func() bool { s := c.share("a"); return s.Used == 0 && len(s.Processes) == 0 })
 }
 
-// A program that is stopped with a kernel in flight, as by Ctrl-Z, keeps the programs of other
-// shares waiting for a moment only, and goes on later.
+// A program that is stopped with a kernel in flight, as by Ctrl-Z or as in a container that is
+// paused, keeps the programs of other shares waiting for a moment only, and goes on later.
 func TestServedStoppedProgram(t *testing.T) {
+	t.Run("signal", func(t *testing.T) {
+		testServedStoppedProgram(t, func(p *os.Process) func() {
+			stopOrContinue(t, p, syscall.SIGSTOP)
+			return func() { stopOrContinue(t, p, syscall.SIGCONT) }
+		})
+	})
+	for _, f := range []freezer{
+		{"/sys/fs/cgroup", "cgroup.freeze", "1", "0", "cgroup.events", "frozen 1"},
+		{"/sys/fs/cgroup/unified", "cgroup.freeze", "1", "0", "cgroup.events", "frozen 1"},
+		{"/sys/fs/cgroup/freezer", "freezer.state", "FROZEN", "THAWED", "freezer.state", "FROZEN"},
+	} {
+		t.Run(strings.ReplaceAll(f.root[5:], "/", "-"), func(t *testing.T) {
+			dir := f.make(t)
+			testServedStoppedProgram(t, func(p *os.Process) func() { return f.freeze(t, dir, p) })
+		})
+	}
+}
+
+// freezer is that of a cgroup, version 2 or 1.
+type freezer struct{ root, file, on, off, state, frozen string }
+
+// make makes a cgroup, and skips the test where there is none of this kind.
+func (f freezer) make(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp(f.root, "dxpu-test-")
+	if err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() {
+		if err := os.Remove(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := os.Stat(filepath.Join(dir, f.file)); err != nil {
+		t.Skip(err)
+	}
+	return dir
+}
+
+func (f freezer) freeze(t *testing.T, dir string, p *os.Process) (thaw func()) {
+	t.Helper()
+	write := func(dir, file, text string) {
+		if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+			t.Error(err)
+		}
+	}
+	thaw = sync.OnceFunc(func() {
+		write(dir, f.file, f.off)
+		write(f.root, "cgroup.procs", strconv.Itoa(p.Pid))
+	})
+	t.Cleanup(thaw) // a frozen process does not end
+	write(dir, "cgroup.procs", strconv.Itoa(p.Pid))
+	write(dir, f.file, f.on)
+	for { // the kernel freezes one thread after the other
+		text, err := os.ReadFile(filepath.Join(dir, f.state))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(text), f.frozen) {
+			return thaw
+		}
+		runtime.Gosched()
+	}
+}
+
+func testServedStoppedProgram(t *testing.T, stop func(*os.Process) (resume func())) {
 	s := serveShares(t, "gemini")
 	x := newSharing(t, 0)
 	var all []*sharer
@@ -122,12 +193,12 @@ func TestServedStoppedProgram(t *testing.T) {
 	for range 3 {
 		all[0].do(success, "launch cuLaunchKernel")
 	}
-	stopOrContinue(t, all[0].cmd.Process, syscall.SIGSTOP)
+	resume := stop(all[0].cmd.Process)
 	for range 3 {
 		all[1].do(success, "launch cuLaunchKernel")
 		all[1].do(success, "sync")
 	}
-	stopOrContinue(t, all[0].cmd.Process, syscall.SIGCONT)
+	resume()
 	all[0].do(success, "sync")
 	all[0].do(success, "launch cuLaunchKernel")
 	all[0].do(success, "sync")

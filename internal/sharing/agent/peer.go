@@ -147,8 +147,8 @@ func startOf(pid int) (uint64, error) {
 	return strconv.ParseUint(fields[statStart], 10, 64)
 }
 
-// isStopped reports whether a process is stopped by a signal or a debugger.
+// isStopped reports whether a process is stopped by a signal, a debugger or a freezer.
 func isStopped(pid int) bool {
 	fields, err := statOf(pid)
-	return err == nil && (fields[0] == "T" || fields[0] == "t")
+	return err == nil && (fields[0] == "T" || fields[0] == "t" || isFrozen("/", pid))
 }

@@ -5,7 +5,7 @@ package agent
 import "time"
 
 // stallAfter is how long others wait for the end of a launch before the agent looks whether the
-// process is stopped (Ctrl-Z, a debugger).
+// process is stopped (Ctrl-Z, a debugger, a container that is paused).
 const stallAfter = time.Second
 
 // stallLocked tells the broker of stopped processes for whose launches others may wait.
