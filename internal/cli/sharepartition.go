@@ -32,11 +32,11 @@ nvidia-smi. GPU is a UUID or a PCI address; it may be left out if there is one G
 
 --instances names the wanted profiles, all of them: instances that have one stay where
 they are, missing ones are created, and the others are destroyed. As few instances as
-possible move. The command prints the plan; --yes carries it out, as root.
+possible move, each with the compute instances that it had. The command prints the plan; --yes carries it out, as root.
 
 An instance that a process uses is never touched: a plan that needs that is refused,
-and processes are looked for again before each step. If a step fails, the former
-instances are created again. Created instances have new UUIDs. Some GPUs change their
+and processes are looked for again before each step. If a step fails, the former mode
+and instances come back. Created instances have new UUIDs. Some GPUs change their
 MIG mode only with a reset, which this command does not do: it says how.`,
 		Example: `  dxpu share partition
   dxpu share partition --instances 3g.20gb,2g.10gb,1g.5gb

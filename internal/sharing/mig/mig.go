@@ -8,6 +8,7 @@ package mig
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -51,8 +52,29 @@ type Instance struct {
 
 // Compute is a compute instance inside of a GPU instance: a device for CUDA.
 type Compute struct {
-	ID   int    `json:"id"`
-	UUID string `json:"uuid,omitempty"` // MIG-…, for CUDA_VISIBLE_DEVICES
+	ID      int    `json:"id"`
+	Profile int    `json:"profile_id"`
+	Name    string `json:"profile"`        // "3g.20gb", or "1c.3g.20gb" for a part of the instance
+	UUID    string `json:"uuid,omitempty"` // MIG-…, for CUDA_VISIBLE_DEVICES
+}
+
+// partOf matches the name of a compute instance that has a part of its GPU instance.
+var partOf = regexp.MustCompile(`^[0-9]+c\.`)
+
+// parts returns the profiles of the compute instances, in order: nil stands for one that has
+// the whole instance.
+func (i *Instance) parts() []int {
+	out := make([]int, 0, len(i.Compute))
+	whole := false
+	for _, c := range i.Compute {
+		out = append(out, c.Profile)
+		whole = whole || !partOf.MatchString(c.Name)
+	}
+	if whole {
+		return nil
+	}
+	slices.Sort(out)
+	return out
 }
 
 // GPU is the state of a GPU.
@@ -92,6 +114,17 @@ func (g *GPU) layout() (*share.MIGLayout, error) {
 	return l, nil
 }
 
+// InUse returns an error if a process uses the GPU.
+func (g *GPU) InUse() error {
+	if busy := g.busy(g.Instances); busy != nil {
+		return busy
+	}
+	if len(g.Busy) > 0 {
+		return &BusyError{GPU: g.UUID, Processes: g.Busy}
+	}
+	return nil
+}
+
 func (g *GPU) profile(name string) int {
 	return slices.IndexFunc(g.Profiles, func(p Profile) bool { return p.Name == name })
 }
@@ -115,7 +148,10 @@ type Step struct {
 	Instance int    `json:"instance,omitempty"`
 	ID       int    `json:"profile_id,omitempty"`
 	Compute  []int  `json:"compute_instances,omitempty"`
-	Move     bool   `json:"move,omitempty"` // the instance is created again elsewhere
+	// Parts are the profiles of the compute instances of a new instance. Nil stands for one
+	// that has all of it.
+	Parts []int `json:"compute_profiles,omitempty"`
+	Move  bool  `json:"move,omitempty"` // the instance is created again elsewhere
 }
 
 // String describes the step.

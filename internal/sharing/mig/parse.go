@@ -159,12 +159,13 @@ func ParseCompute(text string, instances []Instance) error {
 		}
 		gi, err1 := number(f[1])
 		ci, err2 := number(f[5])
-		if err := first(err1, err2); err != nil {
+		profile, err3 := number(f[4])
+		if err := first(err1, err2, err3); err != nil {
 			return fmt.Errorf("nvidia-smi mig -lci: row %q: %w", strings.Join(f, " "), err)
 		}
 		for n := range instances {
 			if instances[n].ID == gi {
-				instances[n].Compute = append(instances[n].Compute, Compute{ID: ci})
+				instances[n].Compute = append(instances[n].Compute, Compute{ID: ci, Profile: profile, Name: f[3]})
 			}
 		}
 	}
@@ -228,17 +229,15 @@ func ParseQuery(text string) (GPU, []Device, []Process, error) {
 	return g, devices, processes, nil
 }
 
-// Assign gives the instances of a GPU their processes and the UUIDs of their devices.
-func (g *GPU) Assign(devices []Device, processes []Process, uuids map[int]string) {
-	for n := range g.Instances {
-		i := &g.Instances[n]
-		for c := range i.Compute {
-			for _, d := range devices {
-				if d.GI == i.ID && d.CI == i.Compute[c].ID {
-					i.Compute[c].UUID = uuids[d.Index]
-				}
-			}
+// Assign gives the instances of a GPU their processes and the UUIDs of their devices. It fails
+// if nvidia-smi listed another instance before, or not all of them.
+func (g *GPU) Assign(devices []Device, processes []Process, uuids map[int]string) error {
+	for _, d := range devices {
+		c := g.compute(d.GI, d.CI)
+		if c == nil {
+			return fmt.Errorf("%s: nvidia-smi lists a device of instance %d and compute instance %d, but not these: the partitions change, try again", g.UUID, d.GI, d.CI)
 		}
+		c.UUID = uuids[d.Index]
 	}
 	for _, p := range processes {
 		n := slices.IndexFunc(g.Instances, func(i Instance) bool { return i.ID == p.GI })
@@ -248,6 +247,18 @@ func (g *GPU) Assign(devices []Device, processes []Process, uuids map[int]string
 		}
 		g.Instances[n].Busy = append(g.Instances[n].Busy, p.PID)
 	}
+	return nil
+}
+
+func (g *GPU) compute(gi, ci int) *Compute {
+	for n := range g.Instances {
+		for c := range g.Instances[n].Compute {
+			if g.Instances[n].ID == gi && g.Instances[n].Compute[c].ID == ci {
+				return &g.Instances[n].Compute[c]
+			}
+		}
+	}
+	return nil
 }
 
 var (

@@ -38,7 +38,7 @@ func Make(g *GPU, want []string) (Plan, error) {
 		return Plan{}, busy
 	}
 	var p Plan
-	var placed []share.MIGInstance
+	var create []Step
 	least := -1
 	for i := range ways {
 		w := &ways[i]
@@ -49,16 +49,17 @@ func Make(g *GPU, want []string) (Plan, error) {
 		}
 		steps, moved := g.clear(w, after)
 		if least < 0 || len(moved) < least {
-			least, p.Steps, placed = len(moved), steps, append(created, moved...)
+			least, p.Steps, create = len(moved), steps, moved
+			for _, c := range created {
+				create = append(create, g.create(g.Profiles[c.Profile].Name, c.Start, nil))
+			}
 		}
 		if least == 0 {
 			break
 		}
 	}
-	slices.SortFunc(placed, func(a, b share.MIGInstance) int { return cmp.Compare(a.Start, b.Start) })
-	for _, i := range placed {
-		p.Steps = append(p.Steps, g.create(g.Profiles[i.Profile].Name, i.Start))
-	}
+	slices.SortFunc(create, func(a, b Step) int { return cmp.Compare(a.Start, b.Start) })
+	p.Steps = append(p.Steps, create...)
 	return p, nil
 }
 
@@ -78,16 +79,16 @@ func Off(g *GPU) (Plan, error) {
 	return p, nil
 }
 
-// Restore plans the way back to the instances of a former state, as far as none that
-// is in use must go.
+// Restore plans the way back to the mode and the instances of a former state, as far as none
+// that is in use must go.
 func Restore(g, before *GPU) Plan {
 	var p Plan
-	at := func(in *GPU, i Instance) bool {
-		return slices.ContainsFunc(in.Instances, func(o Instance) bool { return o.Profile == i.Profile && o.Start == i.Start })
+	if before.Enabled && !(g.Enabled && g.Pending) {
+		p.Steps = append(p.Steps, Step{Verb: EnableMode})
 	}
 	taken := make(map[int]bool) // memory slices that stay
 	for _, i := range g.Instances {
-		if at(before, i) && len(i.Compute) > 0 || len(i.Busy) > 0 {
+		if before.has(i) || len(i.Busy) > 0 {
 			for s := range i.Size {
 				taken[i.Start+s] = true
 			}
@@ -101,10 +102,26 @@ func Restore(g, before *GPU) Plan {
 			free = free && !taken[i.Start+s]
 		}
 		if free {
-			p.Steps = append(p.Steps, before.create(i.Profile, i.Start))
+			p.Steps = append(p.Steps, before.create(i.Profile, i.Start, i.parts()))
 		}
 	}
+	if !before.Enabled && (g.Enabled || g.Pending) && len(taken) == 0 {
+		p.Steps = append(p.Steps, Step{Verb: DisableMode})
+	}
 	return p
+}
+
+// Same reports whether a GPU has the mode and the instances of a former state.
+func Same(g, before *GPU) bool {
+	return g.Enabled == before.Enabled && g.Pending == before.Pending && len(g.Instances) == len(before.Instances) &&
+		!slices.ContainsFunc(g.Instances, func(i Instance) bool { return !before.has(i) })
+}
+
+// has reports whether the GPU has an instance in the same place, divided in the same way.
+func (g *GPU) has(i Instance) bool {
+	return slices.ContainsFunc(g.Instances, func(o Instance) bool {
+		return o.Profile == i.Profile && o.Start == i.Start && (o.parts() == nil) == (i.parts() == nil) && slices.Equal(o.parts(), i.parts())
+	})
 }
 
 // mode plans a change of the mode, if one is needed, and says whether that is all.
@@ -141,16 +158,16 @@ func (g *GPU) current(kept []Instance) []share.MIGInstance {
 	return out
 }
 
-// clear returns the steps that destroy the instances that go, and those that move, and where
-// the latter lie afterwards.
-func (g *GPU) clear(w *way, after []share.MIGInstance) (steps []Step, moved []share.MIGInstance) {
+// clear returns the steps that destroy the instances that go, and those that move, and the
+// steps that create the latter again.
+func (g *GPU) clear(w *way, after []share.MIGInstance) (steps, moved []Step) {
 	for _, i := range w.gone {
 		steps = append(steps, g.destroy(i, false))
 	}
 	for n, i := range w.kept {
 		if after[n].Start != i.Start {
 			steps = append(steps, g.destroy(i, true))
-			moved = append(moved, after[n])
+			moved = append(moved, g.create(i.Profile, after[n].Start, i.parts()))
 		}
 	}
 	return steps, moved
@@ -238,8 +255,8 @@ func (g *GPU) destroy(i Instance, move bool) Step {
 	return s
 }
 
-func (g *GPU) create(name string, start int) Step {
-	s := Step{Verb: Create, Profile: name, Start: start}
+func (g *GPU) create(name string, start int, parts []int) Step {
+	s := Step{Verb: Create, Profile: name, Start: start, Parts: parts}
 	if p := g.profile(name); p >= 0 {
 		s.ID = g.Profiles[p].ID
 	}

@@ -65,7 +65,11 @@ func (p Programs) Reset(ctx context.Context, uuid string) error {
 }
 
 func (p Programs) runSMI(ctx context.Context, args ...string) (string, error) {
-	return command{name: p.smi(), args: args, limit: smiLimit}.run(ctx)
+	c := command{name: p.smi(), args: args, limit: smiLimit}
+	if p.runs != nil {
+		return p.runs(ctx, c)
+	}
+	return c.run(ctx)
 }
 
 // list runs a command that lists things; there may be none.
@@ -97,7 +101,9 @@ func (p Programs) MIG(ctx context.Context, uuid string) (*mig.GPU, error) {
 			return nil, err
 		}
 	}
-	g.Assign(devices, processes, uuids)
+	if err := g.Assign(devices, processes, uuids); err != nil {
+		return nil, err
+	}
 	return &g, nil
 }
 
@@ -150,30 +156,29 @@ func (p *Partition) plan(g *mig.GPU) (mig.Plan, error) {
 }
 
 // Apply carries out the steps. Before each that destroys, it looks again for processes.
-// If a step fails, it goes back to the former instances, as far as none is in use; the
-// error says whether it could. New instances have new UUIDs.
+// If a step fails, it goes back to the former mode and instances, as far as none is in use;
+// the error says whether it could. New instances have new UUIDs.
 func (p *Partition) Apply(ctx context.Context) (*mig.GPU, error) {
 	before, plan, err := p.Plan(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if plan.Again { // the mode comes first
-		if err := p.steps(ctx, plan); err != nil {
-			return nil, err
-		}
-		if before, plan, err = p.Plan(ctx); err != nil {
-			return nil, err
+	err = p.steps(ctx, plan)
+	if err == nil && plan.Again { // the mode came first
+		if _, plan, err = p.Plan(ctx); err == nil {
+			err = p.steps(ctx, plan)
 		}
 	}
-	if err := p.steps(ctx, plan); err != nil {
+	if err != nil {
 		return nil, p.undo(ctx, before, err)
 	}
 	after, err := p.Programs.MIG(ctx, p.UUID)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%s: the steps are done, but the result cannot be read: %w", p.UUID, err)
 	}
 	if left, err := p.plan(after); err != nil || len(left.Steps) > 0 {
-		return nil, errors.Join(fmt.Errorf("%s: nvidia-smi reported success, but steps remain: %v", p.UUID, left.Steps), err)
+		err = errors.Join(fmt.Errorf("%s: nvidia-smi reported success, but steps remain: %v", p.UUID, left.Steps), err)
+		return nil, p.undo(ctx, before, err)
 	}
 	return after, nil
 }
@@ -202,25 +207,51 @@ func (p *Partition) step(ctx context.Context, s mig.Step) error {
 			return err
 		}
 		for _, c := range s.Compute {
-			if err := p.try(ctx, "mig", "-i", p.UUID, "-dci", "-gi", strconv.Itoa(s.Instance), "-ci", strconv.Itoa(c)); err != nil {
+			if _, err := p.try(ctx, "mig", "-i", p.UUID, "-dci", "-gi", strconv.Itoa(s.Instance), "-ci", strconv.Itoa(c)); err != nil {
 				return err
 			}
 		}
-		return p.try(ctx, "mig", "-i", p.UUID, "-dgi", "-gi", strconv.Itoa(s.Instance))
+		_, err := p.try(ctx, "mig", "-i", p.UUID, "-dgi", "-gi", strconv.Itoa(s.Instance))
+		return err
 	case mig.Create:
-		return p.try(ctx, "mig", "-i", p.UUID, "-cgi", fmt.Sprintf("%d:%d", s.ID, s.Start), "-C")
+		return p.create(ctx, s)
 	}
 	return fmt.Errorf("unknown step %q", s.Verb)
+}
+
+func (p *Partition) create(ctx context.Context, s mig.Step) error {
+	args := []string{"mig", "-i", p.UUID, "-cgi", fmt.Sprintf("%d:%d", s.ID, s.Start)}
+	if s.Parts == nil {
+		_, err := p.try(ctx, append(args, "-C")...)
+		return err
+	}
+	text, err := p.try(ctx, args...)
+	if err != nil || len(s.Parts) == 0 {
+		return err
+	}
+	instance, err := mig.ParseCreated(text)
+	if err != nil {
+		return err
+	}
+	parts := strings.Trim(strings.ReplaceAll(fmt.Sprint(s.Parts), " ", ","), "[]")
+	_, err = p.try(ctx, "mig", "-i", p.UUID, "-cci", parts, "-gi", strconv.Itoa(instance))
+	return err
 }
 
 // mode changes the mode. nvidia-smi reports success too when the change waits for a
 // reset of the GPU.
 func (p *Partition) mode(ctx context.Context, to string) error {
-	if err := p.try(ctx, "-i", p.UUID, "-mig", to); err != nil {
+	g, err := p.Programs.MIG(ctx, p.UUID)
+	if err != nil {
 		return err
 	}
-	g, err := p.Programs.MIG(ctx, p.UUID)
-	if err == nil && g.Enabled != g.Pending {
+	if err := g.InUse(); err != nil {
+		return err
+	}
+	if _, err := p.try(ctx, "-i", p.UUID, "-mig", to); err != nil {
+		return err
+	}
+	if g, err = p.Programs.MIG(ctx, p.UUID); err == nil && g.Enabled != g.Pending {
 		err = mig.ResetError{GPU: p.UUID}
 	}
 	return err
@@ -244,7 +275,7 @@ func (p *Partition) unused(ctx context.Context, instance int) error {
 }
 
 // try runs nvidia-smi again while it says that something is in use.
-func (p *Partition) try(ctx context.Context, args ...string) error {
+func (p *Partition) try(ctx context.Context, args ...string) (string, error) {
 	delay := p.Delay
 	if delay == 0 {
 		delay = inUseDelay
@@ -253,36 +284,41 @@ func (p *Partition) try(ctx context.Context, args ...string) error {
 		text, err := p.Programs.runSMI(ctx, args...)
 		exit := (*ExitError)(nil)
 		if err == nil || !errors.As(err, &exit) || !mig.InUse(text) || n == inUseTries {
-			return err
+			return text, err
 		}
 		timer := time.NewTimer(delay)
 		select {
 		case <-ctx.Done():
 			timer.Stop()
-			return context.Cause(ctx)
+			return "", context.Cause(ctx)
 		case <-timer.C:
 		}
 	}
 }
 
-// undo goes back to the former instances, even when ctx is done.
+// undo goes back to the former mode and instances, even when ctx is done. A mode that changes
+// with the next reset stays pending: the cause says what to do.
 func (p *Partition) undo(ctx context.Context, before *mig.GPU, cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
 	defer cancel()
+	former := *before
 	now, err := p.Programs.MIG(ctx, p.UUID)
 	if err == nil {
-		if !now.Enabled {
-			return cause
+		if errors.As(cause, new(mig.ResetError)) {
+			former.Enabled, former.Pending = now.Enabled, now.Pending
 		}
-		err = p.steps(ctx, mig.Restore(now, before))
+		if mig.Same(now, &former) {
+			return fmt.Errorf("%w; the former instances are in place", cause)
+		}
+		err = p.steps(ctx, mig.Restore(now, &former))
 	}
 	if err == nil {
-		if now, err = p.Programs.MIG(ctx, p.UUID); err == nil && len(mig.Restore(now, before).Steps) > 0 {
+		if now, err = p.Programs.MIG(ctx, p.UUID); err == nil && !mig.Same(now, &former) {
 			err = errors.New("other instances than before are left")
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("%w; the way back failed too: %w; \"nvidia-smi mig -lgi\" lists the instances that are left", cause, err)
+		return fmt.Errorf("%w; the way back failed too: %w; \"dxpu share partition\" shows what is left", cause, err)
 	}
 	return fmt.Errorf("%w; the former instances are in place, with new UUIDs where they had to be created again", cause)
 }

@@ -27,6 +27,8 @@ const (
 type Programs struct {
 	SMI     string // nvidia-smi
 	Control string // nvidia-cuda-mps-control
+
+	runs func(context.Context, command) (string, error) // in tests, in place of a process
 }
 
 func (p Programs) smi() string     { return cmp.Or(p.SMI, "nvidia-smi") }

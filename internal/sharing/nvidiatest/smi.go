@@ -43,10 +43,12 @@ type SMIGPU struct {
 	Next      int
 }
 
-// SMIInstance is a GPU instance with its compute instances.
+// SMIInstance is a GPU instance with the IDs of its compute instances. Parts: each of them has one
+// slice of it.
 type SMIInstance struct {
 	ID, Profile, Start int
 	Compute            []int
+	Parts              bool
 }
 
 // SMIProcess is a process; Instance is -1 where nvidia-smi would name none.
@@ -129,6 +131,9 @@ func smi() int {
 	return code
 }
 
+// Run is one run of the program, in this process.
+func (s *SMI) Run(args []string) (text string, code int) { return s.command(args) }
+
 func (s *SMI) command(args []string) (string, int) {
 	which, rest := "", make([]string, 0, len(args))
 	for i := 0; i < len(args); i++ {
@@ -191,15 +196,30 @@ func (s *SMI) list() string {
 	for n, g := range s.GPUs {
 		fmt.Fprintf(&b, "GPU %d: NVIDIA A100-SXM4-40GB (UUID: %s)\n", n, g.UUID)
 		for d, x := range g.devices() {
-			fmt.Fprintf(&b, "  MIG %-11s Device  %d: (UUID: MIG-%s-%d-%d)\n", profileByID(x.Profile).name, d, strings.TrimPrefix(g.UUID, "GPU-"), x.ID, x.Compute[0])
+			fmt.Fprintf(&b, "  MIG %-11s Device  %d: (UUID: MIG-%s-%d-%d)\n", x.name(), d, strings.TrimPrefix(g.UUID, "GPU-"), x.ID, x.Compute[0])
 		}
 	}
 	return b.String()
 }
 
-// devices are the instances that have a compute instance.
-func (g *SMIGPU) devices() []SMIInstance {
-	return slices.DeleteFunc(slices.Clone(g.Instances), func(x SMIInstance) bool { return len(x.Compute) == 0 })
+// devices are the compute instances, each with its GPU instance.
+func (g *SMIGPU) devices() (out []SMIInstance) {
+	for _, x := range g.Instances {
+		for _, c := range x.Compute {
+			d := x
+			d.Compute = []int{c}
+			out = append(out, d)
+		}
+	}
+	return out
+}
+
+// name is that of a compute instance.
+func (x *SMIInstance) name() string {
+	if x.Parts {
+		return "1c." + profileByID(x.Profile).name
+	}
+	return profileByID(x.Profile).name
 }
 
 func (g *SMIGPU) query(n int) string {

@@ -27,7 +27,11 @@ func (g *SMIGPU) mig(n int, args []string) (string, int) {
 	case line == "-lci":
 		return g.listCompute(n)
 	case len(args) == 3 && args[0] == "-cgi" && args[2] == "-C":
-		return g.create(n, args[1])
+		return g.create(n, args[1], true)
+	case len(args) == 2 && args[0] == "-cgi":
+		return g.create(n, args[1], false)
+	case len(args) == 4 && args[0] == "-cci" && args[2] == "-gi":
+		return g.createCompute(n, atoi(args[3]), strings.Split(args[1], ","))
 	case len(args) == 5 && args[0] == "-dci" && args[1] == "-gi" && args[3] == "-ci":
 		return g.destroyCompute(n, atoi(args[2]), atoi(args[4]))
 	case len(args) == 3 && args[0] == "-dgi" && args[1] == "-gi":
@@ -101,9 +105,12 @@ func (g *SMIGPU) listCompute(n int) (string, int) {
 		"|       Instance                       ID        ID       Start:Size |\n|         ID                                                         |\n|" + strings.Repeat("=", 68) + "|\n")
 	for _, x := range g.Instances {
 		for _, c := range x.Compute {
-			p := profileByID(x.Profile)
+			profile, size := 2, profileByID(x.Profile).slices // made up, as the documented IDs are: one per size
+			if x.Parts {
+				profile, size = 0, 1
+			}
 			rows++
-			fmt.Fprintf(&b, "| %3d    %3d       MIG %-14s %4d     %5d          0:%d     |\n%s", n, x.ID, p.name, 0, c, p.slices, rule)
+			fmt.Fprintf(&b, "| %3d    %3d       MIG %-14s %4d     %5d          0:%d     |\n%s", n, x.ID, x.name(), profile, c, size, rule)
 		}
 	}
 	if rows == 0 {
@@ -112,8 +119,23 @@ func (g *SMIGPU) listCompute(n int) (string, int) {
 	return b.String(), 0
 }
 
-// create makes an instance for a profile and a placement, as 9:4, with its compute instance.
-func (g *SMIGPU) create(n int, spec string) (string, int) {
+// createCompute makes compute instances of one slice each.
+func (g *SMIGPU) createCompute(n, gi int, profiles []string) (string, int) {
+	x := g.find(gi)
+	if x == nil || len(x.Compute)+len(profiles) > profileByID(x.Profile).slices || slices.ContainsFunc(profiles, func(p string) bool { return p != "0" }) {
+		return "Failed to create compute instances: Insufficient Resources\n", 23
+	}
+	x.Parts = true
+	var b strings.Builder
+	for range profiles {
+		x.Compute = append(x.Compute, len(x.Compute))
+		fmt.Fprintf(&b, "Successfully created compute instance ID %2d on GPU %2d GPU instance ID %2d using profile MIG %s (ID  0)\n", len(x.Compute)-1, n, gi, x.name())
+	}
+	return b.String(), 0
+}
+
+// create makes an instance for a profile and a placement, as 9:4, perhaps with its compute instance.
+func (g *SMIGPU) create(n int, spec string, whole bool) (string, int) {
 	id, start, placed := strings.Cut(spec, ":")
 	p := profileByID(atoi(id))
 	if p == nil || !placed {
@@ -123,9 +145,14 @@ func (g *SMIGPU) create(n int, spec string) (string, int) {
 		return fmt.Sprintf("Unable to create a GPU instance on GPU %2d using profile %d: Insufficient Resources\nFailed to create GPU instances: Insufficient Resources\n", n, p.id), 23
 	}
 	g.Next++
-	g.Instances = append(g.Instances, SMIInstance{ID: g.Next, Profile: p.id, Start: atoi(start), Compute: []int{0}})
-	return fmt.Sprintf("Successfully created GPU instance ID %2d on GPU %2d using profile MIG %s (ID %2d)\n"+
-		"Successfully created compute instance ID  0 on GPU %2d GPU instance ID %2d using profile MIG %s (ID  0)\n", g.Next, n, p.name, p.id, n, g.Next, p.name), 0
+	made := SMIInstance{ID: g.Next, Profile: p.id, Start: atoi(start)}
+	text := fmt.Sprintf("Successfully created GPU instance ID %2d on GPU %2d using profile MIG %s (ID %2d)\n", g.Next, n, p.name, p.id)
+	if whole {
+		made.Compute = []int{0}
+		text += fmt.Sprintf("Successfully created compute instance ID  0 on GPU %2d GPU instance ID %2d using profile MIG %s (ID  2)\n", n, g.Next, p.name)
+	}
+	g.Instances = append(g.Instances, made)
+	return text, 0
 }
 
 func (g *SMIGPU) find(id int) *SMIInstance {
