@@ -18,6 +18,22 @@ const mpsName = "nvidia-cuda-mps"
 // pipes. It finds them by their names and their environment, because a daemon that
 // does not answer cannot say its process ID.
 func killByPipes(pipes string) error {
+	err := eachByPipes(pipes, func(p *os.Process) error {
+		if err := p.Kill(); !errors.Is(err, os.ErrProcessDone) {
+			return err
+		}
+		return nil
+	})
+	for _, name := range []string{"control", "control_privileged", "control_lock"} {
+		if e := os.Remove(filepath.Join(pipes, name)); e != nil && !errors.Is(e, fs.ErrNotExist) {
+			err = errors.Join(err, e)
+		}
+	}
+	return err
+}
+
+// eachByPipes calls a function with the control daemon and the servers of a folder of pipes.
+func eachByPipes(pipes string, f func(*os.Process) error) error {
 	dirs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
 		return err
@@ -29,22 +45,15 @@ func killByPipes(pipes string) error {
 			continue
 		}
 		// The handle is taken before the check, so that a new process with the same
-		// ID is not killed.
+		// ID is not meant.
 		p, err := os.FindProcess(pid)
 		if err != nil {
 			continue
 		}
 		if servesPipes(dir, pipes) {
-			if err := p.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
-				errs = append(errs, err)
-			}
+			errs = append(errs, f(p))
 		}
 		_ = p.Release()
-	}
-	for _, name := range []string{"control", "control_privileged", "control_lock"} {
-		if err := os.Remove(filepath.Join(pipes, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, err)
-		}
 	}
 	return errors.Join(errs...)
 }

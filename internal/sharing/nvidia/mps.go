@@ -17,6 +17,9 @@ import (
 // its terminator. The control daemon fails without a word beyond it.
 const maxSocketPath = 107
 
+// askAgain is the time until the control program is tried again after it could not be run.
+const askAgain = 2 * time.Second
+
 // MPSConfig describes the Multi-Process Service of one GPU.
 type MPSConfig struct {
 	UUID     string // of the GPU, as in GPU-…
@@ -127,9 +130,13 @@ func (s *MPS) Status() MPSStatus {
 // Run drives the service until ctx is done, or until it has stopped after Stop.
 func (s *MPS) Run(ctx context.Context) error {
 	for {
-		seen := s.see(ctx)
+		seen, known := s.see(ctx)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
+		}
+		if !known {
+			s.rest(ctx, time.Now().Add(askAgain))
+			continue
 		}
 		s.mu.Lock()
 		s.seen = seen
@@ -158,13 +165,18 @@ func (s *MPS) Run(ctx context.Context) error {
 		if ended {
 			return nil
 		}
-		timer := time.NewTimer(time.Until(wake))
-		select {
-		case <-ctx.Done():
-		case <-timer.C:
-		case <-s.look:
-		}
-		timer.Stop()
+		s.rest(ctx, wake)
+	}
+}
+
+// rest waits for a time, or for a change.
+func (s *MPS) rest(ctx context.Context, until time.Time) {
+	timer := time.NewTimer(time.Until(until))
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	case <-s.look:
 	}
 }
 
@@ -184,17 +196,20 @@ func (s *MPS) ask(ctx context.Context, line string) (string, error) {
 	}.run(ctx)
 }
 
-// see asks the daemon what there is. Answers that make no sense are none.
-func (s *MPS) see(ctx context.Context) mps.Seen {
+// see asks the daemon what there is. Answers that make no sense are none. Nothing is known while
+// the control program cannot be run, as when the machine has no process left: the clients go on.
+func (s *MPS) see(ctx context.Context) (seen mps.Seen, known bool) {
 	text, err := s.ask(ctx, mps.ListServers)
 	if mps.NoDaemon(text) {
-		return mps.Seen{}
+		return mps.Seen{}, true
 	}
 	if exit := (*ExitError)(nil); err != nil && !errors.As(err, &exit) && !errors.Is(err, ErrTimeout) {
 		s.config.Logger.Warn("MPS", "gpu", s.config.UUID, "err", err)
-		return mps.Seen{} // the program cannot be run
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.found(), s.stop
 	}
-	seen := mps.Seen{Daemon: mps.Answers}
+	seen.Daemon = mps.Answers
 	pids, err := parsed(text, err, mps.ParsePIDs)
 	for _, pid := range pids {
 		var server mps.Server
@@ -205,8 +220,14 @@ func (s *MPS) see(ctx context.Context) mps.Seen {
 	}
 	if err != nil {
 		s.config.Logger.Warn("MPS", "gpu", s.config.UUID, "err", err)
-		return mps.Seen{Daemon: mps.Mute}
+		return mps.Seen{Daemon: mps.Mute}, true
 	}
+	return seen, true
+}
+
+// found looks for the daemon among the processes.
+func (s *MPS) found() (seen mps.Seen) {
+	_ = eachByPipes(s.pipes(), func(*os.Process) error { seen.Daemon = mps.Mute; return nil })
 	return seen
 }
 

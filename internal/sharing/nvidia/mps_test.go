@@ -3,6 +3,7 @@ package nvidia
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -22,7 +23,9 @@ func TestMain(m *testing.M) {
 
 // service is a running service with fake programs.
 type service struct {
-	t *testing.T
+	t        *testing.T
+	bin      string
+	warnings warnings
 	*MPS
 	cancel context.CancelFunc
 	done   chan error
@@ -30,20 +33,25 @@ type service struct {
 	mu      sync.Mutex
 	cond    *sync.Cond
 	notices []mps.Notice
+	ends    int // notices End so far
 }
 
 func start(t *testing.T, dir string) *service {
 	t.Helper()
 	bin := nvidiatest.Install(t)
-	s := &service{t: t, done: make(chan error, 1)}
+	s := &service{t: t, bin: bin, done: make(chan error, 1), warnings: make(warnings, 100)}
 	s.cond = sync.NewCond(&s.mu)
 	m, err := NewMPS(MPSConfig{
 		UUID: "GPU-1", Dir: dir, Programs: Programs{Control: filepath.Join(bin, "nvidia-cuda-mps-control")},
-		UID: 1000, Others: mps.Limits{Share: share.Whole / 10}, Memory: 40 << 30,
+		Logger: slog.New(slog.NewTextHandler(s.warnings, nil)),
+		UID:    1000, Others: mps.Limits{Share: share.Whole / 10}, Memory: 40 << 30,
 		Notify: func(n mps.Notice) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			s.notices = append(s.notices, n)
+			if n.Kind == mps.End {
+				s.ends++
+			}
 			s.cond.Broadcast()
 		},
 	})
@@ -55,6 +63,18 @@ func start(t *testing.T, dir string) *service {
 	ctx, s.cancel = context.WithCancel(t.Context())
 	go func() { s.done <- m.Run(ctx) }()
 	return s
+}
+
+// warnings takes the lines of a log, as far as there is room.
+type warnings chan string
+
+// Write implements io.Writer.
+func (w warnings) Write(p []byte) (int, error) {
+	select {
+	case w <- string(p):
+	default:
+	}
+	return len(p), nil
 }
 
 // shortDir returns a folder whose path leaves room for a socket's name.
@@ -212,6 +232,44 @@ func TestMPSServerCrash(t *testing.T) {
 	s.Leave(1)
 	s.state(mps.Active)
 	s.end()
+}
+
+// A control program that cannot be run for a while says nothing about the daemon: the clients go
+// on. When the service is to stop then, it finds the daemon among the processes.
+func TestMPSWithoutProgram(t *testing.T) {
+	t.Parallel()
+	s := start(t, shortDir(t))
+	s.state(mps.Active)
+	c, _ := s.connect(1, mps.Limits{Share: 600_000})
+	before := s.Status().Servers[0].PID
+	program := filepath.Join(s.bin, "nvidia-cuda-mps-control")
+	if err := os.Rename(program, program+"-gone"); err != nil {
+		t.Fatal(err)
+	}
+	for asked := false; !asked; { // and not for an action
+		w := <-s.warnings
+		asked = strings.Contains(w, "no such file") && !strings.Contains(w, " do=")
+	}
+	if got := s.found(); got.Daemon != mps.Mute {
+		t.Errorf("the daemon was not found: %+v", got)
+	}
+	if err := os.Rename(program+"-gone", program); err != nil {
+		t.Fatal(err)
+	}
+	s.connect(2, mps.Limits{Share: 200_000})
+	if st := s.Status(); st.State != mps.Active || st.Servers[0].PID != before || len(st.Servers[0].Clients) != 2 {
+		t.Errorf("%+v", st)
+	}
+	s.mu.Lock()
+	if s.ends > 0 {
+		t.Errorf("%d clients were told to end", s.ends)
+	}
+	s.mu.Unlock()
+	c.Close()
+	s.end()
+	if got := s.found(); got.Daemon != mps.Absent {
+		t.Errorf("the daemon still runs: %+v", got)
+	}
 }
 
 // A daemon with garbage for answers is not trusted, and is not killed at once.
