@@ -138,9 +138,9 @@ func ParseUUID(s string) ([16]byte, error) {
 	return [16]byte(b), nil
 }
 
-// models has the multiprocessors of GPUs for data centres, by a part of their names, from
-// NVIDIA's data sheets and architecture white papers. A longer name comes before its
-// beginning.
+// models has the multiprocessors of GPUs, most of them for data centres, by words of their
+// names, from NVIDIA's data sheets and architecture white papers. A longer name comes before its
+// beginning. Whole words count: an RTX A4000 is no A40.
 var models = []struct {
 	name string
 	sms  int32
@@ -150,8 +150,10 @@ var models = []struct {
 	{"H100 PCIe", 114},
 	{"H100", 132},
 	{"A100", 108},
+	{"A100X", 108},
 	{"A800", 108},
 	{"A30", 56},
+	{"A30X", 56},
 	{"A40", 84},
 	{"A10G", 80},
 	{"A10", 72},
@@ -165,7 +167,10 @@ var models = []struct {
 	{"P100", 56},
 	{"P40", 30},
 	{"P4", 20},
+	{"RTX 4090 Laptop", 76},
+	{"RTX 4090 D", 114},
 	{"RTX 4090", 128},
+	{"RTX 3090 Ti", 84},
 	{"RTX 3090", 82},
 }
 
@@ -174,8 +179,9 @@ const unknownSMs = 80
 
 // Multiprocessors returns the number of multiprocessors of a model, and whether it is known.
 func Multiprocessors(model string) (n int32, known bool) {
+	words := " " + strings.Join(strings.FieldsFunc(model, func(r rune) bool { return r == ' ' || r == '-' }), " ") + " "
 	for _, m := range models {
-		if strings.Contains(model, m.name) {
+		if strings.Contains(words, " "+m.name+" ") {
 			return m.sms, true
 		}
 	}

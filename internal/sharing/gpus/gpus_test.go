@@ -79,12 +79,15 @@ func TestParse(t *testing.T) {
 func TestMultiprocessors(t *testing.T) {
 	for model, want := range map[string]int32{
 		"NVIDIA H100 80GB HBM3": 132, "NVIDIA H100 PCIe": 114, "NVIDIA A100-SXM4-40GB": 108, "Tesla T4": 40, "NVIDIA L4": 58, "NVIDIA L40S": 142, "NVIDIA A10": 72,
+		"NVIDIA GH200 480GB": 132, "NVIDIA H200 NVL": 132, "NVIDIA A100X": 108, "Tesla V100-SXM2-16GB": 80, "NVIDIA GeForce RTX 4090": 128, "NVIDIA GeForce RTX 4090 D": 114, "NVIDIA GeForce RTX 3090 Ti": 84,
 	} {
 		if n, ok := gpus.Multiprocessors(model); !ok || n != want {
 			t.Errorf("%s has %d multiprocessors, want %d", model, n, want)
 		}
 	}
-	if n, ok := gpus.Multiprocessors("of another time"); ok || n <= 0 {
-		t.Errorf("unknown model: %d, %v", n, ok)
+	for _, model := range []string{"of another time", "", "NVIDIA RTX A1000", "NVIDIA RTX A2000 12GB", "NVIDIA RTX A4000", "Quadro P4000", "Quadro T400"} {
+		if n, ok := gpus.Multiprocessors(model); ok || n <= 0 {
+			t.Errorf("unknown model %q: %d, %v", model, n, ok)
+		}
 	}
 }
