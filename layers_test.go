@@ -175,7 +175,7 @@ var beside = map[string][]string{
 	"internal/dataplane/udp":        {"internal/rawio/fd"},
 	"device/gpu/driver/vfio":        {"device/gpu/driver"},
 	"internal/embedded":             {"device/gpu/driver", "internal/rawio/reader"},
-	"device/vfioserver":             {"vfiouser"},
+	"device/vfioserver":             {"vfiouser", "internal/rawio/rights"},
 	"device/vhostuser":              {"internal/rawio/eventfd", "internal/rawio/rights"},
 	"device/opencl":                 {"internal/opencl/ring", "internal/rawio/reader", "internal/rawio/fd", "internal/rawio/rights"},
 	"internal/opencl/ring":          {"internal/rawio/reader", "internal/rawio/rights"},
