@@ -111,6 +111,9 @@ func (s *server) add(ctx context.Context, c *call) (_ any, err error) {
 			return nil, err
 		}
 		for _, b := range active.Bindings {
+			if ended(b) { // of a GPU that was replaced during the attach
+				continue
+			}
 			g, err := c.api.GetGPU(ctx, connect.NewRequest(&dxpuv1.GetGPURequest{GpuId: b.GpuId}))
 			if err != nil {
 				return nil, err
@@ -200,6 +203,30 @@ func (c *call) await(ctx context.Context, id string, want dxpuv1.LeaseState) (*d
 	}
 }
 
+// ended reports whether a binding has no GPU any more: a lease lists those of its earlier GPUs, too.
+func ended(b *dxpuv1.Binding) bool {
+	switch b.State {
+	case dxpuv1.BindingState_BINDING_STATE_LOST, dxpuv1.BindingState_BINDING_STATE_FAILED, dxpuv1.BindingState_BINDING_STATE_RELEASED:
+		return true
+	default:
+		return false
+	}
+}
+
+// byGPU returns the leases by the GPUs that they have. A GPU that none has is that of the lease that
+// had it: its operator does not know that it was lost.
+func byGPU(owned map[string]*dxpuv1.Lease) map[string]*dxpuv1.Lease {
+	out, has := map[string]*dxpuv1.Lease{}, map[string]bool{}
+	for _, l := range owned {
+		for _, b := range l.Bindings {
+			if !has[b.GpuId] || !ended(b) {
+				out[b.GpuId], has[b.GpuId] = l, !ended(b)
+			}
+		}
+	}
+	return out
+}
+
 // remove releases GPUs that were added, and returns when the host has released them.
 func (s *server) remove(ctx context.Context, c *call) (any, error) {
 	list, err := c.changes()
@@ -210,12 +237,7 @@ func (s *server) remove(ctx context.Context, c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	byGPU := map[string]*dxpuv1.Lease{}
-	for _, l := range owned {
-		for _, b := range l.Bindings {
-			byGPU[b.GpuId] = l
-		}
-	}
+	byGPU := byGPU(owned)
 	var ending []*dxpuv1.Lease
 	for _, change := range list {
 		l := byGPU[change.UUID]
