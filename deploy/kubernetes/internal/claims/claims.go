@@ -217,8 +217,9 @@ func (c *Claim) device(d Device, leases []*dxpuv1.Lease, p Policy, plan *Plan) S
 			}
 		case s.Phase == Waiting && c.Host == "":
 			s.Phase, s.Reason, s.Message = Failed, "NoHost", c.HostErr
-		case s.Phase == Waiting && c.HostShut != "":
-			// The scheduler chooses another node, which the queue of the pool cannot do.
+		case s.Phase == Waiting && c.HostShut != "" && d.Awaited:
+			// The scheduler chooses another node, which the queue of the pool cannot do. A pod that is
+			// on its node already waits in the queue, because the host may take GPUs again.
 			s.Phase, s.Reason, s.Message = Failed, "HostUnavailable", c.HostShut+". The manager says: "+s.Message
 		case s.Phase == Attaching && !d.Attached && d.Awaited && c.HostLost != "":
 			// The manager waits for it for many minutes, in which another node could have the pod.
@@ -236,7 +237,7 @@ func (c *Claim) device(d Device, leases []*dxpuv1.Lease, p Policy, plan *Plan) S
 		s.Phase, s.Reason, s.Message = Failed, "LeaseLost", "the pool has forgotten the lease of the device"
 	case c.Host == "":
 		s.Phase, s.Reason, s.Message = Failed, "NoHost", c.HostErr
-	case c.HostShut != "":
+	case c.HostShut != "" && d.Awaited:
 		s.Phase, s.Reason, s.Message = Failed, "HostUnavailable", c.HostShut
 	case d.Local && c.notOneShare() != "":
 		s.Phase, s.Reason, s.Message = Failed, "Unsupported", c.notOneShare()

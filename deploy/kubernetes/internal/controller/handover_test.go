@@ -133,6 +133,52 @@ func TestHostLostOnNode(t *testing.T) {
 	})
 }
 
+// TestHostShutOnNode: a claim without binding conditions waits in the queue while its host takes no GPU.
+func TestHostShutOnNode(t *testing.T) {
+	inOutage(t, func(m *awayManager) { m.lost = true }, func(o *outage) {
+		o.allocateUntil("train")
+		o.after(time.Minute)
+		o.wantLeases(1, "while the host takes no GPU")
+		o.manager.set(func(m *awayManager) { m.lost, m.active = false, true })
+		o.manager.set(away)
+		o.manager.set(back) // its leases are listed, and the claim is looked at again
+		o.after(20 * time.Second)
+		if d := deviceStatus(o.claim("train"), "b1-0", ""); d == nil || !isTrue(*d, inventory.Attached) || isTrue(*d, inventory.Failed) {
+			o.Errorf("the claim is not attached: %+v", d)
+		}
+	})
+}
+
+// TestGivesUp: a pod whose claim has no binding conditions is on its node for ever if its GPU fails before
+// it is attached: the pod is evicted after a pause. With conditions the scheduler gives the claim back.
+func TestGivesUp(t *testing.T) {
+	for _, conditions := range [][]string{nil, {inventory.Attached}} {
+		inOutage(t, func(m *awayManager) { m.invalid = true }, func(o *outage) {
+			var evictions atomic.Int32
+			o.kube.PrependReactor("create", "pods", func(a clienttesting.Action) (bool, runtime.Object, error) {
+				if a.GetSubresource() != "eviction" {
+					return false, nil, nil
+				}
+				evictions.Add(1)
+				return true, nil, nil
+			})
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", UID: "p1"}, Spec: corev1.PodSpec{NodeName: "w1"}}
+			if _, err := o.kube.CoreV1().Pods("lab").Create(o.Context(), pod, metav1.CreateOptions{}); err != nil {
+				o.Fatal(err)
+			}
+			o.allocateUntil("train", conditions...)
+			o.after(giveUpPause - 2*time.Second)
+			if d := deviceStatus(o.claim("train"), "b1-0", ""); d == nil || !isTrue(*d, inventory.Failed) || evictions.Load() > 0 {
+				o.Fatalf("conditions %q, before the pause: %+v, %d evictions", conditions, d, evictions.Load())
+			}
+			o.after(4 * time.Second)
+			if evicted := evictions.Load() > 0; evicted != (conditions == nil) {
+				o.Errorf("conditions %q: evicted %v after the pause", conditions, evicted)
+			}
+		})
+	}
+}
+
 // TestEvictsFirst: a pod that has lost its GPU is evicted, also while the manager cannot delete the
 // lease. It may have a part, or tolerate the taint of the device.
 func TestEvictsFirst(t *testing.T) {

@@ -34,6 +34,7 @@ type awayManager struct {
 	mu      sync.Mutex // guards the fields below
 	away    bool
 	refuses bool              // to create leases, as one without a quorum
+	invalid bool              // to create leases, as of a tenant that there is not
 	rejects string            // the claim whose leases it fails to create, by UID
 	keeps   bool              // fails to delete leases
 	silent  bool              // the host has not reported since the manager leads
@@ -218,6 +219,9 @@ func (m *awayManager) CreateLease(_ context.Context, req *connect.Request[dxpuv1
 	m.creates++
 	if m.refuses || m.rejects != "" && req.Msg.Spec.Labels[claims.LabelClaim] == m.rejects {
 		return nil, connect.NewError(connect.CodeUnavailable, errors.New("the manager has no quorum"))
+	}
+	if m.invalid {
+		return nil, connect.NewError(connect.CodeNotFound, errors.New(noTenant))
 	}
 	id := req.Msg.RequestId
 	m.leases[id], m.specs[id] = true, req.Msg.Spec

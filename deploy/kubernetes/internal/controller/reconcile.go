@@ -10,7 +10,6 @@ import (
 
 	"connectrpc.com/connect"
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -100,51 +99,6 @@ func (c *Controller) leasesOf(ctx context.Context, uid string, claim *resourceap
 		c.watch.Put(res.Msg.Lease)
 	}
 	return c.watch.Leases(uid), nil
-}
-
-// evict evicts the pods of a claim that has lost a device. The taint of a whole device does not
-// suffice: a pod may tolerate it, and would keep the device file of the slot, into which the pool
-// puts the next GPU. A share has no taint, which would evict the pods of the other shares, too.
-// A pod that is not bound stays: the scheduler gives the device back and tries again.
-func (c *Controller) evict(ctx context.Context, claim *resourceapi.ResourceClaim) error {
-	if !slices.ContainsFunc(claim.Status.Devices, isLost) {
-		return nil
-	}
-	pods, err := c.podsOf(ctx, claim)
-	if err != nil {
-		return err
-	}
-	for _, pod := range pods {
-		if pod.Spec.NodeName == "" {
-			return fmt.Errorf("pod %s has lost its GPU and is not bound", pod.Name) // the queue tries again
-		}
-		err = c.cfg.Kube.PolicyV1().Evictions(claim.Namespace).Evict(ctx, &policyv1.Eviction{
-			ObjectMeta:    metav1.ObjectMeta{Name: pod.Name, Namespace: claim.Namespace},
-			DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}},
-		})
-		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-			return fmt.Errorf("evict pod %s, which has lost its GPU: %w", pod.Name, err)
-		}
-	}
-	return nil
-}
-
-// podsOf returns the pods for which a claim is reserved and that are still there.
-func (c *Controller) podsOf(ctx context.Context, claim *resourceapi.ResourceClaim) (pods []*corev1.Pod, err error) {
-	for _, r := range claim.Status.ReservedFor {
-		if r.Resource != "pods" || r.APIGroup != "" {
-			continue
-		}
-		pod, err := c.cfg.Kube.CoreV1().Pods(claim.Namespace).Get(ctx, r.Name, getOptions)
-		switch {
-		case apierrors.IsNotFound(err) || err == nil && pod.UID != r.UID:
-			continue
-		case err != nil:
-			return nil, fmt.Errorf("read pod %s of the claim: %w", r.Name, err)
-		}
-		pods = append(pods, pod)
-	}
-	return pods, nil
 }
 
 // forget drops what the controller keeps of a claim that is gone.
