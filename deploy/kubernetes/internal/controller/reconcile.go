@@ -255,21 +255,17 @@ func (c *Controller) nodeOf(ctx context.Context, claim *resourceapi.ResourceClai
 	if n := allocatedNode(claim.Status.Allocation.NodeSelector); n != "" {
 		return n, nil
 	}
-	for _, r := range claim.Status.ReservedFor {
-		if r.Resource != "pods" || r.APIGroup != "" {
-			continue
-		}
-		pod, err := c.cfg.Kube.CoreV1().Pods(claim.Namespace).Get(ctx, r.Name, getOptions)
-		if apierrors.IsNotFound(err) {
-			continue
-		}
-		if err != nil {
-			return "", fmt.Errorf("read the pod of the claim: %w", err)
-		}
-		if pod.UID == r.UID && pod.Spec.NodeName != "" {
+	pods, err := c.podsOf(ctx, claim)
+	if err != nil {
+		return "", err
+	}
+	for _, pod := range pods {
+		if pod.Spec.NodeName != "" {
 			return pod.Spec.NodeName, nil
 		}
-		return "", fmt.Errorf("pod %s has no node yet", r.Name) // the queue tries again
+	}
+	if len(pods) > 0 {
+		return "", fmt.Errorf("pod %s has no node yet", pods[0].Name) // the queue tries again
 	}
 	return "", nil
 }

@@ -94,6 +94,36 @@ func TestEvict(t *testing.T) {
 	}
 }
 
+// TestNodeOf: without binding conditions the node of a claim is that of a pod for which it is reserved. A
+// pod that is gone says nothing, also if another one has its name, as in a StatefulSet.
+func TestNodeOf(t *testing.T) {
+	kube := fake.NewClientset(
+		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "lab", Name: "again", UID: "new"}, Spec: corev1.PodSpec{NodeName: "n9"}},
+		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "lab", Name: "waits", UID: "w"}},
+		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "lab", Name: "runs", UID: "r"}, Spec: corev1.PodSpec{NodeName: "n1"}},
+	)
+	c := controllerWith(oneAnswer{})
+	c.cfg.Kube = kube
+	for want, pods := range map[string][]string{
+		"":                          {"gone/g", "again/old"},
+		"n1":                        {"gone/g", "again/old", "waits/w", "runs/r"},
+		"pod waits has no node yet": {"again/old", "waits/w"},
+	} {
+		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "lab"}, Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{}}}
+		for _, p := range pods {
+			name, uid, _ := strings.Cut(p, "/")
+			claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: name, UID: types.UID(uid)})
+		}
+		got, err := c.nodeOf(t.Context(), claim)
+		if err != nil {
+			got = err.Error()
+		}
+		if got != want {
+			t.Errorf("pods %q: %q, want %q", pods, got, want)
+		}
+	}
+}
+
 // TestAdminAccess: a claim for monitoring is attached at once, without a lease.
 func TestAdminAccess(t *testing.T) {
 	yes := true
