@@ -46,7 +46,11 @@ type Claim struct {
 	Namespace string
 	Name      string
 	// Allocated is the time of the allocation in Unix seconds, 0 if Kubernetes has not
-	// recorded it.
+	// recorded it. Nothing tells two allocations of one second apart that have the same devices and
+	// node: the generation counts changes of the specification, the resource version changes with each
+	// write of the status, the scheduler reserves the claim for the same pod again, and a pod that comes
+	// to share an allocation is reserved later. They have one lease, which is for the same GPU, host and
+	// tenant. Shares of a GPU have an ID of their own in each allocation.
 	Allocated int64
 	// Node is the node of the pod; empty: it is not known yet.
 	Node string
