@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestFull: on a full file system a claim is not prepared, says why, and leaves nothing. What the claim had
-// before stays whole.
+// TestFull: on a full file system a claim is not prepared, says why, and leaves nothing. The earlier specification
+// of a claim stays whole.
 func TestFull(t *testing.T) {
 	dir := Dir(t.TempDir())
 	if err := syscall.Mount("tmpfs", string(dir), "tmpfs", 0, "size=16k"); err != nil {
