@@ -23,6 +23,8 @@ const (
 	// Bounds of a report: far above any real node.
 	maxSlots     = 1024
 	maxAddresses = 64
+	// maxReportErrors bounds the error classes of all devices: 128 devices have 64 each.
+	maxReportErrors = 8192
 	// maxLine bounds a sentence of the manager, in bytes: it may quote labels.
 	// maxReason bounds several sentences, and maxLines the number that a lease keeps.
 	maxLine   = 1 << 10
@@ -151,12 +153,16 @@ func checkReport(o *dxpuv1.ObservedState) error {
 			return invalid("state.labels[%s]: %d bytes, at most %d", k, len(v), maxText)
 		}
 	}
-	seen := map[uint32]bool{}
+	seen, errs := map[uint32]bool{}, 0
 	for _, s := range o.Slots {
 		if s == nil || seen[s.Slot] {
 			return invalid("state.slots: slot %d is listed twice", s.GetSlot())
 		}
 		seen[s.Slot] = true
+		errs += len(s.Errors)
+	}
+	if errs > maxReportErrors {
+		return invalid("state.slots: %d errors, at most %d", errs, maxReportErrors)
 	}
 	return nil
 }

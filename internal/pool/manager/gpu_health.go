@@ -9,7 +9,6 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/internal/plural"
 	"github.com/dxpu-project/dxpu/internal/pool/gpuerr"
-	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
 // The manager counts the errors that a box reports of a GPU, beside the health that the
@@ -52,6 +51,7 @@ func (t *tx) recordErrors(o *dxpuv1.ObservedState, fallen map[uint32]bool) {
 	if t.nodes.get(o.NodeId).Kind != dxpuv1.NodeKind_NODE_KIND_BOX {
 		return
 	}
+	t.reindexBindings() // once: the errors of a box change no binding
 	for _, s := range o.Slots {
 		slot := t.nodes.get(o.NodeId).slot(s.Slot)
 		if slot == nil || slot.Device == nil || len(s.Errors) == 0 && !fallen[s.Slot] && slot.Fault == nil {
@@ -127,13 +127,13 @@ func (c *faultRecord) count(e *dxpuv1.DeviceError, now time.Time) uint64 {
 }
 
 // handleError records new errors of a GPU and takes the action that they
-// require. The slot's fault record must be editable.
+// require. The slot's fault record must be editable, and the index of bindings up to date.
 func (t *tx) handleError(n *nodeRecord, s *slotRecord, h gpuerr.Occurrence) {
 	c := s.Fault
 	c.Recent = gpuerr.Append(c.Recent, h)
 	class := gpuerr.Lookup(h.Code)
 	action, escalated := gpuerr.Assess(c.Recent, h.Code, t.now)
-	b := t.holderOf(placement.Ref{Box: n.ID, Slot: s.Slot})
+	b := t.holder(n.ID, s.Slot)
 	e := gpuEvent(n, s.Slot, dxpuv1.EventType_EVENT_TYPE_GPU_ERROR)
 	whose := ""
 	if b != nil {

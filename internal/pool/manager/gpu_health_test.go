@@ -2,6 +2,7 @@ package manager
 
 import (
 	"context"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -363,5 +364,38 @@ func TestClearedErrorsOfAGPUThatWorks(t *testing.T) {
 	}
 	if n := strings.Count(w.events(), "an operator cleared the error counts of GPU b1/0"); n != 1 {
 		t.Errorf("%d events say so, want 1:\n%s", n, w.events())
+	}
+}
+
+// The report of a large box with many errors looks at the box once, not for each error.
+func TestManyErrorsInOneReport(t *testing.T) {
+	const slots = 256
+	w := newWorld(t, Config{}, boxNode("b1", slots))
+	w.settle()
+	for slot := range uint32(slots) {
+		for code := range uint32(8) {
+			w.nodes["b1"].addError(slot, 40+code)
+		}
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	w.report("b1")
+	w.deliver("b1")
+	w.report("b1")
+	w.pass(time.Minute)
+	runtime.ReadMemStats(&after)
+	if n := (after.Mallocs - before.Mallocs) / slots; n > 1000 {
+		t.Errorf("%d allocations for each slot", n)
+	}
+	o := w.nodes["b1"].observe()
+	for _, s := range o.Slots {
+		s.Errors = make([]*dxpuv1.DeviceError, maxReportErrors/slots)
+	}
+	if err := checkReport(o); err != nil {
+		t.Error(err)
+	}
+	o.Slots[0].Errors = append(o.Slots[0].Errors, nil)
+	if err := checkReport(o); err == nil || !strings.Contains(err.Error(), "8193 errors, at most 8192") {
+		t.Errorf("one more: %v", err)
 	}
 }

@@ -160,7 +160,7 @@ func drainEvent(n *nodeRecord, s *slotRecord, typ dxpuv1.EventType) *dxpuv1.Even
 // those of leases that have lost their GPUs and get others there.
 func (t *tx) boundAt(n *nodeRecord, s *slotRecord) []string {
 	if s != nil {
-		t.reindex()
+		t.reindexBindings()
 		var out []string
 		for _, b := range t.occupantsOf(n.ID) {
 			if b.holdsGPU() && (b.BoxSlot == s.Slot || b.gpu().Slot == s.Slot) {

@@ -116,6 +116,13 @@ func (t *tx) reindex() {
 	}
 }
 
+// reindexBindings is reindex for callers that read nothing of the nodes: those wait for reindex.
+func (t *tx) reindexBindings() {
+	if !t.indexFrozen {
+		t.indexRecords()
+	}
+}
+
 // indexRecords brings the index of leases and bindings up to date, and adds the nodes that
 // depend on them to staleNodes.
 func (t *tx) indexRecords() {
