@@ -6,12 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/pprof"
 	"runtime"
 	"strings"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
@@ -19,6 +19,7 @@ import (
 
 	"github.com/dxpu-project/dxpu/internal/agent"
 	"github.com/dxpu-project/dxpu/internal/atomicfile"
+	"github.com/dxpu-project/dxpu/internal/loglimit"
 )
 
 // adminOptions are the flags of a daemon's admin port.
@@ -44,7 +45,9 @@ func (o *adminOptions) check() error {
 
 // open opens the listener, so that an error appears at the start, and returns a function
 // that serves on it until its context ends. Without --admin-listen it does nothing.
-func (o *adminOptions) open(ctx context.Context, mux *http.ServeMux) (func(context.Context) error, error) {
+//
+// The server has the bounds of the manager's, for its callers need no credential either.
+func (o *adminOptions) open(ctx context.Context, mux *http.ServeMux, log *slog.Logger) (func(context.Context) error, error) {
 	if o.listen == "" {
 		if o.profiling {
 			return nil, usage(withHint(errors.New("--allow-profiling needs --admin-listen"), "profiles are at that address, for example 127.0.0.1:9100"))
@@ -62,7 +65,8 @@ func (o *adminOptions) open(ctx context.Context, mux *http.ServeMux) (func(conte
 	}
 	mux.Handle("GET /debug/pprof/", agent.LocalHandler(o.profiling,
 		"a profile shows what the daemon does and slows it down: start it with --allow-profiling to allow it", profile))
-	srv := &http.Server{Handler: http.NewCrossOriginProtection().Handler(mux), ReadHeaderTimeout: 5 * time.Second}
+	srv := newServer(http.NewCrossOriginProtection().Handler(mux), adminShare, log)
+	l = newBoundListener(l, adminShare, slog.New(loglimit.New(log.Handler())))
 	return func(ctx context.Context) error {
 		g, ctx := errgroup.WithContext(ctx)
 		g.Go(func() error {

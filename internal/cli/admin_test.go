@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -32,7 +33,7 @@ func TestProfiles(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			o := &adminOptions{listen: "127.0.0.1:0", urlFile: filepath.Join(t.TempDir(), "url"), profiling: tc.allowed}
-			serve, err := o.open(t.Context(), http.NewServeMux())
+			serve, err := o.open(t.Context(), http.NewServeMux(), slog.New(slog.DiscardHandler))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -65,7 +66,7 @@ func TestProfiles(t *testing.T) {
 			}
 		})
 	}
-	if _, err := (&adminOptions{profiling: true}).open(t.Context(), http.NewServeMux()); err == nil {
+	if _, err := (&adminOptions{profiling: true}).open(t.Context(), http.NewServeMux(), slog.New(slog.DiscardHandler)); err == nil {
 		t.Error("--allow-profiling without --admin-listen is no error")
 	}
 }

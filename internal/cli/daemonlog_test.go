@@ -50,7 +50,7 @@ func TestDaemonLog(t *testing.T) {
 // can fill it.
 func TestConnectionsInTheLog(t *testing.T) {
 	var out bytes.Buffer
-	srv := newServer(http.NotFoundHandler(), slog.New(slog.NewJSONHandler(&out, nil)))
+	srv := newServer(http.NotFoundHandler(), apiShare, slog.New(slog.NewJSONHandler(&out, nil)))
 	for range 1000 {
 		srv.ErrorLog.Printf("http: TLS handshake error from 10.0.0.9:1234: EOF")
 	}

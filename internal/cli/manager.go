@@ -207,7 +207,7 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 	for _, path := range []string{"GET /healthz", "GET /readyz"} {
 		mux.Handle(path, api)
 	}
-	admin, err := o.admin.open(cmd.Context(), mux)
+	admin, err := o.admin.open(cmd.Context(), mux, cfg.Log)
 	if err != nil {
 		return errors.Join(err, l.Close())
 	}
@@ -295,9 +295,9 @@ func (o *managerOptions) joinToken(log *slog.Logger) (token string, made bool, e
 // if cfg is not nil. HTTP/2 works without TLS, too, for gRPC. serve calls announce
 // when leads is closed.
 func (o *managerOptions) serve(ctx context.Context, m *manager.Manager, api http.Handler, l net.Listener, cfg *tls.Config, leads <-chan struct{}, announce func() error, log *slog.Logger) error {
-	srv := newServer(o.handler(api), log)
+	srv := newServer(o.handler(api), apiShare, log)
 	srv.TLSConfig = cfg
-	l = newBoundListener(l, slog.New(loglimit.New(log.Handler())))
+	l = newBoundListener(l, apiShare, slog.New(loglimit.New(log.Handler())))
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return endOf(m.Run(ctx)) })
 	g.Go(func() error {

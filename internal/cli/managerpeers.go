@@ -108,19 +108,33 @@ func (w *peerWriter) limit(d time.Duration) {
 // open a file.
 type boundListener struct {
 	net.Listener
-	most int
-	log  *slog.Logger
+	share listenerShare
+	most  int
+	log   *slog.Logger
 
 	mu   sync.Mutex // guards the fields below
 	open int
 	from map[netip.Addr]int
 }
 
-// newBoundListener returns a boundListener for three quarters of the descriptors of the process.
-func newBoundListener(l net.Listener, log *slog.Logger) *boundListener {
+// listenerShare is the part of a process's descriptors that a listener may use, in eighths.
+type listenerShare struct {
+	name    string // of the listener
+	eighths uint64
+	words   string // for the part
+}
+
+var (
+	apiShare   = listenerShare{"the API", 6, "three quarters"}
+	adminShare = listenerShare{"--admin-listen", 1, "an eighth"}
+)
+
+// newBoundListener returns a boundListener for a part of the descriptors of the process.
+func newBoundListener(l net.Listener, share listenerShare, log *slog.Logger) *boundListener {
 	var files unix.Rlimit
 	_ = unix.Getrlimit(unix.RLIMIT_NOFILE, &files) // cannot fail
-	return &boundListener{Listener: l, most: int(min(maxConnections, files.Cur/4*3)), log: log, from: map[netip.Addr]int{}}
+	most := int(min(maxConnections, files.Cur/8*share.eighths))
+	return &boundListener{Listener: l, share: share, most: most, log: log, from: map[netip.Addr]int{}}
 }
 
 // Accept implements [net.Listener].
@@ -137,7 +151,7 @@ func (l *boundListener) Accept() (net.Conn, error) {
 		peer := networkOf(tcp.RemoteAddr().(*net.TCPAddr).AddrPort().Addr())
 		if why := l.enter(peer); why != "" {
 			_ = tcp.Close()
-			l.log.Warn("a connection to the API failed", "why", why)
+			l.log.Warn("a connection to "+l.share.name+" failed", "why", why)
 			continue
 		}
 		return &boundConn{tcp, sync.OnceFunc(func() { l.leave(peer) })}, nil
@@ -163,7 +177,8 @@ func (l *boundListener) enter(peer netip.Addr) (why string) {
 	}
 	switch {
 	case l.open >= l.most:
-		return fmt.Sprintf("the manager has %d connections, which is its limit: three quarters of its open files (LimitNOFILE), at most %d", l.open, maxConnections)
+		return fmt.Sprintf("%s has %d connections, which is its limit: %s of the open files of the process (LimitNOFILE), at most %d",
+			l.share.name, l.open, l.share.words, maxConnections)
 	case l.from[peer] >= own:
 		return fmt.Sprintf("%s has %d connections, which is the limit of an address", peer, own)
 	}

@@ -29,10 +29,10 @@ func TestConnectionsAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	var log bytes.Buffer
-	l := newBoundListener(tcp, slog.New(slog.NewTextHandler(&log, nil)))
+	l := newBoundListener(tcp, apiShare, slog.New(slog.NewTextHandler(&log, nil)))
 	l.most = 3
 	served := make(chan struct{})
-	srv := newServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") }), slog.New(slog.DiscardHandler))
+	srv := newServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") }), apiShare, slog.New(slog.DiscardHandler))
 	go func() {
 		defer close(served)
 		_ = srv.Serve(l)
@@ -140,7 +140,7 @@ func TestSlowPeers(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				client, conn := net.Pipe() // which keeps nothing: writes wait for reads
-				srv := newServer(tt.handler, slog.New(slog.DiscardHandler))
+				srv := newServer(tt.handler, apiShare, slog.New(slog.DiscardHandler))
 				done := make(chan struct{})
 				begin := time.Now()
 				go func() {
@@ -201,7 +201,7 @@ func TestPeersOfHTTP2(t *testing.T) {
 		w.(http.Flusher).Flush()
 		<-more
 		_, _ = io.WriteString(w, "more\n")
-	}), slog.New(slog.DiscardHandler))
+	}), apiShare, slog.New(slog.DiscardHandler))
 	srv.EnableHTTP2 = true
 	srv.TLS = &tls.Config{NextProtos: []string{"h2"}}
 	srv.StartTLS()

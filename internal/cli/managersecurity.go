@@ -179,12 +179,12 @@ func (o *managerOptions) writeAuthority(pem []byte) error {
 // newServer returns a server that bounds the cost of unauthenticated callers: a
 // header of 32 KiB within 5 s, two minutes without a request, 100 concurrent requests
 // on a connection, and boundPeers. It writes few of the lines to the log that callers can cause.
-func newServer(h http.Handler, log *slog.Logger) *http.Server {
+func newServer(h http.Handler, share listenerShare, log *slog.Logger) *http.Server {
 	limited := slog.New(loglimit.New(log.Handler()))
 	srv := &http.Server{
 		Handler: boundPeers(h), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10,
 		Protocols: &http.Protocols{}, HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 100},
-		ErrorLog: stdlog.New(connectionLog{limited}, "", 0),
+		ErrorLog: stdlog.New(connectionLog{limited, share.name}, "", 0),
 	}
 	srv.Protocols.SetHTTP1(true)
 	srv.Protocols.SetHTTP2(true)
@@ -193,10 +193,13 @@ func newServer(h http.Handler, log *slog.Logger) *http.Server {
 }
 
 // connectionLog writes what a server says of the connections of callers to the daemon's log.
-type connectionLog struct{ log *slog.Logger }
+type connectionLog struct {
+	log *slog.Logger
+	to  string
+}
 
 func (l connectionLog) Write(line []byte) (int, error) {
 	text := strings.TrimPrefix(strings.TrimSpace(string(line)), "http: ")
-	l.log.Warn("a connection to the API failed", "why", strings.TrimPrefix(text, "TLS handshake error "))
+	l.log.Warn("a connection to "+l.to+" failed", "why", strings.TrimPrefix(text, "TLS handshake error "))
 	return len(line), nil
 }

@@ -277,7 +277,7 @@ func (o *proxyOptions) adminServer(ctx context.Context, p proxy, f *netio.Fabric
 	for pattern, h := range extra {
 		mux.Handle(pattern, h)
 	}
-	return o.admin.open(ctx, mux)
+	return o.admin.open(ctx, mux, log)
 }
 
 // hostOptions are the flags of "dxpu host".

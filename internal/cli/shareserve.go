@@ -162,7 +162,7 @@ func (o *shareServe) run(cmd *cobra.Command) error {
 		}
 		fmt.Fprintln(w, "ok")
 	})
-	admin, err := o.admin.open(cmd.Context(), mux)
+	admin, err := o.admin.open(cmd.Context(), mux, log)
 	if err != nil {
 		return err
 	}
