@@ -19,7 +19,7 @@ import (
 const (
 	// bodyTimeout is how long a caller may take to send the body of a request, and
 	// answerTimeout how long to take a piece of an answer.
-	bodyTimeout   = 30 * time.Second
+	bodyTimeout   = 20 * time.Second
 	answerTimeout = time.Minute
 	// maxConnections bounds the connections of a server, 50 KB each: far more than the
 	// nodes of the largest pool that was measured.
@@ -30,7 +30,7 @@ const (
 )
 
 // boundPeers ends requests whose callers do not send the body, or do not take the answer.
-func boundPeers(next http.Handler) http.Handler {
+func boundPeers(next http.Handler, held *heldAnswers) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c := http.NewResponseController(w)
 		if r.ProtoMajor == 1 { // the deadline of the connection's last answer
@@ -39,7 +39,7 @@ func boundPeers(next http.Handler) http.Handler {
 		if r.Body != http.NoBody && c.SetReadDeadline(time.Now().Add(bodyTimeout)) == nil {
 			r.Body = &peerBody{r.Body, c}
 		}
-		next.ServeHTTP(&peerWriter{ResponseWriter: w, c: c}, r)
+		next.ServeHTTP(&peerWriter{ResponseWriter: w, c: c, held: held}, r)
 		_ = c.SetWriteDeadline(time.Now().Add(answerTimeout)) // of what the server still has
 	})
 }
@@ -62,13 +62,17 @@ func (b *peerBody) Read(p []byte) (int, error) {
 // HTTP/2 stream on which nothing happens.
 type peerWriter struct {
 	http.ResponseWriter
-	c   *http.ResponseController
-	own bool // the handler has set a deadline
+	c    *http.ResponseController
+	held *heldAnswers
+	own  bool // the handler has set a deadline
 }
 
 func (w *peerWriter) Write(p []byte) (int, error) {
 	w.limit(answerTimeout)
 	defer w.limit(0)
+	if len(p) >= heldFrom {
+		defer w.held.enter(len(p), func() { _ = w.c.SetWriteDeadline(time.Unix(1, 0)) })()
+	}
 	return w.ResponseWriter.Write(p)
 }
 

@@ -170,6 +170,35 @@ func TestSlowPeers(t *testing.T) {
 	}
 }
 
+// The time for a body ends with the body: a stream stays open.
+func TestStreamOutlivesItsRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client, conn := net.Pipe()
+		srv := newServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body)
+			time.Sleep(4 * bodyTimeout)
+			_, err := io.WriteString(w, "an event")
+			if err = errors.Join(err, r.Context().Err()); err != nil {
+				t.Error(err)
+			}
+		}), apiShare, slog.New(slog.DiscardHandler))
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_ = srv.Serve(&pipeListener{conn: conn, closed: make(chan struct{})})
+		}()
+		if _, err := io.WriteString(client, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"); err != nil {
+			t.Fatal(err)
+		}
+		if res, err := http.ReadResponse(bufio.NewReader(client), nil); err != nil || res.StatusCode != http.StatusOK {
+			t.Errorf("the answer: %v, %v", res, err)
+		}
+		_ = client.Close()
+		_ = srv.Close()
+		<-done
+	})
+}
+
 type pipeListener struct {
 	conn   net.Conn
 	closed chan struct{}

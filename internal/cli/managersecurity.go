@@ -182,7 +182,7 @@ func (o *managerOptions) writeAuthority(pem []byte) error {
 func newServer(h http.Handler, share listenerShare, log *slog.Logger) *http.Server {
 	limited := slog.New(loglimit.New(log.Handler()))
 	srv := &http.Server{
-		Handler: boundPeers(h), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10,
+		Handler: boundPeers(h, &heldAnswers{most: maxHeld}), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10,
 		Protocols: &http.Protocols{}, HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 100},
 		ErrorLog: stdlog.New(connectionLog{limited, share.name}, "", 0),
 	}

@@ -49,15 +49,12 @@ const (
 	// maxUnauthenticatedBody bounds the body of calls without a credential, in bytes.
 	// An enrolment with its certificate request has less than ten thousand.
 	maxUnauthenticatedBody = 32 << 10
-	// bodyTimeout bounds the time in which the body of a call must arrive.
-	bodyTimeout = 20 * time.Second
 )
 
 // limits bounds the load that one caller can put on the manager.
 type limits struct {
 	open                                     Open
 	people, nodes, networks, unauthenticated *limiters
-	body                                     time.Duration
 
 	mu      sync.Mutex // guards the fields below
 	streams map[string]int
@@ -80,7 +77,7 @@ func newLimits(people float64, open Open) *limits {
 	return &limits{
 		open: open, people: newLimiters(people, maxLimiters), networks: newLimiters(openRateFactor*people, maxLimiters),
 		nodes:           newLimiters(nodeCallRate, maxLimiters),
-		unauthenticated: newLimiters(unauthenticatedRate, maxLimiters), body: bodyTimeout, streams: map[string]int{}, using: map[string]*use{},
+		unauthenticated: newLimiters(unauthenticatedRate, maxLimiters), streams: map[string]int{}, using: map[string]*use{},
 	}
 }
 
@@ -329,8 +326,7 @@ func (l *limits) takeBytes(c *call, n int) error {
 	return nil
 }
 
-// boundBody bounds the size of a call's body and the time in which it must arrive. The
-// server resets the deadline with the next request of the connection.
+// boundBody bounds the size of a call's body. The server bounds the time in which it must arrive.
 func (l *limits) boundBody(w http.ResponseWriter, r *http.Request, known bool) {
 	if !known {
 		r.Body = http.MaxBytesReader(w, r.Body, maxUnauthenticatedBody)
@@ -338,11 +334,6 @@ func (l *limits) boundBody(w http.ResponseWriter, r *http.Request, known bool) {
 	if c := callFrom(r.Context()); c != nil {
 		r.Body = &countedBody{r.Body, l, c}
 	}
-	c := http.NewResponseController(w)
-	if c.SetReadDeadline(time.Now().Add(l.body)) != nil {
-		return // the call comes from within the process
-	}
-	r.Body = &timedBody{r.Body, c}
 }
 
 // countedBody counts the bytes of the body of a call.
@@ -358,21 +349,6 @@ func (b *countedBody) Read(p []byte) (int, error) {
 		if full := b.l.takeBytes(b.c, n); full != nil {
 			return 0, full
 		}
-	}
-	return n, err
-}
-
-// timedBody removes the read deadline once the body is read, so that a watch
-// may stay open.
-type timedBody struct {
-	io.ReadCloser
-	c *http.ResponseController
-}
-
-func (b *timedBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	if err == io.EOF {
-		_ = b.c.SetReadDeadline(time.Time{}) // setting it has succeeded before
 	}
 	return n, err
 }

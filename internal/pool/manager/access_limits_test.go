@@ -1,17 +1,12 @@
 package manager
 
 import (
-	"bufio"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"connectrpc.com/connect"
@@ -307,80 +302,3 @@ func TestBodiesAreBounded(t *testing.T) {
 		})
 	}
 }
-
-// The server drops a call whose body does not arrive, and keeps a watch that has sent
-// its request.
-func TestSlowBodies(t *testing.T) {
-	tests := []struct {
-		name, procedure, contentType, body string
-		length                             int
-		check                              func(t *testing.T, res *http.Response)
-	}{
-		{"a call", whoAmI, "application/json", "{", 2, func(t *testing.T, res *http.Response) {
-			if res.StatusCode == http.StatusOK {
-				t.Errorf("it got %s", res.Status)
-			}
-		}},
-		{"a watch", "/dxpu.v1.PoolService/WatchEvents", "application/connect+json", "\x00\x00\x00\x00\x02{}", 7, func(t *testing.T, res *http.Response) {
-			begin := time.Now()
-			for time.Since(begin) < 4*bodyTimeout { // a message arrives every ten seconds
-				var head [5]byte
-				if _, err := io.ReadFull(res.Body, head[:]); err != nil || head[0] != 0 {
-					t.Fatalf("after %v: %v, %v", time.Since(begin), head, err)
-				}
-				if _, err := io.CopyN(io.Discard, res.Body, int64(binary.BigEndian.Uint32(head[1:]))); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, Config{Open: OpenInsecure})
-				client, conn := net.Pipe()
-				srv := &http.Server{Handler: w.m.Handler()}
-				done := make(chan struct{})
-				go func() {
-					defer close(done)
-					_ = srv.Serve(&oneConn{conn: conn, closed: make(chan struct{})})
-				}()
-				_, err := fmt.Fprintf(client, "POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s",
-					tt.procedure, tt.contentType, tt.length, tt.body)
-				if err != nil {
-					t.Fatal(err)
-				}
-				res, err := http.ReadResponse(bufio.NewReader(client), nil)
-				if err != nil {
-					t.Fatal(err)
-				}
-				tt.check(t, res)
-				_ = client.Close()
-				_ = srv.Close()
-				<-done
-			})
-		})
-	}
-}
-
-// oneConn is a listener that accepts one connection.
-type oneConn struct {
-	conn   net.Conn
-	closed chan struct{}
-}
-
-func (l *oneConn) Accept() (net.Conn, error) {
-	if c := l.conn; c != nil {
-		l.conn = nil
-		return c, nil
-	}
-	<-l.closed
-	return nil, net.ErrClosed
-}
-
-func (l *oneConn) Close() error {
-	close(l.closed)
-	return nil
-}
-
-func (l *oneConn) Addr() net.Addr { return &net.TCPAddr{} }
