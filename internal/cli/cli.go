@@ -292,10 +292,14 @@ func hintFor(err error, ce *connect.Error) string {
 		return `"dxpu describe host" and "dxpu describe box" show the labels of a node; --queue waits until one with these labels joins the pool`
 	case ce.Code() == connect.CodeResourceExhausted && strings.HasPrefix(ce.Message(), noCapacity) && absentGPU.MatchString(ce.Message()):
 		return `"dxpu get gpus" lists the GPUs of the pool; --queue waits until this one joins it`
+	case ce.Code() == connect.CodeResourceExhausted && strings.HasPrefix(ce.Message(), noCapacity) && otherModel.MatchString(ce.Message()):
+		return `"dxpu get gpus" shows the model of each GPU; leave --model out, or name other GPUs with --gpu`
 	case ce.Code() == connect.CodeNotFound:
 		return `"dxpu get" lists what the pool has`
 	case ce.Code() == connect.CodeResourceExhausted && strings.HasPrefix(ce.Message(), noCapacity) && strings.Contains(ce.Message(), noSuchGPU):
 		return `"dxpu get gpus" shows the models, and their memory; --queue waits until such a GPU joins the pool`
+	case ce.Code() == connect.CodeResourceExhausted && strings.HasPrefix(ce.Message(), noCapacity) && closedHost.MatchString(ce.Message()):
+		return `"dxpu get hosts" shows the state of the hosts; --queue waits until one can serve`
 	case ce.Code() == connect.CodeResourceExhausted && strings.HasPrefix(ce.Message(), noCapacity):
 		return `"dxpu get gpus" shows the free GPUs; --queue waits for capacity`
 	}
@@ -372,6 +376,10 @@ var (
 	// no GPU, whatever is free.
 	absentLabel = regexp.MustCompile(`\bNo host that has the labels?\b|\bGPU with the box's labels?\b`)
 	absentGPU   = regexp.MustCompile(`\bGPU \S+ is not in the pool\b`)
+	// otherModel and closedHost are in the refusal of a lease for GPUs that it excludes itself,
+	// and of one that no host can serve, however many GPUs are free.
+	otherModel = regexp.MustCompile(`\bGPU \S+ is of model\b`)
+	closedHost = regexp.MustCompile(`\bNo host is reachable and not cordoned\b|\bHost \S+ is unreachable, cordoned\b`)
 )
 
 // noCapacity begins the manager's refusal of a lease that could wait in the queue.

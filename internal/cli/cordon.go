@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -65,11 +64,23 @@ func targetCommand[Req, Res any](
 				}
 				return writeJSON(cmd.OutOrStdout(), m)
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s %s is %s\n", args[0], id, done)
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s is %s\n", targetName(target), done)
 			return err
 		})
 	}
 	return conn.register(cmd)
+}
+
+// targetName returns the kind and the ID of a target.
+func targetName(target *dxpuv1.Target) string {
+	switch t := target.Target.(type) {
+	case *dxpuv1.Target_GpuId:
+		return "gpu " + t.GpuId
+	case *dxpuv1.Target_BoxId:
+		return "box " + t.BoxId
+	default:
+		return "host " + target.GetHostId()
+	}
 }
 
 // getTarget returns the present state of a target.
@@ -185,7 +196,7 @@ func (o *drainOptions) run(cmd *cobra.Command, conn *connection, args []string) 
 	if err != nil {
 		return err
 	}
-	name := strings.Join(args, " ")
+	name := targetName(target)
 	if !o.out.structured() {
 		fmt.Fprintf(cmd.OutOrStdout(), "%s is draining: %s left\n", name, bindingsAre(len(res.BindingIds)))
 	}

@@ -69,10 +69,10 @@ A "-" at the end removes a taint: KEY:EFFECT-, or KEY- for all effects.`,
 		}
 		return printValue(cmd, out, res, func(w io.Writer, res *dxpuv1.SetTaintsResponse) {
 			if len(res.Taints) == 0 {
-				fmt.Fprintf(w, "%s %s has no taints\n", args[0], args[1])
+				fmt.Fprintf(w, "%s has no taints\n", targetName(target))
 				return
 			}
-			fmt.Fprintf(w, "%s %s has the taints %s\n", args[0], args[1], taintsWord(res.Taints))
+			fmt.Fprintf(w, "%s has the taints %s\n", targetName(target), taintsWord(res.Taints))
 		})
 	}
 	return conn.register(cmd)

@@ -271,7 +271,7 @@ func checkSpec(s *dxpuv1.LeaseSpec) error {
 // checkGPUs checks the GPUs that a spec names.
 func checkGPUs(s *dxpuv1.LeaseSpec) error {
 	if n := len(s.GpuIds); n > 0 && n != int(s.Count) {
-		return invalid("spec.gpu_ids: %d GPUs, but the count is %d; name all of them, or none", n, s.Count)
+		return invalid("spec.gpu_ids: %s, but the count is %d; name all of them, or none", plural.Count(n, "GPU", "GPUs"), s.Count)
 	}
 	seen := map[string]bool{}
 	for _, id := range s.GpuIds {

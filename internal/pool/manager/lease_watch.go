@@ -17,6 +17,9 @@ import (
 func (s *poolService) WatchLeases(ctx context.Context, req *connect.Request[dxpuv1.WatchLeasesRequest], stream *connect.ServerStream[dxpuv1.WatchLeasesResponse]) error {
 	r, over := req.Msg, s.m.termEnded()
 	at := r.AfterRevision
+	if err := s.hasReached(at); err != nil {
+		return err
+	}
 	if at == 0 {
 		revision, err := s.m.sendOpenLeases(ctx, r, stream.Send)
 		if err != nil {

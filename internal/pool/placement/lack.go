@@ -340,6 +340,9 @@ func noMatch(gpus iter.Seq2[*Box, *GPU], req *Request) string {
 		why += " with " + strings.Join(want, " and ")
 	}
 	if len(taints) > 0 {
+		if req.Model != "" && least&otherModel == 0 {
+			why += fmt.Sprintf(" of model %q", req.Model)
+		}
 		why += " that is without " + obstacles(maps.Keys(taints), req.Tolerations)
 	}
 	return why + "."
