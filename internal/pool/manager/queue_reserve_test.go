@@ -231,13 +231,13 @@ func TestHostSlotsThatFailMakeNothingPossible(t *testing.T) {
 }
 
 // GPUs held for a lease go to others when they cannot help it any more: its tenant has reached
-// its quota with another lease, or a taint keeps it from the only host.
+// its quota with another lease, of all GPUs or of the only model, or a taint keeps it from the only host.
 func TestNothingIsHeldInVain(t *testing.T) {
 	taint := &dxpuv1.Taint{Key: "k", Value: "v", Effect: dxpuv1.TaintEffect_TAINT_EFFECT_NO_SCHEDULE}
+	another := func(w *world) { w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "a", Priority: 2, HostId: "h1"}) }
 	for what, happens := range map[string]func(*world){
-		"quota": func(w *world) {
-			w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "a", Priority: 2, HostId: "h1"})
-		},
+		"quota":          another,
+		"quota by model": another,
 		"host": func(w *world) {
 			if _, err := w.api().SetTaints(t.Context(), connect.NewRequest(&dxpuv1.SetTaintsRequest{Target: atHost("h2"), Set: []*dxpuv1.Taint{taint}})); err != nil {
 				t.Fatal(err)
@@ -245,7 +245,11 @@ func TestNothingIsHeldInVain(t *testing.T) {
 		},
 	} {
 		w := newWorld(t, Config{}, hostNode("h1", 8), hostNode("h2", 4), boxNode("b1", 4))
-		w.putTenant("a", &dxpuv1.Quota{MaxGpus: 4, MaxPriority: proto.Int32(2)})
+		quota := &dxpuv1.Quota{MaxGpus: 4, MaxPriority: proto.Int32(2)}
+		if what == "quota by model" {
+			quota.MaxGpus, quota.MaxGpusByModel = 0, map[string]uint32{"DX100": 4}
+		}
+		w.putTenant("a", quota)
 		w.create(&dxpuv1.LeaseSpec{Count: 1})
 		w.create(&dxpuv1.LeaseSpec{Count: 4, Tenant: "a", Priority: 1, HostId: "h2", Wait: true})
 		w.settle()
