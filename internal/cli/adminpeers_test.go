@@ -20,7 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Callers of the admin port, who need no credential, take an eighth of the descriptors at most.
+// The connections to the admin port, for which no credential is needed, take an eighth of the
+// descriptors at most.
 func TestAdminConnectionsAreBounded(t *testing.T) {
 	var files unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {

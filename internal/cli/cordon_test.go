@@ -8,7 +8,7 @@ import (
 	"connectrpc.com/connect"
 )
 
-// What is said of a target has its kind in the singular, however the command names it.
+// A command names a target by its kind in the singular, also when the argument is a plural.
 func TestTargetName(t *testing.T) {
 	for kind, want := range map[string]string{
 		"gpu": "gpu b1/0", "gpus": "gpu b1/0", "box": "box b1/0", "boxes": "box b1/0", "host": "host b1/0", "hosts": "host b1/0",
