@@ -38,6 +38,24 @@ func had(id string, gpus ...string) *dxpuv1.Lease {
 	return l
 }
 
+// waits makes a lease one that has lost its GPU and waits for another one.
+func waits(l *dxpuv1.Lease, epoch uint64) *dxpuv1.Lease {
+	l.State = dxpuv1.LeaseState_LEASE_STATE_DEGRADED
+	for _, b := range l.Bindings {
+		b.Epoch = epoch
+	}
+	l.Bindings[len(l.Bindings)-1].State = dxpuv1.BindingState_BINDING_STATE_LOST
+	return l
+}
+
+// removed reports whether a removal has ended this lease alone. "": it has found none.
+func (r *replaced) removed(w *httptest.ResponseRecorder, lease string) bool {
+	if lease == "" {
+		return w.Code == http.StatusNotFound && len(r.deleted) == 0
+	}
+	return w.Code == http.StatusNoContent && slices.Equal(r.deleted, []string{lease})
+}
+
 func (r *replaced) ListLeases(context.Context, *connect.Request[dxpuv1.ListLeasesRequest]) (*connect.Response[dxpuv1.ListLeasesResponse], error) {
 	return connect.NewResponse(&dxpuv1.ListLeasesResponse{Leases: r.leases}), nil
 }
@@ -72,15 +90,31 @@ func (r *replaced) update(t *testing.T, method, body string) *httptest.ResponseR
 }
 
 // TestRemoveReplaced: a GPU that one lease had and another one has is that of the other one. One that is
-// lost without a user is removed with the lease that had it, which may have another GPU now.
+// lost is removed with the last lease that had it, while that lease waits for another GPU.
 func TestRemoveReplaced(t *testing.T) {
-	for gpu, want := range map[string]string{"box-1/0": "lease-2", "box-2/0": "lease-1", "box-3/0": "lease-3", "box-4/0": "lease-3"} {
+	for gpu, want := range map[string]string{"box-1/0": "lease-2", "box-2/0": "lease-1", "box-3/0": "", "box-4/0": "lease-3", "box-5/0": "lease-5", "box-6/0": "lease-4"} {
 		for range 20 { // the order of the leases does not matter
-			r := &replaced{leases: []*dxpuv1.Lease{had("lease-1", "box-1/0", "box-2/0"), had("lease-2", "box-2/0", "box-1/0"), had("lease-3", "box-3/0", "box-1/0", "box-4/0")}}
-			if w := r.update(t, http.MethodDelete, removing(gpu)); w.Code != http.StatusNoContent || !slices.Equal(r.deleted, []string{want}) {
-				t.Fatalf("%s: %d %s; leases %q are deleted, want %s", gpu, w.Code, w.Body, r.deleted, want)
+			r := &replaced{leases: []*dxpuv1.Lease{
+				had("lease-1", "box-1/0", "box-2/0"), had("lease-2", "box-2/0", "box-1/0"), had("lease-3", "box-3/0", "box-1/0", "box-4/0"),
+				waits(had("lease-4", "box-6/0", "box-5/0"), 10), waits(had("lease-5", "box-5/0"), 20),
+			}}
+			if w := r.update(t, http.MethodDelete, removing(gpu)); !r.removed(w, want) {
+				t.Fatalf("%s: %d %s; leases %q are deleted, want %q", gpu, w.Code, w.Body, r.deleted, want)
 			}
 		}
+	}
+}
+
+// TestRemoveReplacedAgain: a caller that did not get the answer asks again. The lease that had the GPU
+// earlier, and has another one, goes on.
+func TestRemoveReplacedAgain(t *testing.T) {
+	r := &replaced{leases: []*dxpuv1.Lease{had("lease-1", "box-1/0", "box-2/0"), had("lease-2", "box-1/0")}}
+	if w := r.update(t, http.MethodDelete, removing("box-1/0")); !r.removed(w, "lease-2") {
+		t.Fatalf("%d %s; leases %q are deleted", w.Code, w.Body, r.deleted)
+	}
+	r.leases, r.deleted = r.leases[:1], nil
+	if w := r.update(t, http.MethodDelete, removing("box-1/0")); !r.removed(w, "") {
+		t.Errorf("again: %d %s; leases %q are deleted", w.Code, w.Body, r.deleted)
 	}
 }
 

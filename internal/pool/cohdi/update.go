@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"connectrpc.com/connect"
@@ -213,14 +214,17 @@ func ended(b *dxpuv1.Binding) bool {
 	}
 }
 
-// byGPU returns the leases by the GPUs that they have. A GPU that none has is that of the lease that
-// had it: its operator does not know that it was lost.
+// byGPU returns the leases by the GPUs that they have. A lost GPU is that of the last lease that had it,
+// while that lease waits for another one: its operator does not know that it was lost. A lease that has
+// another GPU now is not meant: the removal of a GPU that is asked for twice would end it.
 func byGPU(owned map[string]*dxpuv1.Lease) map[string]*dxpuv1.Lease {
-	out, has := map[string]*dxpuv1.Lease{}, map[string]bool{}
+	out, last := map[string]*dxpuv1.Lease{}, map[string]*dxpuv1.Binding{}
 	for _, l := range owned {
+		waits := !slices.ContainsFunc(l.Bindings, func(b *dxpuv1.Binding) bool { return !ended(b) })
 		for _, b := range l.Bindings {
-			if !has[b.GpuId] || !ended(b) {
-				out[b.GpuId], has[b.GpuId] = l, !ended(b)
+			// Epochs increase with every binding of the pool, and a GPU has one that has not ended.
+			if before := last[b.GpuId]; (waits || !ended(b)) && (before == nil || b.Epoch > before.Epoch) {
+				out[b.GpuId], last[b.GpuId] = l, b
 			}
 		}
 	}
