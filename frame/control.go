@@ -23,7 +23,7 @@ type Range struct{ First, Last uint64 }
 // Ack acknowledges datagrams of one path and grants credit.
 //
 //	+---------------+---------------+---------------+---------------+
-//	|  kind = 0x10  |    path ID    | further ranges|   reserved    |  0
+//	|  kind = 0x10  |    path ID    | further ranges|    marked     |  0
 //	+---------------+---------------+---------------+---------------+
 //	|                    delay in nanoseconds                       |  4
 //	+---------------------------------------------------------------+
@@ -41,6 +41,9 @@ type Range struct{ First, Last uint64 }
 //	+---------------------------------------------------------------+
 type Ack struct {
 	Path uint8
+	// Marked is the number of datagrams of the path that arrived with the mark of a
+	// congested network (CE, RFC 3168), modulo 256. It is 0 before version 5.
+	Marked uint8
 	// Delay is the time between the arrival of the largest number and the
 	// sending of this packet; encoded up to 4.29 s.
 	Delay time.Duration
@@ -63,7 +66,7 @@ func AckSize(n int, form Form) int { return ackFixed + (n-1)*rangeSize + form.cr
 // ends the list; the packet does not acknowledge the numbers below it.
 func (a *Ack) Append(b []byte, form Form) []byte {
 	start := len(b)
-	b = append(b, byte(KindAck), a.Path, 0, 0)
+	b = append(b, byte(KindAck), a.Path, 0, a.Marked)
 	b = binary.BigEndian.AppendUint32(b, uint32(min(max(a.Delay, 0), math.MaxUint32)))
 	b = binary.BigEndian.AppendUint64(b, a.Ranges[0].Last)
 	b = binary.BigEndian.AppendUint64(b, a.Limit)
@@ -92,14 +95,14 @@ func (a *Ack) Parse(b []byte, form Form) (n int, err error) {
 		return 0, ErrShort
 	}
 	count := 1 + int(b[2])
-	if Kind(b[0]) != KindAck || b[1] >= MaxPaths || count > MaxAckRanges || b[3] != 0 {
+	if Kind(b[0]) != KindAck || b[1] >= MaxPaths || count > MaxAckRanges {
 		return 0, ErrField
 	}
 	n = AckSize(count, form)
 	if err := checkCRC(b, n, form); err != nil {
 		return 0, err
 	}
-	a.Path = b[1]
+	a.Path, a.Marked = b[1], b[3]
 	a.Delay = time.Duration(binary.BigEndian.Uint32(b[4:]))
 	last := binary.BigEndian.Uint64(b[8:])
 	a.Limit = binary.BigEndian.Uint64(b[16:])

@@ -26,8 +26,10 @@ const (
 	Version3 = 3
 	// Version4 adds runs of completions and of read requests, in the same way.
 	Version4 = 4
+	// Version5 adds the count of marked datagrams to acknowledgements, in the same way.
+	Version5 = 5
 	// Newest is the highest version of this package.
-	Newest = Version4
+	Newest = Version5
 
 	newestNumber = Version2 // in datagrams
 )

@@ -165,6 +165,8 @@ func codecs() []codec {
 	ack.Ranges[0] = frame.Range{First: 95, Last: 100}
 	ack.Ranges[1] = frame.Range{First: 90, Last: 93}
 	ack.Ranges[2] = frame.Range{First: 0, Last: 5}
+	marks := ack
+	marks.Marked = 200
 	greet := frame.Hello{
 		Cipher: 1, Source: frame.Endpoint{Node: 1, Slot: 2}, Destination: frame.Endpoint{Node: 3, Slot: 4},
 		Limit: 1 << 22, Echo: 5,
@@ -195,6 +197,7 @@ func codecs() []codec {
 			codec{"run packet" + suffix, runPacket(f), parseRun(f)},
 			codec{"run packet, memory reads" + suffix, readRun(f), parseRun(f)},
 			codec{"acknowledgement" + suffix, ack.Append(nil, f), parseAck(f)},
+			codec{"acknowledgement with marks" + suffix, marks.Append(nil, f), parseAck(f)},
 			codec{"ping" + suffix, frame.AppendPing(nil, f), parsePing(f)},
 			codec{"close" + suffix, frame.AppendClose(nil, 0x1234, f), parseClose(f)},
 		)

@@ -86,6 +86,10 @@ type Config struct {
 	// FixedCwnd, if not 0, replaces congestion control by a fixed window.
 	FixedCwnd int
 
+	// ECN lets the network mark datagrams (RFC 3168): all that share a queue with them should
+	// heed marks. Either end may have it alone.
+	ECN bool
+
 	// KeepAlive is the silence after which a path is pinged; default 250 ms.
 	KeepAlive time.Duration
 	// DeadInterval is the silence after which the peer is lost; default 1 s.

@@ -21,20 +21,24 @@ type congestion struct {
 // datagrams that were sent before the cut.
 //
 // Invariant: unproven counts the records that bear number, are lost and have not
-// been acknowledged since.
+// been acknowledged since, and one more if the network has asked for the cut (marked).
 type episode struct {
 	number         uint32 // from 1
 	open           bool   // the cut has not been undone
 	at             time.Duration
 	unproven       int
-	cwnd, ssthresh int // before the cut
+	marked         bool // the network has asked for the cut
+	byMark         bool // it has begun the episode, and no loss has come since
+	cwnd, ssthresh int  // before the cut
 }
 
 const (
 	// The window is cut to beta = 7/10 and grows by alpha = 3(1-beta)/(1+beta)
 	// = 9/17 of a datagram per round trip.
-	betaNum, betaDen   = 7, 10
-	alphaNum, alphaDen = 9, 17
+	betaNum, betaDen = 7, 10
+	// A mark tells of a queue that has just begun, so it costs less (RFC 8511 section 3.1).
+	markedNum, markedDen = 17, 20
+	alphaNum, alphaDen   = 9, 17
 	// maxCwnd bounds slow start: 100 Gb/s for 5 ms.
 	maxCwnd = 64 << 20
 )
@@ -97,15 +101,52 @@ func (c *congestion) lost(now time.Duration, mtu int, rec *record) (cut bool) {
 	if c.fixed {
 		return false
 	}
-	if cut = !c.covers(rec.at); cut {
-		c.episode = episode{number: c.episode.number + 1, open: true, at: now, cwnd: c.cwnd, ssthresh: c.ssthresh}
-		c.credit = 0
-		c.ssthresh = max(c.cwnd*betaNum/betaDen, 2*mtu)
-		c.cwnd = min(c.cwnd, c.ssthresh)
+	switch {
+	case !c.covers(rec.at):
+		cut = true
+		c.cut(now, mtu, betaNum, betaDen)
+	case c.episode.byMark: // a loss of the same round trip asks for more
+		cut, c.episode.byMark = true, false
+		c.lower(c.episode.cwnd, mtu, betaNum, betaDen)
 	}
 	rec.episode = c.episode.number
 	c.episode.unproven++
 	return cut
+}
+
+// marked cuts the window because the network has marked a datagram, once per round trip:
+// sentAt is when one was sent that arrived before or with the mark. A mark is no loss that
+// could be spurious, so the cut is not undone. It reports whether it cut.
+func (c *congestion) marked(now time.Duration, mtu int, sentAt time.Duration) bool {
+	if c.fixed {
+		return false
+	}
+	if c.usedAt < sentAt && c.cwnd <= c.initial { // the sender does not use the window: pings, acknowledgements
+		return false
+	}
+	cut := !c.covers(sentAt)
+	if cut {
+		c.cut(now, mtu, markedNum, markedDen)
+		c.episode.byMark = true
+	}
+	if !c.episode.marked {
+		c.episode.marked = true
+		c.episode.unproven++
+	}
+	return cut
+}
+
+// cut begins an episode: num/den of the window are left.
+func (c *congestion) cut(now time.Duration, mtu, num, den int) {
+	c.episode = episode{number: c.episode.number + 1, open: true, at: now, cwnd: c.cwnd, ssthresh: c.ssthresh}
+	c.credit = 0
+	c.lower(c.cwnd, mtu, num, den)
+}
+
+// lower leaves num/den of a window.
+func (c *congestion) lower(window, mtu, num, den int) {
+	c.ssthresh = max(window*num/den, 2*mtu)
+	c.cwnd = min(c.cwnd, c.ssthresh)
 }
 
 // spurious notes that a datagram arrived that had been declared lost. If that

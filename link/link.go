@@ -62,6 +62,9 @@ type Link struct {
 	crcs  []byte
 	reads int // in the runs of the present datagram
 
+	marked bool // the next datagram to be received, see Marked
+	ecn    ECN  // of the last datagram of Transmit
+
 	lending bool   // the present datagram may have pieces in the send buffer
 	lent    []Lent // these pieces
 }

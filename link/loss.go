@@ -26,6 +26,8 @@ func (l *Link) receiveAck(now time.Duration, a *frame.Ack) error {
 	}
 	l.send.limit = max(l.send.limit, a.Limit)
 	largest, sampled := a.Ranges[0].Last, false
+	p.ecn.fresh, p.ecn.owed = 0, 0
+	newest := !p.anyAcked || largest > p.largestAcked
 	for i := range a.Ranges[:a.Count] {
 		r := a.Ranges[i]
 		for n := p.sent.undone(max(r.First, p.sent.oldest)); n <= r.Last; n = p.sent.undone(n + 1) {
@@ -39,8 +41,9 @@ func (l *Link) receiveAck(now time.Duration, a *frame.Ack) error {
 		}
 	}
 	l.keys.acked(p.id, largest)
-	if !p.anyAcked || largest > p.largestAcked {
+	if newest {
 		p.anyAcked, p.largestAcked = true, largest
+		l.receiveMarks(now, p, a.Marked)
 	}
 	if sampled {
 		p.probeTimeouts, p.probes = 0, 0
@@ -67,6 +70,7 @@ func (l *Link) ackRecord(now time.Duration, p *path, n uint64, rec *record) {
 	if rec.mtuProbe > 0 {
 		p.mtu.probed(now, int(rec.mtuProbe), true)
 	}
+	p.ecn.countECN(rec.ecn)
 	size := int(rec.size)
 	p.mtu.acked(now, size, rec.at)
 	if p.anyAcked && n < p.largestAcked && p.rtt.sampled {
@@ -190,6 +194,7 @@ func (l *Link) probeTimeout(now time.Duration, p *path) {
 		return
 	}
 	if p.probeTimeouts >= failTimeouts {
+		p.ecn.fail(now) // the way has perhaps changed
 		p.mtu.lower(now, below(p.mtu.size))
 		p.congestion.collapse(p.mtu.size)
 		if l.otherUsable(p) {

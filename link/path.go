@@ -26,12 +26,14 @@ type path struct {
 	ackBytes    int           // their size
 	largestAt   time.Duration
 	congestedTo time.Duration // until then, acknowledge more often
+	marked      uint8         // datagrams that arrived with a mark, modulo 256
 
 	rtt        rttEstimate
 	congestion congestion
 	pacer      pacer
 	mtu        mtuSearch
 	omission   omission
+	ecn        ecn
 
 	// Loss detection (RFC 9002 sections 5 and 6).
 	largestAcked  uint64

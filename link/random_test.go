@@ -227,6 +227,9 @@ func (w *world) delivered(e *end, p *tlp.Packet) {
 func (w *world) receive(f flying) {
 	e := w.ends[f.to]
 	deliver := func(p *tlp.Packet) { w.delivered(e, p) }
+	if w.r.IntN(8) == 0 { // a network may mark any datagram
+		e.link.Marked()
+	}
 	if f.to == 1 {
 		_ = e.link.Receive(w.now, f.path, f.data, deliver)
 	} else {

@@ -46,14 +46,16 @@ type owner struct {
 // arrives in order: it calls run instead. The run is valid only during that call,
 // for which the same holds as for deliver.
 func (l *Link) ReceiveRuns(now time.Duration, path uint8, datagram []byte, deliver func(*tlp.Packet), run func(*Run)) error {
-	err := l.receive(now, path, datagram, owner{deliver, run})
+	marked := l.marked
+	l.marked = false
+	err := l.receive(now, path, datagram, marked, owner{deliver, run})
 	if err != nil {
 		l.stats.Drops.count(err)
 	}
 	return err
 }
 
-func (l *Link) receive(now time.Duration, path uint8, datagram []byte, to owner) error {
+func (l *Link) receive(now time.Duration, path uint8, datagram []byte, marked bool, to owner) error {
 	h, _, err := frame.ParseHeader(datagram)
 	switch {
 	case err != nil:
@@ -100,7 +102,10 @@ func (l *Link) receive(now time.Duration, path uint8, datagram []byte, to owner)
 	l.stats.DatagramsReceived++
 	l.stats.WireBytesReceived += uint64(size)
 	p.datagramsIn++
-	p.arrived(now, h.Number, size, eliciting)
+	if marked {
+		l.stats.MarkedDatagrams++
+	}
+	p.arrived(now, h.Number, size, eliciting, marked)
 	return nil
 }
 
@@ -114,7 +119,10 @@ func (l *Link) receiveClosing(body []byte) error {
 }
 
 // arrived records a datagram and schedules its acknowledgement.
-func (p *path) arrived(now time.Duration, number uint64, size int, eliciting bool) {
+func (p *path) arrived(now time.Duration, number uint64, size int, eliciting, marked bool) {
+	if marked {
+		p.marked++
+	}
 	inOrder := p.received.add(number)
 	if number == p.received.largest {
 		p.largestAt = now
@@ -126,13 +134,13 @@ func (p *path) arrived(now time.Duration, number uint64, size int, eliciting boo
 	p.ackBytes += size
 	at := now + p.cfg.AckDelay
 	every := ackEvery
-	if !inOrder {
+	if !inOrder || marked {
 		p.congestedTo = now + congestedFor
 	}
 	if now < p.congestedTo {
 		every = ackEveryCongested
 	}
-	if !inOrder || p.ackCount >= every || p.ackBytes >= ackBytes {
+	if !inOrder || marked || p.ackCount >= every || p.ackBytes >= ackBytes {
 		at = now
 	}
 	p.ackAt = min(p.ackAt, at)
@@ -157,6 +165,9 @@ func (l *Link) receiveBody(now time.Duration, body []byte, to owner) (eliciting 
 		case frame.KindAck:
 			if n, err = l.ack.Parse(body, l.form); err != nil {
 				return false, parseError(err)
+			}
+			if l.ack.Marked != 0 && l.spoken < frame.Version5 {
+				return false, ErrMalformed
 			}
 			err = l.receiveAck(now, &l.ack)
 		case frame.KindPing:

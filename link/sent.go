@@ -23,6 +23,7 @@ type record struct {
 	// presumed marks a loss by a probe timeout, which does not prove that the
 	// datagram will not arrive.
 	presumed bool
+	ecn      ECN
 	limit    bool // tells the limit to a peer that may wait for it
 	nruns    uint8
 	skip     uint32 // of a record that is done: the next one that may not be is so much further

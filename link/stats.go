@@ -87,6 +87,11 @@ type Stats struct {
 	SpuriousLosses uint64
 	// ProbeTimeouts are probe timeouts (RFC 9002 section 6.2) that fired.
 	ProbeTimeouts uint64
+	// MarkedDatagrams arrived with the mark of a congested network (CE), MarkCuts are the
+	// cuts of this end's window that marks have caused.
+	MarkedDatagrams, MarkCuts uint64
+	// HiddenMarks are paths whose peer, or network, did not tell of a mark that this end set.
+	HiddenMarks uint64
 	// Refusals are reports of the network that no process has the peer's port.
 	Refusals   uint64
 	KeyChanges uint64

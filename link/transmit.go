@@ -17,6 +17,7 @@ const maxPadding = 8
 // With a shorter one Transmit makes shorter datagrams, with less than frame.MinMTU
 // none.
 func (l *Link) Transmit(now time.Duration, buf []byte) (n int, path uint8) {
+	l.ecn = NotECT
 	switch {
 	case l.state == Down || len(buf) < frame.MinMTU:
 		return 0, 0
@@ -127,7 +128,8 @@ type datagram struct {
 	lent  int    // bytes that lie in the send buffer
 	limit int    // of size, before the seal
 	rec   *record
-	reads int // in its runs
+	reads int  // in its runs
+	probe bool // it looks for an answer, or for the MTU
 }
 
 func (d *datagram) size() int { return len(d.b) + d.lent }
@@ -156,6 +158,8 @@ func (l *Link) begin(now time.Duration, p *path, buf []byte, size int) (d datagr
 // finish seals the datagram and counts it.
 func (l *Link) finish(now time.Duration, p *path, d *datagram) int {
 	n := d.lent + len(l.keys.send.cur.close(d.b, frame.HeaderSize, d.lent, p.id, p.sent.next-1))
+	l.ecn = l.ecnOf(now, p, d)
+	d.rec.ecn = l.ecn
 	if d.rec.eliciting {
 		d.rec.size = int32(n)
 		p.congestion.sending(now, n, p.rtt.probeTimeout(p.cfg.AckDelay))
@@ -183,6 +187,7 @@ func (l *Link) write(now time.Duration, p *path, buf []byte, probe bool) int {
 	if !ok {
 		return 0
 	}
+	d.probe = probe
 	if probe && p.telling { // another path may have taken the acknowledgement with it, and lost it
 		p.ackAt = min(p.ackAt, now)
 	}
@@ -254,7 +259,10 @@ func (l *Link) writeAck(now time.Duration, d *datagram, p *path) bool {
 	}
 	fit := (d.space()-frame.AckSize(1, l.form))/(frame.AckSize(2, l.form)-frame.AckSize(1, l.form)) + 1
 	l.recv.advertised = max(l.recv.advertised, l.recv.limit())
-	a.Path, a.Delay, a.Limit = p.id, now-p.largestAt, l.recv.advertised
+	a.Path, a.Delay, a.Limit, a.Marked = p.id, now-p.largestAt, l.recv.advertised, 0
+	if l.spoken >= frame.Version5 {
+		a.Marked = p.marked
+	}
 	a.Count = min(r.count, fit)
 	copy(a.Ranges[:a.Count], r.ranges[:])
 	l.keys.acknowledges(p.id, r.ranges[0].Last)
@@ -279,7 +287,7 @@ func (l *Link) writeMTUProbe(now time.Duration, p *path, buf []byte) int {
 	for len(d.b) < d.limit {
 		d.b = append(d.b, byte(frame.KindPadding))
 	}
-	d.rec.eliciting, d.rec.mtuProbe = true, uint16(size)
+	d.rec.eliciting, d.rec.mtuProbe, d.probe = true, uint16(size), true
 	return l.finish(now, p, &d)
 }
 

@@ -163,6 +163,8 @@ func (m Metrics) link(slot int, s *link.Stats) {
 	m.Counter("link_payload_bytes_total", "Payload bytes of TLPs through the link of the binding.", slot, s.BytesReceived, "direction", "in")
 	m.Counter("link_retransmissions_total", "Fragments of TLPs retransmitted.", slot, s.Retransmissions)
 	m.Counter("link_duplicates_total", "Fragments received more than once.", slot, s.Duplicates)
+	m.Counter("link_marked_datagrams_total", "Datagrams that arrived with the mark of a congested network (ECN).", slot, s.MarkedDatagrams)
+	m.Counter("link_mark_cuts_total", "Cuts of the congestion window for marks that the peer told of.", slot, s.MarkCuts)
 	m.Counter("link_key_changes_total", "Key changes.", slot, s.KeyChanges)
 	for reason, n := range drops(&s.Drops) {
 		m.Counter("link_drops_total", "Datagrams dropped, by reason.", slot, n, "reason", reason)

@@ -93,6 +93,8 @@ type LinkReport struct {
 	Retransmissions uint64            `json:"retransmissions"`
 	Duplicates      uint64            `json:"duplicates"`
 	Lost            uint64            `json:"lost_datagrams"`
+	Marked          uint64            `json:"marked_datagrams"` // that arrived with the mark of a congested network
+	MarkCuts        uint64            `json:"mark_cuts"`        // of the window, for the peer's marks
 	KeyChanges      uint64            `json:"key_changes"`
 	Drops           map[string]uint64 `json:"drops,omitempty"` // by reason, those that are not zero
 	SendBuffered    int               `json:"send_buffered"`
@@ -157,6 +159,7 @@ func ReportLink(e engine.Entry, b *engine.Binding) *LinkReport {
 		DatagramsOut: s.DatagramsSent, DatagramsIn: s.DatagramsReceived,
 		WireBytesOut: s.WireBytesSent, WireBytesIn: s.WireBytesReceived,
 		Retransmissions: s.Retransmissions, Duplicates: s.Duplicates, Lost: s.LostDatagrams, KeyChanges: s.KeyChanges,
+		Marked: s.MarkedDatagrams, MarkCuts: s.MarkCuts,
 		SendBuffered: s.SendBuffered, ReceiveHeld: s.ReceiveHeld,
 		Sent: RoundTripReport(sent), Served: RoundTripReport(served),
 	}

@@ -49,6 +49,7 @@ type proxyOptions struct {
 	listen    []string
 	faults    []string
 	noOffload bool
+	ecn       bool
 	polling   reader.Polling
 	rack      string
 	labels    map[string]string
@@ -66,6 +67,7 @@ func (o *proxyOptions) register(cmd *cobra.Command) {
 	f.StringVar(&o.stateDir, "state-dir", "", "directory for the node's identity and its desired state (default: neither is kept)")
 	f.StringArrayVar(&o.listen, "listen", []string{"127.0.0.1:0"}, "UDP `address` of a path; repeat the flag for each network")
 	f.StringArrayVar(&o.faults, "fault", nil, "fault `plan` for the outgoing datagrams of a path, such as \"loss=1%,delay=10us\" (see docs/faults.md), for tests; repeat the flag for each --listen")
+	f.BoolVar(&o.ecn, "ecn", false, "let switches mark datagrams (ECN) when a queue begins, instead of dropping them; for networks where all traffic of the queue has ECN")
 	f.BoolVar(&o.noOffload, "no-offload", false, "do not use UDP segmentation and receive offload")
 	pollingFlags(f, &o.polling)
 	f.StringVar(&o.rack, "rack", "", "location of the node")
@@ -109,7 +111,7 @@ func (o *proxyOptions) fabric(log *slog.Logger) (*netio.Fabric, error) {
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-	cfg := netio.Config{UDP: udp.Options{NoOffload: o.noOffload}, Polling: o.polling, Logger: log, Restart: func() { restart(log) }}
+	cfg := netio.Config{UDP: udp.Options{NoOffload: o.noOffload}, ECN: o.ecn, Polling: o.polling, Logger: log, Restart: func() { restart(log) }}
 	for i, addr := range o.listen {
 		p := netio.PathConfig{Listen: addr, Seed: randomSeed()}
 		if i < len(o.faults) {

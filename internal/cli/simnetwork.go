@@ -29,6 +29,7 @@ type simNetworkRow struct {
 	P50       int64   `json:"copy_p50_ns"`
 	P99       int64   `json:"copy_p99_ns"`
 	Dropped   uint64  `json:"dropped"`
+	Marked    uint64  `json:"marked"`
 }
 
 func newSimNetworkCommand() *cobra.Command {
@@ -42,7 +43,8 @@ func newSimNetworkCommand() *cobra.Command {
 measure the bandwidth of each GPU and of all. All GPUs copy at the same time: they read
 host memory, or write to it with --to-host. Each host and the box have one link to the
 switch, with the same bandwidth both ways; the switch drops datagrams that find the
-buffer of a port full.
+buffer of a port full. With --mark it marks those that find this number of bytes in it (ECN), and
+their senders slow down; handshakes and others that may not be marked are dropped then.
 
 With --compute each GPU waits that long after each copy, as a program does that computes.
 Without it, two copies are always under way.`,
@@ -67,6 +69,7 @@ Without it, two copies are always under way.`,
 	f.Float64Var(&boxLink, "box-link", 100, "link of the box in Gb/s")
 	f.Float64Var(&hostLink, "host-link", 400, "link of each host in Gb/s")
 	sizeVar(f, &spec.Buffer, "buffer", "buffer of each port of the switch, such as 256KiB (default: no bound)")
+	sizeVar(f, &spec.Mark, "mark", "bytes in a port's buffer from which on the switch marks datagrams (default: none)")
 	f.Float64Var(&spec.Loss, "loss", 0, "share of datagrams that the network loses")
 	f.IntVar(&spec.Tags, "tags", spec.Tags, "number of requests that each GPU keeps in flight")
 	f.IntVar(&mrrs, "mrrs", int(spec.MRRS), "Max_Read_Request_Size in bytes")
@@ -95,20 +98,20 @@ func simNetwork(ctx context.Context, spec sim.SharedSpec, gpus string, hosts int
 		rows = append(rows, simNetworkRow{
 			GPUs: n, Hosts: spec.Hosts, Equation1: float64(spec.ReadThroughput(spec.RTT)),
 			Least: float64(slices.Min(r.PerGPU)), Most: float64(slices.Max(r.PerGPU)), Total: float64(r.Total),
-			P50: r.P50.Nanoseconds(), P99: r.P99.Nanoseconds(), Dropped: r.Dropped,
+			P50: r.P50.Nanoseconds(), P99: r.P99.Nanoseconds(), Dropped: r.Dropped, Marked: r.Marked,
 		})
 	}
 	return rows, nil
 }
 
 func printSimNetwork(w io.Writer, rows []simNetworkRow) {
-	t := newTable(w, "GPUS", "HOSTS", "EQUATION 1", "PER GPU", "TOTAL", "COPY", "99 %", "DROPPED")
+	t := newTable(w, "GPUS", "HOSTS", "EQUATION 1", "PER GPU", "TOTAL", "COPY", "99 %", "DROPPED", "MARKED")
 	for _, r := range rows {
 		each := perf.BytesPerSecond(r.Least).String()
 		if most := perf.BytesPerSecond(r.Most).String(); most != each {
 			each += " to " + most
 		}
-		t.row(r.GPUs, r.Hosts, perf.BytesPerSecond(r.Equation1), each, perf.BytesPerSecond(r.Total), time.Duration(r.P50), time.Duration(r.P99), r.Dropped)
+		t.row(r.GPUs, r.Hosts, perf.BytesPerSecond(r.Equation1), each, perf.BytesPerSecond(r.Total), time.Duration(r.P50), time.Duration(r.P99), r.Dropped, r.Marked)
 	}
 	t.flush()
 }

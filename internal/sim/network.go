@@ -8,6 +8,7 @@ import (
 
 	"github.com/dxpu-project/dxpu/fault"
 	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
+	"github.com/dxpu-project/dxpu/link"
 )
 
 // DefaultMTU is the UDP payload of an Ethernet jumbo frame over IPv6, in bytes.
@@ -30,6 +31,9 @@ type Path struct {
 type Port struct {
 	Rate   float64 // of the link in bytes per second; 0: no bound
 	Buffer int     // bytes; 0: no bound
+	// Mark is from how many bytes on, which wait in the buffer, datagrams of senders that
+	// understand it are marked, and others dropped (ECN, RFC 3168 section 5); 0: none.
+	Mark int
 }
 
 // output is a port in use.
@@ -37,20 +41,30 @@ type output struct {
 	Port
 	busy    time.Duration // when the link has sent all that is in the buffer
 	dropped uint64
+	marked  uint64
 }
 
-// pass returns when a datagram that arrives now has passed the port, or false.
-func (o *output) pass(now time.Duration, size int) (time.Duration, bool) {
+// pass returns when a datagram that arrives now has passed the port, or false, and whether
+// it then has a mark.
+func (o *output) pass(now time.Duration, size int, ecn link.ECN) (at time.Duration, marked, ok bool) {
 	if o.Rate == 0 {
-		return now, true
+		return now, ecn == link.CE, true
 	}
 	waiting := max(o.busy-now, 0).Seconds() * o.Rate
 	if o.Buffer > 0 && int(waiting)+size > o.Buffer {
 		o.dropped++
-		return 0, false
+		return 0, false, false
 	}
+	if marked = o.Mark > 0 && int(waiting)+size > o.Mark; marked && ecn == link.NotECT {
+		o.dropped++
+		return 0, false, false
+	}
+	if marked {
+		o.marked++
+	}
+	marked = marked || ecn == link.CE
 	o.busy = max(o.busy, now) + time.Duration(float64(size)/o.Rate*float64(time.Second))
-	return o.busy, true
+	return o.busy, marked, true
 }
 
 // uplink is a path of a node in use.
@@ -94,7 +108,7 @@ func (n *Node) schedule(path int, at time.Duration, do func()) {
 }
 
 // send gives a datagram to the network.
-func (w *World) send(from *uplink, to netip.AddrPort, datagram []byte) {
+func (w *World) send(from *uplink, to netip.AddrPort, datagram []byte, ecn link.ECN) {
 	if w.OnDatagram != nil {
 		w.OnDatagram(w.now, from.Addr, to, datagram)
 	}
@@ -103,27 +117,32 @@ func (w *World) send(from *uplink, to netip.AddrPort, datagram []byte) {
 		if !ok {
 			continue
 		}
-		w.at(d.At, p.node, func() { p.node.arrive(p.path, d.Data, from.Addr) })
+		w.at(d.At, p.node, func() { p.node.arrive(p.path, d.Data, from.Addr, ecn) })
 	}
 }
 
 // arrive takes a datagram through the port of the switch before the node.
-func (n *Node) arrive(path uint8, datagram []byte, from netip.AddrPort) {
-	at, ok := n.uplinks[path].port.pass(n.world.now, len(datagram))
+func (n *Node) arrive(path uint8, datagram []byte, from netip.AddrPort, ecn link.ECN) {
+	at, marked, ok := n.uplinks[path].port.pass(n.world.now, len(datagram), ecn)
 	switch {
 	case !ok:
 	case at == n.world.now:
-		n.receive(path, datagram, from)
+		n.receive(path, datagram, from, marked)
 	default:
-		n.world.at(at, n, func() { n.receive(path, datagram, from) })
+		n.world.at(at, n, func() { n.receive(path, datagram, from, marked) })
 	}
 }
 
+// ecn reports whether a switch before the node marks datagrams, as then all do.
+func (n *Node) ecn() bool {
+	return slices.ContainsFunc(n.uplinks, func(u *uplink) bool { return u.port.Mark > 0 })
+}
+
 // receive hands a datagram to the binding that it names.
-func (n *Node) receive(path uint8, datagram []byte, from netip.AddrPort) {
+func (n *Node) receive(path uint8, datagram []byte, from netip.AddrPort, marked bool) {
 	u := n.uplinks[path]
 	u.sender = from
-	n.Drops.Add(engine.Dispatch(n.routes, &u.in, engine.Batch{Bytes: datagram, Segment: len(datagram), From: from}, nil))
+	n.Drops.Add(engine.Dispatch(n.routes, &u.in, engine.Batch{Bytes: datagram, Segment: len(datagram), From: from, Marked: marked}, nil))
 }
 
 // Buffer implements engine.Output.
@@ -143,8 +162,8 @@ func (n *Node) Release(b *engine.Buffer) { n.world.buffers = append(n.world.buff
 func (n *Node) MaxBatch(uint8, int) int { return len(engine.Buffer{}) / 2 }
 
 // Write implements engine.Output.
-func (n *Node) Write(_ time.Duration, path uint8, to netip.AddrPort, batch [][]byte, segment int) {
+func (n *Node) Write(_ time.Duration, path uint8, to netip.AddrPort, batch [][]byte, segment int, ecn link.ECN) {
 	for datagram := range slices.Chunk(slices.Concat(batch...), segment) {
-		n.world.send(n.uplinks[path], to, datagram)
+		n.world.send(n.uplinks[path], to, datagram, ecn)
 	}
 }

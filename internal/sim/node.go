@@ -52,7 +52,7 @@ func (w *World) NewNode(paths []Path, restart func()) (*Node, error) {
 			p.MTU = DefaultMTU
 		}
 		u := &uplink{Path: p, port: output{Port: p.Port}}
-		u.in = engine.Input{Path: uint8(i), Clock: n.Now, Answer: func(datagram []byte) { w.send(u, u.sender, datagram) }}
+		u.in = engine.Input{Path: uint8(i), Clock: n.Now, Answer: func(datagram []byte) { w.send(u, u.sender, datagram, link.NotECT) }}
 		n.uplinks = append(n.uplinks, u)
 		if err := n.Disturb(i, p.Plan); err != nil {
 			return nil, err
@@ -192,7 +192,7 @@ type group struct {
 
 // NewGroup implements engine.Driver.
 func (n *Node) NewGroup() engine.GroupDriver {
-	return &group{node: n, armed: machine.Never, machine: engine.NewGroup(engine.Config{Output: n})}
+	return &group{node: n, armed: machine.Never, machine: engine.NewGroup(engine.Config{Output: n, ECN: n.ecn()})}
 }
 
 // Enter implements engine.GroupDriver.

@@ -25,6 +25,7 @@ type SharedSpec struct {
 	// HostLink and BoxLink are the links of each host and of the box, in bytes per second.
 	HostLink, BoxLink float64
 	Buffer            int     // of each port of the switch in bytes; 0: no bound
+	Mark              int     // bytes in it from which on datagrams are marked (ECN); 0: none
 	Loss              float64 // of datagrams
 	ToHost            bool    // copies from the GPUs to the hosts
 	// Chunk is the size of one copy. Compute is the time between the end of a copy and
@@ -41,6 +42,7 @@ type Shared struct {
 	Total    perf.BytesPerSecond
 	P50, P99 time.Duration // of one copy
 	Dropped  uint64        // at full ports of the switch
+	Marked   uint64        // by the switch
 }
 
 // Limits of SharedSpec.
@@ -61,6 +63,8 @@ func (s *SharedSpec) Validate() error {
 		return fmt.Errorf("sim: round trip %v: want more than 0 and at most 1s", s.RTT)
 	case !(s.HostLink > 0 && s.BoxLink > 0):
 		return fmt.Errorf("sim: links of %v and %v: want rates in bytes per second", s.HostLink, s.BoxLink)
+	case s.Mark < 0 || s.Buffer > 0 && s.Mark > s.Buffer:
+		return fmt.Errorf("sim: marks from %d bytes on: want 0 to the buffer of %d bytes", s.Mark, s.Buffer)
 	case s.Chunk < 4096 || s.Chunk > maxChunk || s.Buffer < 0:
 		return fmt.Errorf("sim: copies of %d bytes, buffers of %d: want 4096 to %d, and 0 or more", s.Chunk, s.Buffer, maxChunk)
 	case !(s.Loss >= 0 && s.Loss < 0.5):
@@ -94,7 +98,7 @@ func (s SharedSpec) Measure(ctx context.Context) (Shared, error) {
 		Hosts: s.Hosts, Boxes: 1, HostSlots: each, BoxSlots: s.GPUs,
 		GPU:      gpu.Spec{Tags: s.Tags, MaxReadRequest: s.MRRS, VRAM: int64(max(s.Chunk, 64<<10)+64<<10-1) &^ (64<<10 - 1)},
 		Plan:     fault.Plan{Delay: s.RTT / 2, Loss: s.Loss},
-		HostPort: Port{s.HostLink, s.Buffer}, BoxPort: Port{s.BoxLink, s.Buffer},
+		HostPort: Port{s.HostLink, s.Buffer, s.Mark}, BoxPort: Port{s.BoxLink, s.Buffer, s.Mark},
 		Memory: each * (driverMemory + 2*s.Chunk), Program: m.program, Seed: s.Seed,
 	})
 	if err != nil {
@@ -137,6 +141,7 @@ func (m *sharing) result() Shared {
 	for _, member := range m.pool.members() {
 		for _, u := range member.node.uplinks {
 			r.Dropped += u.port.dropped
+			r.Marked += u.port.marked
 		}
 	}
 	return r

@@ -2,6 +2,7 @@ package sim_test
 
 import (
 	"math"
+	"slices"
 	"testing"
 
 	"github.com/dxpu-project/dxpu/internal/model/perf"
@@ -65,5 +66,30 @@ func TestSharedBuffer(t *testing.T) {
 		if share := float64(r.Total) / spec.HostLink; share < 0.5 || share > 1 {
 			t.Errorf("%v over a link of %v", r.Total, perf.BytesPerSecond(spec.HostLink))
 		}
+	}
+}
+
+// Where the switch marks datagrams, GPUs that write to one host share its link evenly, and few
+// datagrams are dropped: those of the first round trips.
+func TestSharedMarks(t *testing.T) {
+	spec := sim.SharedSpec{
+		Requester: perf.V100, GPUs: 8, Hosts: 1, RTT: 6800, HostLink: 25e9 / 8, BoxLink: 12.5e9, Buffer: 256 << 10, Chunk: 100 * 140 * 128, Time: 5000 * us, ToHost: true,
+	}
+	plain, err := spec.Measure(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec.Mark = 64 << 10
+	marks, err := spec.Measure(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("plain %v, %d dropped; with marks %v, %d dropped, %d marked", plain.PerGPU, plain.Dropped, marks.PerGPU, marks.Dropped, marks.Marked)
+	least, most := slices.Min(marks.PerGPU), slices.Max(marks.PerGPU)
+	if plain.Marked != 0 || marks.Marked == 0 || 2*marks.Dropped > plain.Dropped || marks.P99 > plain.P99 || least < most*9/10 || marks.Total < plain.Total*98/100 {
+		t.Errorf("plain %v, %d dropped; with marks %v, %d dropped, %d marked", plain.PerGPU, plain.Dropped, marks.PerGPU, marks.Dropped, marks.Marked)
+	}
+	if spec.Mark = spec.Buffer + 1; spec.Validate() == nil {
+		t.Error("marks beyond the buffer")
 	}
 }

@@ -35,6 +35,10 @@ type Path struct {
 	// it are dropped.
 	Rate  float64
 	Queue int
+	// Mark is from how many bytes on in the queue datagrams are marked whose sender
+	// understands it (ECN), and others dropped; 0: none. Some networks drop the former.
+	Mark          int
+	DropsMarkable bool
 }
 
 // Config describes a network.
@@ -127,7 +131,7 @@ func (n *Network) Send(from Side, p *tlp.Packet) error { return n.Link[from].Sen
 // Inject delivers a datagram to a side by a path now, like an attacker who claims
 // to be the other side, and returns the error of its guard or its link.
 func (n *Network) Inject(to Side, path uint8, datagram []byte) error {
-	return n.receive(to, path, slices.Clone(datagram))
+	return n.receive(to, path, slices.Clone(datagram), false)
 }
 
 // Run advances the time to until.
@@ -149,7 +153,7 @@ func (n *Network) RunUntil(deadline time.Duration, done func() bool) bool {
 		}
 		n.Now = max(n.Now, at)
 		for e, ok := n.events.Pop(n.Now); ok; e, ok = n.events.Pop(n.Now) {
-			_ = n.receive(e.to, e.path, e.data) // counted by the link
+			_ = n.receive(e.to, e.path, e.data, e.marked) // counted by the link
 		}
 		if n.Now >= deadline {
 			n.pump()
@@ -166,27 +170,35 @@ func (n *Network) pump() {
 			if size == 0 {
 				break
 			}
-			n.transmit(Side(side), path, slices.Clone(n.buf[:size]))
+			n.transmit(Side(side), path, slices.Clone(n.buf[:size]), l.ECN())
 		}
 	}
 }
 
-func (n *Network) transmit(from Side, path uint8, datagram []byte) {
+func (n *Network) transmit(from Side, path uint8, datagram []byte, ecn link.ECN) {
 	if n.OnDatagram != nil {
 		n.OnDatagram(from, path, datagram)
 	}
 	p, c := &n.pipes[from][path], &n.cfg.Paths[path]
-	leaves := n.Now
+	leaves, marked := n.Now, ecn == link.CE
+	if ecn != link.NotECT && c.DropsMarkable {
+		return
+	}
 	if c.Rate > 0 {
 		waiting := float64(max(p.busy-n.Now, 0)) / float64(time.Second) * c.Rate
 		if c.Queue > 0 && int(waiting)+len(datagram) > c.Queue {
 			return
 		}
+		if over := c.Mark > 0 && int(waiting)+len(datagram) > c.Mark; over && ecn == link.NotECT {
+			return
+		} else if over {
+			marked = true
+		}
 		p.busy = max(p.busy, n.Now) + time.Duration(float64(len(datagram))/c.Rate*float64(time.Second))
 		leaves = p.busy
 	}
 	for _, d := range p.injector.Apply(leaves, datagram) {
-		n.events.Push(d.At, arrival{to: 1 - from, path: path, data: d.Data})
+		n.events.Push(d.At, arrival{to: 1 - from, path: path, data: d.Data, marked: marked})
 	}
 }
 
@@ -202,12 +214,12 @@ func (n *Network) admit(to Side, path uint8, datagram []byte) error {
 	}
 	size, err := n.guards[to][path].Check(n.Now, Address(1-to, path), datagram, n.buf)
 	if size > 0 {
-		n.transmit(to, path, slices.Clone(n.buf[:size]))
+		n.transmit(to, path, slices.Clone(n.buf[:size]), link.NotECT)
 	}
 	return err
 }
 
-func (n *Network) receive(to Side, path uint8, datagram []byte) error {
+func (n *Network) receive(to Side, path uint8, datagram []byte, marked bool) error {
 	if err := n.admit(to, path, datagram); err != nil {
 		return err
 	}
@@ -219,6 +231,9 @@ func (n *Network) receive(to Side, path uint8, datagram []byte) error {
 		c := *p
 		c.Data, c.Prefix = slices.Clone(p.Data), slices.Clone(p.Prefix)
 		n.Arrived[to] = append(n.Arrived[to], Arrival{At: n.Now, Packet: c})
+	}
+	if marked {
+		n.Link[to].Marked()
 	}
 	if to == Box { // takes single TLPs
 		return n.Link[to].Receive(n.Now, path, datagram, deliver)
@@ -238,4 +253,6 @@ type arrival struct {
 	to   Side
 	path uint8
 	data []byte
+	// marked says that the network was congested.
+	marked bool
 }

@@ -19,6 +19,9 @@ type Shared struct {
 	Rate  float64
 	Queue int
 	Delay time.Duration
+	// Mark is from how many bytes on in the queue datagrams of links that understand it are
+	// marked (ECN), and others dropped (RFC 3168 section 5); 0: none.
+	Mark int
 
 	flows  []Flow
 	busy   time.Duration
@@ -47,6 +50,11 @@ func (s *Shared) Forward(n int, arrive func()) bool {
 	s.busy = max(s.busy, s.Now) + time.Duration(float64(n)/s.Rate*float64(time.Second))
 	s.events.Push(s.busy+s.Delay, arrive)
 	return true
+}
+
+// marks reports whether the bottleneck marks a datagram of n bytes that it gets now.
+func (s *Shared) marks(n int) bool {
+	return s.Mark > 0 && int(max(s.busy-s.Now, 0).Seconds()*s.Rate)+n > s.Mark
 }
 
 // Back sends in the other direction and calls arrive on arrival.
@@ -83,6 +91,8 @@ type LinkFlow struct {
 	// Detour, if set, returns by how much the next datagram is delayed behind the
 	// bottleneck. Different delays reorder.
 	Detour func() time.Duration
+	// HidesMarks makes the box tell of no mark.
+	HidesMarks bool
 
 	next    time.Duration   // time of the next write
 	due     int             // writes of the current burst that the link has not taken
@@ -127,7 +137,12 @@ func (f *LinkFlow) Pump(s *Shared) time.Duration {
 				break
 			}
 			datagram := slices.Clone(f.buf[:n])
+			ecn := l.ECN()
+			marked := Side(side) == Host && s.marks(n) || ecn == link.CE
 			arrive := func() {
+				if marked && !f.HidesMarks {
+					to.Marked()
+				}
 				_ = to.Receive(s.Now, path, datagram, f.deliver)
 				f.record(s.Now)
 			}
@@ -135,6 +150,9 @@ func (f *LinkFlow) Pump(s *Shared) time.Duration {
 			case Side(side) == Box:
 				s.Back(arrive)
 			case f.Detour == nil:
+				if ecn == link.NotECT && s.marks(n) {
+					continue
+				}
 				s.Forward(n, arrive)
 			default:
 				late := f.Detour()

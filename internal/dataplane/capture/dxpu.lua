@@ -79,6 +79,7 @@ F.offset = u16("dxpu.offset", "Chunk offset")
 F.chunk = bytes("dxpu.chunk", "Chunk")
 F.ack_path = u8("dxpu.ack.path", "Path acknowledged")
 F.ack_more = u8("dxpu.ack.further", "Further ranges")
+F.ack_marked = u8("dxpu.ack.marked", "Datagrams marked by the network, modulo 256")
 F.ack_delay = u32("dxpu.ack.delay", "Delay in nanoseconds")
 F.ack_largest = u64("dxpu.ack.largest", "Largest number received")
 F.ack_limit = u64("dxpu.ack.limit", "Limit")
@@ -391,7 +392,7 @@ local function packet_size(s)
     if b(1) < 3 or b(1) > 4 or be(2) > 0 and be(2) < 64 or be(2) > 4096 or be(2) % 4 ~= 0 or be(26) < 2 or b(24) > 7 or b(25) ~= 0 then return nil end
   elseif kind == 0x10 then
     n = 32 + b(2) * 8
-    if b(1) > 7 or b(2) > 31 or b(3) ~= 0 then return nil end
+    if b(1) > 7 or b(2) > 31 then return nil end
   elseif kind == 0x11 then
     n = 8
     if b(1) ~= 0 or be(2) ~= 0 then return nil end
@@ -517,6 +518,7 @@ add_packet[0x10] = function(r, tree)
   local largest = r(8, 8):uint64()
   tree:add(F.ack_path, r(1, 1))
   tree:add(F.ack_more, r(2, 1))
+  tree:add(F.ack_marked, r(3, 1))
   tree:add(F.ack_delay, r(4, 4))
   tree:add(F.ack_largest, r(8, 8))
   tree:add(F.ack_limit, r(16, 8))

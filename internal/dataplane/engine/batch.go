@@ -59,6 +59,7 @@ type batch struct {
 	run     int // bytes of the run
 	segment int
 	path    uint8
+	ecn     link.ECN // of the run
 }
 
 // next builds the next datagram of the link, for add. Its size is 0 if there is none.
@@ -82,11 +83,12 @@ func (o *batch) space(now time.Duration) []byte {
 
 // add takes a datagram of n bytes that was written into space, except the lent pieces.
 func (o *batch) add(now time.Duration, n int, path uint8) {
-	if o.run > 0 && (path != o.path || n > o.segment || o.run+n > o.most()) {
+	ecn := o.binding.link.ECN()
+	if o.run > 0 && (path != o.path || ecn != o.ecn || n > o.segment || o.run+n > o.most()) {
 		o.write(now)
 	}
 	if o.run == 0 {
-		o.segment, o.path = n, path
+		o.segment, o.path, o.ecn = n, path, ecn
 	}
 	o.run += n
 	start := o.used
@@ -116,7 +118,7 @@ func (o *batch) write(now time.Duration) {
 	if o.used > o.from {
 		o.parts = append(o.parts, o.buf[o.from:o.used])
 	}
-	o.output().Write(now, o.path, o.binding.peers[o.path], o.parts, o.segment)
+	o.output().Write(now, o.path, o.binding.peers[o.path], o.parts, o.segment, o.ecn)
 	clear(o.parts)
 	o.parts, o.from, o.run = o.parts[:0], o.used, 0
 }

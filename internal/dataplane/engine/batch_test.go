@@ -36,7 +36,7 @@ func (r *record) MaxBatch(_ uint8, segment int) int {
 	return segment * max(1, min(64, frame.MaxDatagram/segment))
 }
 
-func (r *record) Write(_ time.Duration, path uint8, _ netip.AddrPort, parts [][]byte, segment int) {
+func (r *record) Write(_ time.Duration, path uint8, _ netip.AddrPort, parts [][]byte, segment int, _ link.ECN) {
 	r.writes++
 	batch := slices.Concat(parts...)
 	if len(batch) == 0 || len(batch) > max(segment, r.MaxBatch(path, segment)) {
@@ -52,7 +52,7 @@ func (r *record) Write(_ time.Duration, path uint8, _ netip.AddrPort, parts [][]
 // Datagrams of any size and path leave whole, by their path and in its order.
 func TestBatchKeepsDatagrams(t *testing.T) {
 	r := &record{t: t}
-	b := &Binding{group: NewGroup(Config{Output: r}), peers: make([]netip.AddrPort, 2)}
+	b := &Binding{group: NewGroup(Config{Output: r}), peers: make([]netip.AddrPort, 2), link: new(link.Link)}
 	rng := rand.New(rand.NewPCG(1, 2))
 	sizes := [...]int{20, 60, 1500, 1500, 1500, 1500, 8972, 8972, 8972, 30000, frame.MaxDatagram}
 	total := 0

@@ -91,6 +91,7 @@ func (g *Group) Attach(e Entry, cfg BindingConfig) (*Binding, error) {
 			return nil, fmt.Errorf("engine: binding %d exists", id)
 		}
 	}
+	cfg.Link.ECN = g.cfg.ECN
 	l, err := link.New(e.Now(), cfg.Link)
 	if err != nil {
 		return nil, fmt.Errorf("engine: binding %d: %w", id, err)
@@ -300,7 +301,10 @@ func (b *Binding) Shutdown(e Entry, code CloseCode) {
 	b.noteState()
 }
 
-func (b *Binding) receive(e Entry, path uint8, datagram []byte) {
+func (b *Binding) receive(e Entry, path uint8, datagram []byte, marked bool) {
+	if marked {
+		b.link.Marked()
+	}
 	_ = b.link.ReceiveRuns(e.Now(), path, datagram, b.deliver, b.deliverRun) // the link counts drops by their reason
 	b.noteHeld()
 	b.touch()

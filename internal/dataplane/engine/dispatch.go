@@ -99,6 +99,7 @@ type Batch struct {
 	Bytes   []byte
 	Segment int
 	From    netip.AddrPort
+	Marked  bool // the network was congested (CE, RFC 3168): each of the datagrams says so
 }
 
 // Dispatch hands each datagram of a batch to its binding. routes finds the binding by
@@ -155,7 +156,7 @@ func (v *visit[G]) dispatch(routes map[uint32]Route[G], in *Input, b Batch, d *D
 			continue
 		}
 		v.enter(route.Gate)
-		if !v.entry.receive(id, in.Path, datagram) {
+		if !v.entry.receive(id, in.Path, datagram, b.Marked) {
 			d.Stray++
 		}
 	}
@@ -163,10 +164,10 @@ func (v *visit[G]) dispatch(routes map[uint32]Route[G], in *Input, b Batch, d *D
 
 // receive hands a datagram to a binding. It returns false if the group does not
 // have it any more.
-func (e Entry) receive(id uint32, path uint8, datagram []byte) bool {
+func (e Entry) receive(id uint32, path uint8, datagram []byte, marked bool) bool {
 	for _, b := range e.group.bindings {
 		if b.id == id {
-			b.receive(e, path, datagram)
+			b.receive(e, path, datagram, marked)
 			return true
 		}
 	}

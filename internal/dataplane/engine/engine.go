@@ -74,13 +74,15 @@ type Output interface {
 	// Write sends the datagrams that lie one after another in the parts of batch, each
 	// of segment bytes except the last, which may be shorter. A datagram may have several
 	// parts, and a part may be empty. It must not keep batch nor the parts. The links
-	// recover datagrams that the network does not take.
-	Write(now time.Duration, path uint8, to netip.AddrPort, batch [][]byte, segment int)
+	// recover datagrams that the network does not take. ecn is the ECN field of
+	// their IP headers.
+	Write(now time.Duration, path uint8, to netip.AddrPort, batch [][]byte, segment int, ecn link.ECN)
 }
 
 // Config describes the surroundings of a group.
 type Config struct {
 	Output Output
+	ECN    bool // see link.Config
 	// Clock returns a finer time than that of the entry, for the samples of
 	// round trips. nil: the time of the entry.
 	Clock   func() time.Duration

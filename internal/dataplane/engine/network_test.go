@@ -92,7 +92,7 @@ func (d *driver) Release(*Buffer) {}
 
 func (d *driver) MaxBatch(_ uint8, segment int) int { return segment * max(1, min(64, 65507/segment)) }
 
-func (d *driver) Write(now time.Duration, path uint8, to netip.AddrPort, batch [][]byte, segment int) {
+func (d *driver) Write(now time.Duration, path uint8, to netip.AddrPort, batch [][]byte, segment int, _ link.ECN) {
 	d.send(now, path, to, slices.Concat(batch...), segment)
 }
 
@@ -120,7 +120,7 @@ func (p *proxy) receive(path uint8, batch []byte, segment int, from netip.AddrPo
 func (p *proxy) dispatch(path uint8, batch []byte, segment int, from netip.AddrPort) Drops {
 	in := &Input{Path: path, Clock: func() time.Duration { return p.net.now }}
 	in.Answer = func(datagram []byte) { p.send(p.net.now, path, from, datagram, len(datagram)) }
-	return Dispatch(p.bindings, in, Batch{batch, segment, from}, nil)
+	return Dispatch(p.bindings, in, Batch{Bytes: batch, Segment: segment, From: from}, nil)
 }
 
 // run lets time pass until done, which it reports, or the deadline.

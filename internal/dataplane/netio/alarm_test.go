@@ -245,7 +245,9 @@ func TestSleepingReaderHandsOver(t *testing.T) {
 			return false
 		}
 	}
-	write := func() { p.write(in.fabric.Now, p.conn.NewWriter(), [][]byte{make([]byte, 32)}, 32, p.conn.LocalAddr()) }
+	write := func() {
+		p.write(in.fabric.Now, p.conn.NewWriter(), [][]byte{make([]byte, 32)}, 32, p.conn.LocalAddr(), 0)
+	}
 	if in.path.unattend(); roused() {
 		t.Error("woken although nothing is held back")
 	}

@@ -15,21 +15,22 @@ import (
 type delayed struct {
 	data []byte
 	to   netip.AddrPort
+	ecn  uint8
 }
 
 // writeFaulty applies the fault plan to one datagram.
-func (p *path) writeFaulty(now time.Duration, datagram []byte, to netip.AddrPort) {
+func (p *path) writeFaulty(now time.Duration, datagram []byte, to netip.AddrPort, ecn uint8) {
 	faults := p.faults.Load()
 	if faults == nil { // the plan has just ended
-		_ = p.writer.Write(datagram, len(datagram), to)
+		_ = p.writer.WriteParts([][]byte{datagram}, len(datagram), to, ecn)
 		return
 	}
 	for _, d := range faults.Apply(now, datagram) {
 		if d.At <= now {
-			_ = p.writer.Write(d.Data, len(d.Data), to)
+			_ = p.writer.WriteParts([][]byte{d.Data}, len(d.Data), to, ecn)
 			continue
 		}
-		p.late.Push(d.At, delayed{data: append([]byte(nil), d.Data...), to: to})
+		p.late.Push(d.At, delayed{data: append([]byte(nil), d.Data...), to: to, ecn: ecn})
 		p.held.Add(uint64(len(d.Data)))
 		p.due.Store(int64(p.late.Wake()))
 		if now-time.Duration(p.looked.Load()) >= attended {
@@ -51,7 +52,7 @@ func (p *path) sendDue(now time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for d, ok := p.late.Pop(now); ok; d, ok = p.late.Pop(now) {
-		_ = p.writer.Write(d.data, len(d.data), d.to)
+		_ = p.writer.WriteParts([][]byte{d.data}, len(d.data), d.to, d.ecn)
 		p.held.Add(-uint64(len(d.data)))
 	}
 	p.due.Store(int64(p.late.Wake()))

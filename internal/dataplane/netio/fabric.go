@@ -40,6 +40,8 @@ type PathConfig struct {
 type Config struct {
 	Paths []PathConfig // index = path ID
 	UDP   udp.Options
+	// ECN lets the network mark datagrams, see link.Config.
+	ECN bool
 	// Polling says how the readers of the sockets wait.
 	Polling reader.Polling
 	Logger  *slog.Logger
@@ -51,6 +53,7 @@ type Config struct {
 // Fabric is the network of one proxy: a socket for each path, and the groups
 // whose bindings use them.
 type Fabric struct {
+	ecn     bool
 	log     *slog.Logger
 	start   time.Time
 	restart func()
@@ -81,7 +84,7 @@ func Open(cfg Config) (*Fabric, error) {
 	if len(cfg.Paths) == 0 || len(cfg.Paths) > math.MaxUint8 {
 		return nil, fmt.Errorf("netio: %d paths: want 1 to %d listen addresses", len(cfg.Paths), math.MaxUint8)
 	}
-	f := &Fabric{log: cfg.Logger, start: time.Now(), restart: cfg.Restart, compute: make(chan struct{}, reader.Processors())}
+	f := &Fabric{ecn: cfg.ECN, log: cfg.Logger, start: time.Now(), restart: cfg.Restart, compute: make(chan struct{}, reader.Processors())}
 	f.routes.Store(&map[uint32]route{})
 	for i, pc := range cfg.Paths {
 		if len(pc.Fault.Restarts) > 0 && cfg.Restart == nil {
@@ -257,7 +260,7 @@ func newInput(f *Fabric, p *path, id uint8) *input {
 	in.next = in.more
 	writer := p.conn.NewWriter()
 	in.engine = engine.Input{Path: id, Clock: f.Now, Answer: func(datagram []byte) {
-		p.write(f.Now, writer, [][]byte{datagram}, len(datagram), in.from)
+		p.write(f.Now, writer, [][]byte{datagram}, len(datagram), in.from, 0)
 	}}
 	return in
 }
@@ -333,7 +336,7 @@ func (in *input) Receive(block bool) error {
 func (in *input) arrived(batch []byte, segment int, from netip.AddrPort) engine.Batch {
 	in.short, in.sent, in.from = len(batch) <= reader.Brief, in.path.accepted(), from
 	in.took += len(batch) + kernelCost
-	return engine.Batch{Bytes: batch, Segment: segment, From: from}
+	return engine.Batch{Bytes: batch, Segment: segment, From: from, Marked: in.reader.Marked()}
 }
 
 // more returns the next batch if it has arrived already and the one before was long: one

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"sync"
 	"testing"
 	"time"
@@ -66,7 +67,7 @@ func open(t testing.TB, paths ...PathConfig) *Fabric {
 	for i := range paths {
 		paths[i].Listen = "127.0.0.1:0"
 	}
-	f, err := Open(Config{Paths: paths, Logger: slog.New(slog.DiscardHandler)})
+	f, err := Open(Config{Paths: paths, ECN: true, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,9 +133,14 @@ func (r *fabrics) join(cfg [2]link.Config, a, b *end) {
 
 func (r *fabrics) attach(cfg link.Config, side int, e *end) {
 	r.t.Helper()
+	r.attachTo(r.fabric[1-side].Addrs(), cfg, side, e)
+}
+
+func (r *fabrics) attachTo(peers []netip.AddrPort, cfg link.Config, side int, e *end) {
+	r.t.Helper()
 	e.states, e.group = make(chan link.State, 16), r.group[side]
 	at := e.group.Enter()
-	b, err := e.group.Attach(at, engine.BindingConfig{Link: cfg, Peers: r.fabric[1-side].Addrs(), Handler: e})
+	b, err := e.group.Attach(at, engine.BindingConfig{Link: cfg, Peers: peers, Handler: e})
 	e.binding = b
 	e.group.Leave(at)
 	if err != nil {

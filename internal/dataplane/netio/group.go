@@ -54,7 +54,7 @@ func (f *Fabric) newGroup() *Group {
 	for _, p := range f.paths {
 		g.writers = append(g.writers, p.conn.NewWriter())
 	}
-	g.machine = engine.NewGroup(engine.Config{Output: output{g}, Clock: f.Now, Watcher: watcher{f}, Listened: f.listened})
+	g.machine = engine.NewGroup(engine.Config{Output: output{g}, ECN: f.ecn, Clock: f.Now, Watcher: watcher{f}, Listened: f.listened})
 	return g
 }
 
@@ -275,6 +275,6 @@ func (o output) Release(b *engine.Buffer) { buffers.Put(b) }
 
 func (o output) MaxBatch(path uint8, segment int) int { return o.writers[path].MaxBatch(segment) }
 
-func (o output) Write(_ time.Duration, path uint8, to netip.AddrPort, batch [][]byte, segment int) {
-	o.fabric.paths[path].write(o.fabric.Now, o.writers[path], batch, segment, to)
+func (o output) Write(_ time.Duration, path uint8, to netip.AddrPort, batch [][]byte, segment int, ecn link.ECN) {
+	o.fabric.paths[path].write(o.fabric.Now, o.writers[path], batch, segment, to, uint8(ecn))
 }

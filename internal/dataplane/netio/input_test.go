@@ -212,7 +212,7 @@ func TestReaderSendsWhatIsDue(t *testing.T) {
 			t.Fatal(err)
 		}
 		before := p.conn.TxBytes()
-		p.write(f.Now, p.conn.NewWriter(), [][]byte{make([]byte, 32)}, 32, peer.LocalAddr())
+		p.write(f.Now, p.conn.NewWriter(), [][]byte{make([]byte, 32)}, 32, peer.LocalAddr(), 0)
 		if p.conn.TxBytes() != before || !in.Soon() {
 			t.Fatalf("%d bytes left at once; an answer is awaited: %v", p.conn.TxBytes()-before, in.Soon())
 		}

@@ -54,9 +54,9 @@ func (p *path) accepted() uint64 { return p.conn.TxBytes() + p.held.Load() }
 
 // write sends a batch. Datagrams that the network does not take are counted by
 // the socket and recovered by the link. clock gives the time of the fault plan.
-func (p *path) write(clock func() time.Duration, w *udp.Writer, parts [][]byte, segment int, to netip.AddrPort) {
+func (p *path) write(clock func() time.Duration, w *udp.Writer, parts [][]byte, segment int, to netip.AddrPort, ecn uint8) {
 	if p.faults.Load() == nil {
-		_ = w.WriteParts(parts, segment, to)
+		_ = w.WriteParts(parts, segment, to, ecn)
 		return
 	}
 	p.mu.Lock()
@@ -64,7 +64,7 @@ func (p *path) write(clock func() time.Duration, w *udp.Writer, parts [][]byte, 
 	now, batch := clock(), slices.Concat(parts...)
 	for len(batch) > 0 {
 		n := min(segment, len(batch))
-		p.writeFaulty(now, batch[:n], to)
+		p.writeFaulty(now, batch[:n], to, ecn)
 		batch = batch[n:]
 	}
 }

@@ -36,7 +36,7 @@ func TestDelayedDatagramsLeaveInOrderOfTime(t *testing.T) {
 		batch = append(batch, make([]byte, size)...)
 		binary.BigEndian.PutUint32(batch[i*size:], uint32(i))
 	}
-	p.write(func() time.Duration { return 0 }, conn.NewWriter(), [][]byte{batch[:100], batch[100:]}, size, to.LocalAddr().(*net.UDPAddr).AddrPort())
+	p.write(func() time.Duration { return 0 }, conn.NewWriter(), [][]byte{batch[:100], batch[100:]}, size, to.LocalAddr().(*net.UDPAddr).AddrPort(), 0)
 
 	// The same seed tells when each is due.
 	due := map[uint32]time.Duration{}

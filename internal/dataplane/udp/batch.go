@@ -21,6 +21,7 @@ type Reader struct {
 	// dataFirst is set after a call that returned reports: while the socket has both, calls
 	// return them in turn.
 	dataFirst bool
+	marked    bool // see Marked
 }
 
 // NewReader makes a reader with its own buffer of ReadBuffer bytes.
@@ -103,10 +104,9 @@ func (r *Reader) received() (batch []byte, segment int, from netip.AddrPort, err
 		return nil, 0, from, net.ErrClosed
 	}
 	segment = c.n
-	if r.conn.gro {
-		if s := segmentSize(c.oob[:c.msg.Controllen]); s > 0 {
-			segment = s
-		}
+	var size int
+	if size, r.marked = received(c.oob[:c.msg.Controllen]); size > 0 {
+		segment = size
 	}
 	st := &r.conn.stat
 	st.rxBatches.Add(1)
@@ -117,21 +117,37 @@ func (r *Reader) received() (batch []byte, segment int, from netip.AddrPort, err
 	return r.buf[:c.n], segment, from, nil
 }
 
-// segmentSize returns the datagram size of the UDP_GRO control message, an int32,
-// or 0 if there is none.
-func segmentSize(oob []byte) int {
+// Marked reports whether a congested network has marked the datagrams of the last batch (CE,
+// RFC 3168). The kernel puts no others into one batch with them.
+func (r *Reader) Marked() bool { return r.marked }
+
+// Values of the ECN field, the last two bits of the TOS byte or the traffic class (RFC 3168
+// section 5).
+const (
+	ce      = 3 // marked
+	ecnMask = 3
+)
+
+// received reads the control messages of a batch: the datagram size of UDP_GRO, an int32, 0 if
+// there is none, and whether IP_TOS, a byte, or IPV6_TCLASS, an int32, has a mark.
+func received(oob []byte) (segment int, marked bool) {
 	for m := range controls(oob) {
-		if m.level == unix.IPPROTO_UDP && m.kind == unix.UDP_GRO && len(m.data) >= 4 {
-			return int(int32(binary.NativeEndian.Uint32(m.data)))
+		switch {
+		case m.level == unix.IPPROTO_UDP && m.kind == unix.UDP_GRO && len(m.data) >= 4:
+			segment = int(int32(binary.NativeEndian.Uint32(m.data)))
+		case m.level == unix.IPPROTO_IP && m.kind == unix.IP_TOS && len(m.data) >= 1:
+			marked = m.data[0]&ecnMask == ce
+		case m.level == unix.IPPROTO_IPV6 && m.kind == unix.IPV6_TCLASS && len(m.data) >= 4:
+			marked = binary.NativeEndian.Uint32(m.data)&ecnMask == ce
 		}
 	}
-	return 0
+	return segment, marked
 }
 
 // Writer sends batches. It belongs to one goroutine at a time.
 type Writer struct {
 	conn *Conn
-	oob  []byte // a UDP_SEGMENT control message whose value is set for each batch
+	oob  []byte // see ecnControl and segmentControl
 	to   netip.AddrPort
 	call call // its address is that of to
 	gso  offload
@@ -172,11 +188,39 @@ func (o *offload) accepted() { o.wait = 0 }
 
 // NewWriter makes a writer.
 func (c *Conn) NewWriter() *Writer {
-	w := &Writer{conn: c, oob: make([]byte, unix.CmsgSpace(2))}
-	binary.NativeEndian.PutUint64(w.oob, uint64(unix.CmsgLen(2)))
-	binary.NativeEndian.PutUint32(w.oob[8:], unix.IPPROTO_UDP)
-	binary.NativeEndian.PutUint32(w.oob[12:], unix.UDP_SEGMENT)
+	w := &Writer{conn: c, oob: make([]byte, unix.CmsgSpace(4)+unix.CmsgSpace(2))}
+	setControl(w.ecnControl(), unix.IPPROTO_IP, unix.IP_TOS, 4)
+	setControl(w.segmentControl(), unix.IPPROTO_UDP, unix.UDP_SEGMENT, 2)
 	return w
+}
+
+// ecnControl is the control message with the ECN field, IP_TOS or IPV6_TCLASS with an int32,
+// which is set for each batch. segmentControl is the one of the segmentation offload, whose value is set
+// for each batch.
+func (w *Writer) ecnControl() []byte     { return w.oob[:unix.CmsgSpace(4)] }
+func (w *Writer) segmentControl() []byte { return w.oob[unix.CmsgSpace(4):] }
+
+func setControl(oob []byte, level, kind uint32, size int) {
+	binary.NativeEndian.PutUint64(oob, uint64(unix.CmsgLen(size)))
+	binary.NativeEndian.PutUint32(oob[8:], level)
+	binary.NativeEndian.PutUint32(oob[12:], kind)
+}
+
+// controls returns the control messages of a batch.
+func (w *Writer) controls(segmented bool, ecn uint8) []byte {
+	field := ecn != 0
+	if field {
+		binary.NativeEndian.PutUint32(w.ecnControl()[unix.SizeofCmsghdr:], uint32(ecn&ecnMask))
+	}
+	switch {
+	case segmented && field:
+		return w.oob
+	case segmented:
+		return w.segmentControl()
+	case field:
+		return w.ecnControl()
+	}
+	return nil
 }
 
 // send makes the system call. The kernel may return an error that an earlier
@@ -213,12 +257,13 @@ func (w *Writer) MaxBatch(segment int) int {
 func (w *Writer) Write(batch []byte, segment int, to netip.AddrPort) error {
 	w.one[0] = batch
 	defer func() { w.one[0] = nil }()
-	return w.WriteParts(w.one[:], segment, to)
+	return w.WriteParts(w.one[:], segment, to, 0)
 }
 
 // WriteParts is Write for a batch in parts, at most 1024 (UIO_MAXIOV), of which some may be
-// empty: a part begins and ends anywhere in a datagram.
-func (w *Writer) WriteParts(batch [][]byte, segment int, to netip.AddrPort) error {
+// empty: a part begins and ends anywhere in a datagram. ecn is the
+// ECN field of the datagrams (RFC 3168 section 5).
+func (w *Writer) WriteParts(batch [][]byte, segment int, to netip.AddrPort, ecn uint8) error {
 	size := 0
 	for _, part := range batch {
 		size += len(part)
@@ -229,30 +274,29 @@ func (w *Writer) WriteParts(batch [][]byte, segment int, to netip.AddrPort) erro
 	count := (size + segment - 1) / segment
 	st := &w.conn.stat
 	st.txBatches.Add(1)
-	var oob []byte // nil: without segmentation
-	if w.conn.gso && w.gso.ready(count) {
-		binary.NativeEndian.PutUint16(w.oob[unix.SizeofCmsghdr:], uint16(segment))
-		oob = w.oob
+	segmented := w.conn.gso && w.gso.ready(count)
+	if segmented {
+		binary.NativeEndian.PutUint16(w.segmentControl()[unix.SizeofCmsghdr:], uint16(segment))
 	} else if count > 1 {
-		return w.writeEach(batch, segment, to)
+		return w.writeEach(batch, segment, to, ecn)
 	}
-	err := w.write(batch, oob, to)
+	err := w.write(batch, segmented, to, ecn)
 	switch {
 	case err == nil:
-		if oob != nil {
+		if segmented {
 			w.gso.accepted()
 		}
 		st.txDatagrams.Add(uint64(count))
 		st.txBytes.Add(uint64(size))
 		return nil
-	case oob == nil || !errors.Is(err, unix.EIO) && !errors.Is(err, unix.EINVAL):
+	case !segmented || !errors.Is(err, unix.EIO) && !errors.Is(err, unix.EINVAL):
 		st.txErrors.Add(uint64(count))
 		return fmt.Errorf("udp: write: %w", err)
 	}
 	// The kernel returns EIO if the interface cannot compute checksums, and EINVAL
 	// if the route cannot segment. It also returns EINVAL for a segment that exceeds
 	// the MTU, which is no fault of the offload.
-	if err = w.writeEach(batch, segment, to); !errors.Is(err, unix.EMSGSIZE) {
+	if err = w.writeEach(batch, segment, to, ecn); !errors.Is(err, unix.EMSGSIZE) {
 		w.gso.refused()
 		st.gsoRefused.Add(1)
 	}
@@ -260,18 +304,23 @@ func (w *Writer) WriteParts(batch [][]byte, segment int, to netip.AddrPort) erro
 }
 
 // write makes one system call.
-func (w *Writer) write(parts [][]byte, oob []byte, to netip.AddrPort) error {
+func (w *Writer) write(parts [][]byte, segmented bool, to netip.AddrPort, ecn uint8) error {
 	if to != w.to {
 		if !w.call.address(to, w.conn.ip4) {
 			return unix.EAFNOSUPPORT
 		}
 		w.to = to
+		if to.Addr().Unmap().Is4() {
+			setControl(w.ecnControl(), unix.IPPROTO_IP, unix.IP_TOS, 4)
+		} else {
+			setControl(w.ecnControl(), unix.IPPROTO_IPV6, unix.IPV6_TCLASS, 4)
+		}
 	}
 	fd, ok := w.conn.fd.Use()
 	if !ok {
 		return net.ErrClosed
 	}
-	w.call.set(parts, oob, w.call.namelen)
+	w.call.set(parts, w.controls(segmented, ecn), w.call.namelen)
 	w.send(fd)
 	clear(w.call.iov) // the caller's memory is not needed any more
 	w.conn.fd.Done()
@@ -282,7 +331,7 @@ func (w *Writer) write(parts [][]byte, oob []byte, to netip.AddrPort) error {
 }
 
 // writeEach sends each datagram of a batch on its own.
-func (w *Writer) writeEach(batch [][]byte, segment int, to netip.AddrPort) error {
+func (w *Writer) writeEach(batch [][]byte, segment int, to netip.AddrPort, ecn uint8) error {
 	var failed error
 	st := &w.conn.stat
 	rest := batch[0]
@@ -292,7 +341,7 @@ func (w *Writer) writeEach(batch [][]byte, segment int, to netip.AddrPort) error
 	for len(rest) > 0 {
 		n := min(segment, len(rest))
 		w.one[0] = rest[:n]
-		if err := w.write(w.one[:], nil, to); err != nil {
+		if err := w.write(w.one[:], false, to, ecn); err != nil {
 			st.txErrors.Add(1)
 			failed = fmt.Errorf("udp: write: %w", err)
 		} else {

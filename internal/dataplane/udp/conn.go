@@ -128,6 +128,7 @@ func adopt(pc *net.UDPConn, o Options) (*Conn, error) {
 	if err := setErrors(fd, c.ip4); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
+	setMarks(fd, c.ip4)
 	if !o.NoOffload {
 		c.probe(fd)
 	}
@@ -158,6 +159,15 @@ func setErrors(fd int, ip4 bool) error {
 	return errors.Join(err,
 		os.NewSyscallError("setsockopt IPV6_MTU_DISCOVER", unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE)),
 		os.NewSyscallError("setsockopt IPV6_RECVERR", unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1)))
+}
+
+// setMarks asks the kernel to report the marks of datagrams. An IPv6 socket needs the option of
+// IPv4 too, for mapped addresses. A peer finds out that none are reported, so errors are ignored.
+func setMarks(fd int, ip4 bool) {
+	_ = unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_RECVTOS, 1)
+	if !ip4 {
+		_ = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVTCLASS, 1)
+	}
 }
 
 // probe detects the offloads of the kernel. udp(7): UDP_SEGMENT since
