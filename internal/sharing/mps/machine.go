@@ -64,8 +64,9 @@ func (m *Machine) Step(now time.Time, want Want, seen Seen) []Action {
 	m.observe(seen)
 	var out []Action
 	switch {
-	case seen.Daemon == Mute:
+	case seen.Daemon == Mute, seen.Daemon == Unasked && !want.Run:
 		out = m.silent()
+	case seen.Daemon == Unasked: // nothing is wrong with the daemon, and nothing can be told to it
 	case !want.Run:
 		out = m.stop(seen)
 	case seen.Daemon == Absent:
@@ -118,7 +119,7 @@ func (m *Machine) attempt(v Verb, after time.Duration) bool {
 // pick chooses the server that counts: the one of before, or else one that is active.
 // A daemon has two while the old one ends.
 func (m *Machine) pick(seen Seen) {
-	if seen.Daemon == Mute {
+	if seen.Daemon == Mute || seen.Daemon == Unasked {
 		return
 	}
 	if slices.ContainsFunc(seen.Servers, func(s Server) bool { return s.PID == m.server }) {

@@ -452,7 +452,7 @@ func TestProperty(t *testing.T) {
 					w.seen.Servers[i].Status = rapid.SampledFrom([]Status{StatusActive, StatusActive, StatusFault, StatusInitializing}).Draw(rt, "status")
 				}
 			case 5:
-				w.seen.Daemon = rapid.SampledFrom([]Reach{Absent, Mute, Answers}).Draw(rt, "daemon")
+				w.seen.Daemon = rapid.SampledFrom([]Reach{Absent, Mute, Answers, Unasked}).Draw(rt, "daemon")
 				if w.seen.Daemon != Answers {
 					w.seen.Servers = nil
 				}

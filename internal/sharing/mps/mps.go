@@ -103,6 +103,7 @@ const (
 	Absent  Reach = iota // there is none
 	Mute                 // it does not answer in time, or with garbage
 	Answers              // it answers
+	Unasked              // it is there, and the program that asks it cannot be run
 )
 
 // Status is the status of a server, from get_server_status.

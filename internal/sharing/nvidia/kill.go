@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // mpsName is the beginning of the names of the control daemon and the servers, as
@@ -34,13 +35,13 @@ func killByPipes(pipes string) error {
 
 // eachByPipes calls a function with the control daemon and the servers of a folder of pipes.
 func eachByPipes(pipes string, f func(*os.Process) error) error {
-	dirs, err := filepath.Glob("/proc/[0-9]*")
+	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return err
 	}
 	var errs []error
-	for _, dir := range dirs {
-		pid, err := strconv.Atoi(filepath.Base(dir))
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
 		if err != nil || pid == os.Getpid() {
 			continue
 		}
@@ -50,28 +51,39 @@ func eachByPipes(pipes string, f func(*os.Process) error) error {
 		if err != nil {
 			continue
 		}
-		if servesPipes(dir, pipes) {
-			errs = append(errs, f(p))
+		serves, err := servesPipes(filepath.Join("/proc", e.Name()), pipes)
+		if serves {
+			err = f(p)
 		}
+		errs = append(errs, err)
 		_ = p.Release()
 	}
 	return errors.Join(errs...)
 }
 
 // servesPipes reports whether a process is a daemon or server of MPS for these pipes.
-func servesPipes(proc, pipes string) bool {
+func servesPipes(proc, pipes string) (bool, error) {
 	comm, err := os.ReadFile(filepath.Join(proc, "comm"))
 	if err != nil || !strings.HasPrefix(string(comm), mpsName) {
-		return false
+		return false, unreadable(err)
 	}
 	environ, err := os.ReadFile(filepath.Join(proc, "environ"))
 	if err != nil {
-		return false
+		return false, unreadable(err)
 	}
 	for e := range bytes.SplitSeq(environ, []byte{0}) {
 		if string(e) == "CUDA_MPS_PIPE_DIRECTORY="+pipes {
-			return true
+			return true, nil
 		}
 	}
-	return false
+	return false, nil
+}
+
+// unreadable returns the error of a process that was not read, unless it has ended or is another
+// user's: the daemon of the pipes runs as the user who started it.
+func unreadable(err error) error {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) || errors.Is(err, fs.ErrPermission) {
+		return nil
+	}
+	return err
 }

@@ -130,16 +130,14 @@ func (s *MPS) Status() MPSStatus {
 // Run drives the service until ctx is done, or until it has stopped after Stop.
 func (s *MPS) Run(ctx context.Context) error {
 	for {
-		seen, known := s.see(ctx)
+		seen := s.see(ctx)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if !known {
-			s.rest(ctx, time.Now().Add(askAgain))
-			continue
-		}
 		s.mu.Lock()
-		s.seen = seen
+		if seen.Daemon != mps.Unasked {
+			s.seen = seen
+		}
 		want := mps.Want{Run: !s.stop, UID: s.config.UID, Others: s.config.Others, Memory: s.config.Memory}
 		actions := s.machine.Step(time.Now(), want, seen)
 		notices := s.machine.Notices()
@@ -161,6 +159,9 @@ func (s *MPS) Run(ctx context.Context) error {
 		state, _ := s.machine.State()
 		ended := s.stop && state == mps.Stopped
 		wake := s.machine.Wake()
+		if seen.Daemon == mps.Unasked {
+			wake = time.Now().Add(askAgain)
+		}
 		s.mu.Unlock()
 		if ended {
 			return nil
@@ -196,18 +197,17 @@ func (s *MPS) ask(ctx context.Context, line string) (string, error) {
 	}.run(ctx)
 }
 
-// see asks the daemon what there is. Answers that make no sense are none. Nothing is known while
-// the control program cannot be run, as when the machine has no process left: the clients go on.
-func (s *MPS) see(ctx context.Context) (seen mps.Seen, known bool) {
+// see asks the daemon what there is. Answers that make no sense are none. While the control program
+// cannot be run, as when the machine has no process left, it looks only whether the daemon is there:
+// the clients go on, except those that are to end.
+func (s *MPS) see(ctx context.Context) (seen mps.Seen) {
 	text, err := s.ask(ctx, mps.ListServers)
 	if mps.NoDaemon(text) {
-		return mps.Seen{}, true
+		return mps.Seen{}
 	}
 	if exit := (*ExitError)(nil); err != nil && !errors.As(err, &exit) && !errors.Is(err, ErrTimeout) {
 		s.config.Logger.Warn("MPS", "gpu", s.config.UUID, "err", err)
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return s.found(), s.stop
+		return s.found()
 	}
 	seen.Daemon = mps.Answers
 	pids, err := parsed(text, err, mps.ParsePIDs)
@@ -220,14 +220,18 @@ func (s *MPS) see(ctx context.Context) (seen mps.Seen, known bool) {
 	}
 	if err != nil {
 		s.config.Logger.Warn("MPS", "gpu", s.config.UUID, "err", err)
-		return mps.Seen{Daemon: mps.Mute}, true
+		return mps.Seen{Daemon: mps.Mute}
 	}
-	return seen, true
+	return seen
 }
 
-// found looks for the daemon among the processes.
+// found looks for the daemon among the processes. A daemon counts as absent only if all of them could
+// be read, because the clients of an absent one must end.
 func (s *MPS) found() (seen mps.Seen) {
-	_ = eachByPipes(s.pipes(), func(*os.Process) error { seen.Daemon = mps.Mute; return nil })
+	if err := eachByPipes(s.pipes(), func(*os.Process) error { seen.Daemon = mps.Unasked; return nil }); err != nil {
+		s.config.Logger.Warn("MPS", "gpu", s.config.UUID, "err", err)
+		seen.Daemon = mps.Unasked
+	}
 	return seen
 }
 

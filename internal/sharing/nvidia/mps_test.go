@@ -250,7 +250,7 @@ func TestMPSWithoutProgram(t *testing.T) {
 		w := <-s.warnings
 		asked = strings.Contains(w, "no such file") && !strings.Contains(w, " do=")
 	}
-	if got := s.found(); got.Daemon != mps.Mute {
+	if got := s.found(); got.Daemon != mps.Unasked {
 		t.Errorf("the daemon was not found: %+v", got)
 	}
 	if err := os.Rename(program+"-gone", program); err != nil {
@@ -270,6 +270,42 @@ func TestMPSWithoutProgram(t *testing.T) {
 	if got := s.found(); got.Daemon != mps.Absent {
 		t.Errorf("the daemon still runs: %+v", got)
 	}
+}
+
+// While the control program cannot be run, a client with new limits is told to end, and the end of the
+// daemon is seen.
+func TestMPSEndsWithoutProgram(t *testing.T) {
+	t.Parallel()
+	s := start(t, shortDir(t))
+	s.state(mps.Active)
+	a, _ := s.connect(1, mps.Limits{Share: 600_000})
+	b, _ := s.connect(2, mps.Limits{Share: 200_000})
+	program := filepath.Join(s.bin, "nvidia-cuda-mps-control")
+	if err := os.Rename(program, program+"-gone"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Resize(1, mps.Limits{Share: 100_000}); err != nil {
+		t.Fatal(err)
+	}
+	if n := s.told(mps.End, 1); n.Reason != mps.ReasonShare {
+		t.Errorf("%+v", n)
+	}
+	if st := s.Status(); st.State != mps.Active || len(st.Servers) != 1 {
+		t.Errorf("%+v", st)
+	}
+	if err := killByPipes(s.pipes()); err != nil {
+		t.Fatal(err)
+	}
+	if n := s.told(mps.End, 2); n.Reason != mps.ReasonServer {
+		t.Errorf("%+v", n)
+	}
+	s.state(mps.Starting)
+	a.Close()
+	b.Close()
+	if err := os.Rename(program+"-gone", program); err != nil {
+		t.Fatal(err)
+	}
+	s.end()
 }
 
 // A daemon with garbage for answers is not trusted, and is not killed at once.

@@ -1,0 +1,37 @@
+package mps
+
+import (
+	"slices"
+	"testing"
+	"time"
+)
+
+// While the daemon is there and cannot be asked, only the clients that are to end do so, by force if
+// they must. A service that is to stop does not wait for its answer.
+func TestUnasked(t *testing.T) {
+	w := newWorld(t).active()
+	w.join(1, true, 60)
+	w.join(2, true, 20)
+	before := w.seen
+	w.seen = Seen{Daemon: Unasked}
+	w.admit(3, false, 10)
+	if err := w.m.Resize(w.now, 1, Limits{Share: 400_000}); err != nil {
+		t.Fatal(err)
+	}
+	w.refuse[TerminateClient] = true
+	w.pass(2*endGrace + 3*time.Second)
+	w.told(Notice{Kind: End, Client: 1, PID: 1001, Reason: ReasonShare})
+	w.told(Notice{Kind: End, Client: 1, PID: 1001, Reason: ReasonShare, Force: true})
+	w.pass(time.Hour)
+	w.state(Active)
+	if slices.ContainsFunc(w.notices, func(n Notice) bool { return n.Client == 3 || n.Client == 2 && n.Kind == End }) || w.count("kill") != 0 {
+		t.Errorf("notices %+v, actions %q", w.notices, w.actions)
+	}
+	w.seen = before
+	w.pass(time.Second)
+	w.told(Notice{Kind: Go, Client: 3, PID: 1003})
+	w.seen, w.want.Run = Seen{Daemon: Unasked}, false
+	w.pass(2 * silentLimit)
+	w.state(Stopped)
+	w.told(Notice{Kind: End, Client: 2, PID: 1002, Reason: ReasonServer})
+}
