@@ -80,10 +80,11 @@ func Off(g *GPU) (Plan, error) {
 }
 
 // Restore plans the way back to the mode and the instances of a former state, as far as none
-// that is in use must go.
+// that is in use must go. A mode that the former state had only until the next reset is not
+// requested: that would take back the request which waits for the reset.
 func Restore(g, before *GPU) Plan {
 	var p Plan
-	if before.Enabled && !(g.Enabled && g.Pending) {
+	if before.Enabled && before.Pending && !(g.Enabled && g.Pending) {
 		p.Steps = append(p.Steps, Step{Verb: EnableMode})
 	}
 	taken := make(map[int]bool) // memory slices that stay

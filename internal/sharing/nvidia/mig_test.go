@@ -178,6 +178,28 @@ func TestPartitionOff(t *testing.T) {
 	}
 }
 
+// MIG mode that ends with the next reset only: the instances come back until then, and the
+// request stays.
+func TestPartitionOffWithReset(t *testing.T) {
+	g := enabled()
+	g.NeedReset = true
+	dir, p := partition(t, g)
+	p.Off = true
+	_, err := p.Apply(t.Context())
+	if !errors.As(err, new(mig.ResetError)) || !strings.Contains(err.Error(), "the former instances are in place") {
+		t.Errorf("%v", err)
+	}
+	if s := nvidiatest.EditSMI(t, dir, func(*nvidiatest.SMI) {}); layout(t, dir) != "19@0 9@4" || !s.GPUs[1].Enabled || s.GPUs[1].Pending {
+		t.Errorf("%+v after commands %q", s.GPUs[1], s.Log)
+	}
+	if err := p.Programs.Reset(t.Context(), gpu); err != nil {
+		t.Fatal(err)
+	}
+	if g, err := p.Apply(t.Context()); err != nil || g.Enabled {
+		t.Errorf("after the reset: %+v, %v", g, err)
+	}
+}
+
 func TestDevices(t *testing.T) {
 	dir, p := partition(t, enabled())
 	got, err := p.Programs.Devices(t.Context())

@@ -143,18 +143,29 @@ func TestPartitionFaults(t *testing.T) {
 		on := instances != nil
 		for n := range len(wants) + 1 {
 			var want []string
-			if n < len(wants) {
+			off := n == len(wants)
+			if !off {
 				want = wants[n]
 			}
-			last := 4
-			for at := rng.IntN(4); at <= last; at += 1 + rng.IntN(6) { // also without a fault
-				for _, kind := range kinds {
-					g := nvidiatest.SMIGPU{UUID: gpu, Enabled: on, Pending: on, Next: 7, Instances: instances}
-					last = max(last, testFault(t, fmt.Sprintf("state %d", state), g, want, n == len(wants), at, kind))
-					if t.Failed() {
-						return
-					}
-				}
+			g := nvidiatest.SMIGPU{UUID: gpu, Enabled: on, Pending: on, Next: 7, Instances: instances}
+			testFaults(t, rng, fmt.Sprintf("state %d", state), g, want, off)
+			if g.NeedReset = on == off; g.NeedReset && !t.Failed() { // the mode changes
+				testFaults(t, rng, fmt.Sprintf("state %d with resets", state), g, want, off)
+			}
+			if t.Failed() {
+				return
+			}
+		}
+	}
+}
+
+func testFaults(t *testing.T, rng *rand.Rand, name string, g nvidiatest.SMIGPU, want []string, off bool) {
+	last := 4
+	for at := rng.IntN(5); at <= last; at += 2 + rng.IntN(12) { // also without a fault
+		for _, kind := range kinds {
+			last = max(last, testFault(t, name, g, want, off, at, kind))
+			if t.Failed() {
+				return
 			}
 		}
 	}
@@ -181,19 +192,38 @@ func testFault(t *testing.T, name string, g nvidiatest.SMIGPU, want []string, of
 			fail("success, and %s", after)
 		}
 	case (len(f.gpu().Processes) > 0 || impossible) && strings.Contains(err.Error(), "the way back failed"):
-	case errors.As(err, new(mig.ResetError)): // a program came right then, and the error says what to do
-		return f.runs
+	case errors.As(err, new(mig.ResetError)): // also if a program came right then
+		if f.gpu().Enabled != g.Enabled || f.gpu().Pending == off {
+			fail("%s, was %s, waits for a reset: %v", after, before, err)
+		}
+		f.gpu().Pending = g.Pending
+		if failed := strings.Contains(err.Error(), "the way back failed"); f.state() != before && !failed || failed && at >= f.runs {
+			fail("%s, was %s, and a reset is due: %v", after, before, err)
+		}
+		f.gpu().Pending = !off
 	case before != after && !(f.reached(want, off) && strings.Contains(err.Error(), "done")):
 		fail("%s, was %s: %v", after, before, err)
 	}
 	runs = f.runs
 	f.at, f.gpu().Processes, f.seen = -1, nil, nil
-	if _, err := p.Apply(t.Context()); err != nil && !impossible {
+	if err := f.again(t, p); err != nil && !impossible {
 		fail("the next attempt, with %s: %v", after, err)
 	} else if err == nil && !f.reached(want, off) {
 		fail("the next attempt: %s", f.state())
 	}
 	return runs
+}
+
+// again tries again, and does what an error asks for.
+func (f *faultySMI) again(t *testing.T, p *Partition) error {
+	_, err := p.Apply(t.Context())
+	for n := 0; n < 2 && errors.As(err, new(mig.ResetError)); n++ {
+		if err := p.Programs.Reset(t.Context(), gpu); err != nil {
+			return err
+		}
+		_, err = p.Apply(t.Context())
+	}
+	return err
 }
 
 func (f *faultySMI) reached(want []string, off bool) bool {

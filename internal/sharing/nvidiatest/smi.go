@@ -258,7 +258,7 @@ func (g *SMIGPU) reset(n int) (string, int) {
 			"graphics application such as an X server, or a monitoring application such as another instance of nvidia-smi). "+
 			"Please first kill all processes using this GPU and all compute applications running in the system.\n", n+1), 3
 	}
-	g.Enabled = g.Pending
+	g.Enabled, g.Instances = g.Pending, nil
 	return fmt.Sprintf("GPU 00000000:%02X:00.0 was successfully reset.\nAll done.\n", n+1), 0
 }
 
