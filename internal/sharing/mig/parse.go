@@ -17,11 +17,14 @@ const (
 )
 
 // Nothing reports whether nvidia-smi said that there are none of what was to be listed.
-// It ends with status 6 then.
+// It ends with status 6 then. It also finds none for a user who may not see them.
 func Nothing(output string) bool {
-	return strings.Contains(output, "No GPU instances found") || strings.Contains(output, "No compute instances found") ||
-		strings.Contains(output, "No MIG-enabled devices found")
+	return !Denied(output) && (strings.Contains(output, "No GPU instances found") || strings.Contains(output, "No compute instances found") ||
+		strings.Contains(output, "No MIG-enabled devices found"))
 }
+
+// Denied reports whether nvidia-smi said that the user may not see or change something.
+func Denied(output string) bool { return strings.Contains(output, "Insufficient Permissions") }
 
 // InUse reports whether nvidia-smi said that something is in use.
 func InUse(output string) bool { return strings.Contains(output, "In use by another client") }

@@ -75,8 +75,13 @@ func (p Programs) runSMI(ctx context.Context, args ...string) (string, error) {
 // list runs a command that lists things; there may be none.
 func (p Programs) list(ctx context.Context, args ...string) (string, error) {
 	text, err := p.runSMI(ctx, args...)
-	if exit := (*ExitError)(nil); errors.As(err, &exit) && mig.Nothing(exit.Output) {
-		return "", nil
+	if exit := (*ExitError)(nil); errors.As(err, &exit) {
+		switch {
+		case mig.Nothing(exit.Output):
+			return "", nil
+		case mig.Denied(exit.Output):
+			err = fmt.Errorf("%w; run this as root, and in a container with NVIDIA_MIG_MONITOR_DEVICES=all", err)
+		}
 	}
 	return text, err
 }

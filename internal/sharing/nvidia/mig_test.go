@@ -200,6 +200,23 @@ func TestPartitionOffWithReset(t *testing.T) {
 	}
 }
 
+// A user who may not see the instances reads that there are none: it is an error with a remedy.
+func TestPartitionDenied(t *testing.T) {
+	for _, list := range []string{"mig -lgi", "mig -lci"} {
+		dir, p := partition(t, enabled())
+		nvidiatest.EditSMI(t, dir, func(s *nvidiatest.SMI) {
+			// -lgi is the beginning of -lgip and -lgipp, which all users may read.
+			skip := map[string]int{"mig -lgi": 2}[list]
+			text := "Failed to display instances: Insufficient Permissions\nNo GPU instances found: Insufficient Permissions\n"
+			s.Faults = []nvidiatest.SMIFault{{Command: list, Skip: skip, Count: -1, Text: text, Code: 4}}
+			s.GPUs[1].Instances[0].Compute, s.GPUs[1].Instances[1].Compute = nil, nil // no device shows that there are instances
+		})
+		if g, err := p.Programs.MIG(t.Context(), gpu); err == nil || !strings.Contains(err.Error(), "Insufficient Permissions") || !strings.Contains(err.Error(), "as root") {
+			t.Errorf("%s: %+v, %v", list, g, err)
+		}
+	}
+}
+
 func TestDevices(t *testing.T) {
 	dir, p := partition(t, enabled())
 	got, err := p.Programs.Devices(t.Context())
