@@ -4,6 +4,10 @@ package cli
 
 import (
 	"container/list"
+	"context"
+	"crypto/tls"
+	"net"
+	"net/http"
 	"sync"
 )
 
@@ -16,32 +20,49 @@ const (
 	heldFrom = 4 << 10
 )
 
-// heldAnswers counts the pieces of answers that wait for their callers. When they are too many,
-// the one that has waited longest ends: its caller is the slowest.
+// heldAnswers counts the pieces of answers that wait for their callers, by address. When they
+// are too many, the oldest one of the address that holds most ends: others may be slow, too.
 type heldAnswers struct {
 	most int
 
 	mu      sync.Mutex // guards the fields below
+	bytes   int
+	callers map[string]*heldCaller // by address
+}
+
+// heldCaller is what one address holds.
+type heldCaller struct {
+	address string
 	bytes   int
 	waiting list.List // of *heldPiece, the oldest first
 }
 
 // heldPiece is a part of an answer that is being written.
 type heldPiece struct {
-	size int
-	end  func()
-	at   *list.Element // nil: it no longer counts
+	size   int
+	end    func()
+	caller *heldCaller
+	at     *list.Element // nil: it no longer counts
 }
 
 // enter counts a piece before it is written; leave must follow. end makes its writer return, and
-// is called before leave returns only: the answer is gone afterwards.
-func (h *heldAnswers) enter(size int, end func()) (leave func()) {
-	p := &heldPiece{size: size, end: end}
+// is called before leave returns only, perhaps by enter itself: the answer is gone then.
+func (h *heldAnswers) enter(address string, size int, end func()) (leave func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	p.at = h.waiting.PushBack(p)
-	for h.bytes += size; h.bytes > h.most && h.waiting.Len() > 1; {
-		oldest := h.waiting.Front().Value.(*heldPiece)
+	c := h.callers[address]
+	if c == nil {
+		if h.callers == nil {
+			h.callers = map[string]*heldCaller{}
+		}
+		c = &heldCaller{address: address}
+		h.callers[address] = c
+	}
+	p := &heldPiece{size: size, end: end, caller: c}
+	p.at = c.waiting.PushBack(p)
+	c.bytes += size
+	for h.bytes += size; h.bytes > h.most && h.bytes > size; { // alone it is not too much
+		oldest := h.largest().waiting.Front().Value.(*heldPiece)
 		oldest.end()
 		h.remove(oldest)
 	}
@@ -52,10 +73,53 @@ func (h *heldAnswers) enter(size int, end func()) (leave func()) {
 	}
 }
 
+// largest returns the caller that holds most. The caller holds the lock, and a piece counts.
+func (h *heldAnswers) largest() (most *heldCaller) {
+	for _, c := range h.callers {
+		if most == nil || c.bytes > most.bytes {
+			most = c
+		}
+	}
+	return most
+}
+
 // remove ends the count of a piece. The caller holds the lock.
 func (h *heldAnswers) remove(p *heldPiece) {
-	if p.at != nil {
-		h.waiting.Remove(p.at)
-		p.at, h.bytes = nil, h.bytes-p.size
+	if p.at == nil {
+		return
 	}
+	c := p.caller
+	c.waiting.Remove(p.at)
+	p.at, h.bytes, c.bytes = nil, h.bytes-p.size, c.bytes-p.size
+	if c.waiting.Len() == 0 {
+		delete(h.callers, c.address)
+	}
+}
+
+// connectionKey is the key of a request's connection in its context.
+type connectionKey struct{}
+
+// withConnection is for [http.Server.ConnContext].
+func withConnection(ctx context.Context, c net.Conn) context.Context {
+	if t, ok := c.(*tls.Conn); ok {
+		c = t.NetConn() // the other one would wait for what it writes
+	}
+	return context.WithValue(ctx, connectionKey{}, c)
+}
+
+// hangUp closes the connection of a request. The deadline of an HTTP/2 stream would not do: its
+// frame may be half written, and the caller takes nothing.
+func hangUp(r *http.Request) {
+	if c, ok := r.Context().Value(connectionKey{}).(net.Conn); ok {
+		_ = c.Close()
+	}
+}
+
+// addressOf returns the address of the caller without its port.
+func addressOf(r *http.Request) string {
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		return r.RemoteAddr // of a socket without ports
+	}
+	return host
 }

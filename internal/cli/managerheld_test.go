@@ -3,13 +3,20 @@
 package cli
 
 import (
+	"bytes"
+	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 )
 
 // The answers that callers do not take have a bound together: the oldest end, and another
@@ -58,7 +65,7 @@ func TestAnswersThatAreNotTaken(t *testing.T) {
 		if whole != 2 { // besides the answer of the quick one
 			t.Errorf("%d slow callers have their answers, want the last 2", whole)
 		}
-		if held.bytes != 0 || held.waiting.Len() != 0 {
+		if held.bytes != 0 || len(held.callers) != 0 {
 			t.Errorf("at the end %d bytes are held", held.bytes)
 		}
 		_ = srv.Close()
@@ -87,3 +94,102 @@ func (l *pipesListener) Close() error {
 }
 
 func (l *pipesListener) Addr() net.Addr { return &net.TCPAddr{} }
+
+// A caller that takes nothing does not end the answers of others that are slow, too.
+func TestSlowCallerBesideOneThatTakesNothing(t *testing.T) {
+	held := &heldAnswers{most: 10 << 20}
+	ended := map[string]int{}
+	enter := func(address string) (leave func()) {
+		return held.enter(address, 1<<20, func() { ended[address]++ })
+	}
+	leave := enter("192.0.2.1")
+	for range 50 {
+		enter("192.0.2.2")
+	}
+	if ended["192.0.2.1"] != 0 || ended["192.0.2.2"] != 41 || held.bytes != held.most {
+		t.Errorf("ended: %v, %d bytes are held", ended, held.bytes)
+	}
+	leave()
+	for i := range 50 { // as many addresses: one piece each
+		enter(fmt.Sprint("192.0.2.", 10+i))
+	}
+	if held.bytes > held.most {
+		t.Errorf("%d bytes are held", held.bytes)
+	}
+}
+
+// Over HTTP/2 a caller with wide windows that reads nothing keeps no handler waiting: neither
+// while others want the memory, nor beyond the time for an answer.
+func TestAnswersThatAreNotTakenOverHTTP2(t *testing.T) {
+	for name, most := range map[string]int{"too much is held": 3 << 20, "time": 1 << 30} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				held := &heldAnswers{most: most}
+				srv := newServer(nil, apiShare, slog.New(slog.DiscardHandler))
+				var writing atomic.Int32
+				srv.Handler = boundPeers(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+					writing.Add(1)
+					defer writing.Add(-1)
+					_, _ = w.Write(make([]byte, 1<<20))
+				}), held)
+				conns := make(chan net.Conn)
+				l := &pipesListener{conns: conns, closed: make(chan struct{})}
+				served := make(chan struct{})
+				go func() {
+					defer close(served)
+					_ = srv.Serve(l)
+				}()
+				client, conn := net.Pipe()
+				conns <- conn
+				askHTTP2(t, client, 10)
+				synctest.Wait()
+				if most == 1<<30 {
+					if n := writing.Load(); n != 10 {
+						t.Errorf("%d handlers write, want 10", n)
+					}
+					time.Sleep(2 * answerTimeout)
+					synctest.Wait()
+				}
+				if n := writing.Load(); n != 0 || held.bytes != 0 {
+					t.Errorf("%d handlers still write, and %d bytes are held", n, held.bytes)
+				}
+				_ = client.Close()
+				_ = srv.Close()
+				<-served
+				time.Sleep(2 * answerTimeout) // the timers of the connections
+			})
+		})
+	}
+}
+
+// askHTTP2 makes calls over a connection, and reads the server's settings alone.
+func askHTTP2(t *testing.T, client net.Conn, calls int) {
+	t.Helper()
+	f := http2.NewFramer(client, client)
+	read := make(chan error)
+	go func() {
+		_, err := f.ReadFrame()
+		read <- err
+	}()
+	if _, err := io.WriteString(client, http2.ClientPreface); err != nil {
+		t.Fatal(err)
+	}
+	var block bytes.Buffer
+	e := hpack.NewEncoder(&block)
+	err := errors.Join(f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1<<31 - 1}), <-read)
+	for i := range calls {
+		block.Reset()
+		for _, h := range [][2]string{{":method", "GET"}, {":scheme", "http"}, {":path", "/"}, {":authority", "x"}} {
+			err = errors.Join(err, e.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}))
+		}
+		err = errors.Join(err, f.WriteHeaders(http2.HeadersFrameParam{
+			StreamID: uint32(2*i + 1), BlockFragment: block.Bytes(), EndStream: true, EndHeaders: true,
+		}))
+		if i == 0 { // before the first answer fills the connection
+			err = errors.Join(err, f.WriteWindowUpdate(0, 1<<30))
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -39,7 +39,7 @@ func boundPeers(next http.Handler, held *heldAnswers) http.Handler {
 		if r.Body != http.NoBody && c.SetReadDeadline(time.Now().Add(bodyTimeout)) == nil {
 			r.Body = &peerBody{r.Body, c}
 		}
-		next.ServeHTTP(&peerWriter{ResponseWriter: w, c: c, held: held}, r)
+		next.ServeHTTP(&peerWriter{ResponseWriter: w, c: c, r: r, held: held}, r)
 		_ = c.SetWriteDeadline(time.Now().Add(answerTimeout)) // of what the server still has
 	})
 }
@@ -63,6 +63,7 @@ func (b *peerBody) Read(p []byte) (int, error) {
 type peerWriter struct {
 	http.ResponseWriter
 	c    *http.ResponseController
+	r    *http.Request
 	held *heldAnswers
 	own  bool // the handler has set a deadline
 }
@@ -71,7 +72,7 @@ func (w *peerWriter) Write(p []byte) (int, error) {
 	w.limit(answerTimeout)
 	defer w.limit(0)
 	if len(p) >= heldFrom {
-		defer w.held.enter(len(p), func() { _ = w.c.SetWriteDeadline(time.Unix(1, 0)) })()
+		defer w.held.enter(addressOf(w.r), len(p), func() { hangUp(w.r) })()
 	}
 	return w.ResponseWriter.Write(p)
 }

@@ -183,7 +183,9 @@ func newServer(h http.Handler, share listenerShare, log *slog.Logger) *http.Serv
 	limited := slog.New(loglimit.New(log.Handler()))
 	srv := &http.Server{
 		Handler: boundPeers(h, &heldAnswers{most: maxHeld}), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10,
-		Protocols: &http.Protocols{}, HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 100},
+		Protocols: &http.Protocols{}, ConnContext: withConnection,
+		// A frame that is half written keeps the frame that ends its stream waiting.
+		HTTP2:    &http.HTTP2Config{MaxConcurrentStreams: 100, WriteByteTimeout: answerTimeout},
 		ErrorLog: stdlog.New(connectionLog{limited, share.name}, "", 0),
 	}
 	srv.Protocols.SetHTTP1(true)
