@@ -80,6 +80,7 @@ func TestMultiprocessors(t *testing.T) {
 	for model, want := range map[string]int32{
 		"NVIDIA H100 80GB HBM3": 132, "NVIDIA H100 PCIe": 114, "NVIDIA A100-SXM4-40GB": 108, "Tesla T4": 40, "NVIDIA L4": 58, "NVIDIA L40S": 142, "NVIDIA A10": 72,
 		"NVIDIA GH200 480GB": 132, "NVIDIA H200 NVL": 132, "NVIDIA A100X": 108, "Tesla V100-SXM2-16GB": 80, "NVIDIA GeForce RTX 4090": 128, "NVIDIA GeForce RTX 4090 D": 114, "NVIDIA GeForce RTX 3090 Ti": 84,
+		"Tesla V100S-PCIE-32GB": 80, "NVIDIA T4G": 40, "NVIDIA L40G": 142,
 	} {
 		if n, ok := gpus.Multiprocessors(model); !ok || n != want {
 			t.Errorf("%s has %d multiprocessors, want %d", model, n, want)
