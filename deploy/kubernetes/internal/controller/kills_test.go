@@ -44,12 +44,15 @@ func TestKilledAtEachWrite(t *testing.T) {
 // liveThrough lets claims of all shapes be served, lose their GPUs, be served again, and end.
 func (w *torture) liveThrough() {
 	w.eachClaim(w.claimLocked)
-	w.settle(100)
+	w.settle(settleSteps)
 	w.manager.loseEach()
-	w.settle(100)
+	w.settle(settleSteps)
 	w.eachClaim(func(ns, name string) { w.deleteLocked(claimsOf, ns, name) })
 	w.settle(60)
 }
+
+// settleSteps are enough for a pod on its node that waits in vain for its GPU, is evicted and has a successor.
+const settleSteps = 300
 
 // eachClaim does something for the name of each claim.
 func (w *torture) eachClaim(do func(ns, name string)) {

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -8,11 +9,14 @@ import (
 	"sync"
 	"time"
 
+	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
+	resourceapi "k8s.io/api/resource/v1"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/claims"
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/inventory"
 )
 
 // modelManager is a manager with three hosts and three boxes, which attaches GPUs, parts of them and
@@ -42,19 +46,36 @@ type modelManager struct {
 }
 
 const (
-	modelHosts, modelSlots = 3, 6
+	modelHosts, modelSlots = 3, 8
 	modelMemory            = 80 << 30 // of a GPU, in bytes
 	modelCompute           = 1000     // of a GPU, in thousandths
 )
 
-// modelBoxes are the boxes of the pool. The GPUs of the last are those of a host's own machine.
-var modelBoxes = []modelBox{{id: "b1", gpus: 5}, {id: "b2", gpus: 3, divisible: true}, {id: "b3", gpus: 2, divisible: true, host: "h3"}}
+// modelBoxes are the boxes of the pool. The GPUs of one are those of a host's own machine, those of
+// another are divided into partitions, and those of the last have two resource slices.
+var modelBoxes = []modelBox{
+	{id: "b1", gpus: 5},
+	{id: "b2", gpus: 3, mode: dxpuv1.ShareMode_SHARE_MODE_TIME},
+	{id: "b3", gpus: 2, mode: dxpuv1.ShareMode_SHARE_MODE_TIME, host: "h3"},
+	{id: "b4", gpus: 2, mode: dxpuv1.ShareMode_SHARE_MODE_PARTITION},
+	{id: "b5", gpus: 66},
+}
 
 type modelBox struct {
-	id        string
-	gpus      int
-	divisible bool
-	host      string // that alone may have them, "" for any
+	id   string
+	gpus int
+	mode dxpuv1.ShareMode // in which they are divided, 0 for whole GPUs
+	host string           // that alone may have them, "" for any
+}
+
+// slices returns the devices of each resource slice of a box, by name.
+func (b modelBox) slices() (out [][]resourceapi.Device) {
+	var all []resourceapi.Device
+	for slot := range b.gpus {
+		all = append(all, resourceapi.Device{Name: inventory.DeviceName(fmt.Sprintf("%s/%d", b.id, slot))})
+	}
+	slices.SortFunc(all, func(a, b resourceapi.Device) int { return cmp.Compare(a.Name, b.Name) })
+	return slices.Collect(slices.Chunk(all, resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures))
 }
 
 // modelGPU is a GPU of the pool.
@@ -225,7 +246,7 @@ func (m *modelManager) placeLocked(l *dxpuv1.Lease) bool {
 // freeLocked reports whether a lease may have its GPUs and slots of its host now, beside others that
 // get theirs with it.
 func (m *modelManager) freeLocked(l *dxpuv1.Lease, with []*dxpuv1.Lease) bool {
-	slots, used := modelSlots-int(l.Spec.Count), map[string]uint32{}
+	slots, used := modelSlots-int(l.Spec.Count), map[string]amount{}
 	for _, o := range m.leases {
 		if !holds(o) && !slices.Contains(with, o) {
 			continue
@@ -234,18 +255,49 @@ func (m *modelManager) freeLocked(l *dxpuv1.Lease, with []*dxpuv1.Lease) bool {
 			slots -= int(o.Spec.Count)
 		}
 		for _, id := range o.Spec.GpuIds {
-			used[id] += computeOf(o)
+			used[id] = used[id].with(amountOf(o))
 		}
 	}
-	return slots >= 0 && !slices.ContainsFunc(l.Spec.GpuIds, func(id string) bool { return used[id]+computeOf(l) > modelCompute })
+	return slots >= 0 && !slices.ContainsFunc(l.Spec.GpuIds, func(id string) bool { return !used[id].with(amountOf(l)).fits() })
 }
 
-// computeOf returns what a lease has of each of its GPUs, in thousandths.
-func computeOf(l *dxpuv1.Lease) uint32 {
+// amount is a part of a GPU, in quarters of its memory and of its compute.
+type amount struct{ memory, compute int }
+
+// wholeGPU is all of a GPU, of which a part has a quarter in steps.
+const (
+	wholeGPU     = 4
+	stepOfMemory = modelMemory / wholeGPU
+	stepOfShare  = modelCompute / wholeGPU
+)
+
+func (a amount) with(o amount) amount { return amount{a.memory + o.memory, a.compute + o.compute} }
+
+// fits reports whether a GPU has that much.
+func (a amount) fits() bool { return a.memory <= wholeGPU && a.compute <= wholeGPU }
+
+// amountOf returns what a lease has of each of its GPUs.
+func amountOf(l *dxpuv1.Lease) amount {
 	if p := l.Spec.Part; p != nil {
-		return p.Compute
+		return amount{int(p.MemoryBytes / stepOfMemory), int(p.Compute / stepOfShare)}
 	}
-	return modelCompute
+	return amount{wholeGPU, wholeGPU}
+}
+
+// wrongPart returns an error if a lease is not for what the scheduler has allocated for its claim.
+func wrongPart(spec *dxpuv1.LeaseSpec) error {
+	s := shapes[spec.Labels[claims.LabelNamespace]+"/"+spec.Labels[claims.LabelName]]
+	want := (*dxpuv1.Part)(nil)
+	if s.part != (amount{}) {
+		want = &dxpuv1.Part{MemoryBytes: uint64(s.part.memory) * stepOfMemory, Compute: uint32(s.part.compute) * stepOfShare}
+		if s.mode == "partition" {
+			want.Share = dxpuv1.ShareMode_SHARE_MODE_PARTITION
+		}
+	}
+	if !proto.Equal(spec.Part, want) {
+		return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("a lease of %v; the claim has %v", spec.Part, want))
+	}
+	return nil
 }
 
 // restore replaces the leases by those of an earlier time: the manager that returns is another one.

@@ -89,6 +89,9 @@ func (m *modelManager) CreateLease(_ context.Context, req *connect.Request[dxpuv
 	if err := m.tenantErr(); err != nil {
 		return nil, err
 	}
+	if err := wrongPart(req.Msg.Spec); err != nil {
+		return nil, err
+	}
 	l, err := m.create(req.Msg)
 	if !m.late() || m.change(10) {
 		return nil, errModel // though it exists
@@ -185,8 +188,8 @@ func (m *modelManager) ListGPUs(context.Context, *connect.Request[dxpuv1.ListGPU
 			Id: d.id, BoxId: d.box.id, LocalHost: d.box.host, Health: dxpuv1.Health_HEALTH_OK, State: dxpuv1.GPUState_GPU_STATE_FREE,
 			Device: &dxpuv1.Device{Model: "H100", MemoryBytes: modelMemory, Serial: "GPU-" + d.id}, FreeMemoryBytes: modelMemory, FreeCompute: modelCompute,
 		}
-		if d.box.divisible {
-			g.Device.ShareModes, g.FreeParts = []dxpuv1.ShareMode{dxpuv1.ShareMode_SHARE_MODE_TIME}, 8
+		if d.box.mode != 0 {
+			g.Device.ShareModes, g.FreeParts = []dxpuv1.ShareMode{d.box.mode}, 8
 		}
 		for _, l := range all {
 			if holds(l) && slices.Contains(l.Spec.GpuIds, d.id) {

@@ -109,7 +109,10 @@ func sliceBefore() *resourceapi.ResourceSlice {
 
 // completeSlice gives a resource slice the next version, as the API server does.
 func completeSlice(a clienttesting.Action) (bool, runtime.Object, error) {
-	s := a.(clienttesting.UpdateAction).GetObject().(*resourceapi.ResourceSlice)
+	s, is := a.(clienttesting.UpdateAction).GetObject().(*resourceapi.ResourceSlice)
+	if !is { // client-go tries older versions of the API when the slice is gone
+		return true, nil, apierrors.NewNotFound(a.GetResource().GroupResource(), "slice")
+	}
 	version, err := strconv.Atoi(s.ResourceVersion)
 	if err != nil {
 		return true, nil, err

@@ -15,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/claims"
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/inventory"
 )
@@ -22,19 +24,24 @@ import (
 // shape is what a claim asks for.
 type shape struct {
 	devices int
-	part    bool // half a GPU each
-	local   bool // of the node's own machine
-	gang    bool // with the other claims of its namespace that have it
+	part    amount // of a GPU each; nothing: whole GPUs
+	mode    string // of sharing
+	local   bool   // of the node's own machine
+	gang    bool   // with the other claims of its namespace that have it
 	pods    int
 }
 
 // shapes are those of the claims, by namespace and name: there is room in the pool for all of them.
 var shapes = map[string]shape{
 	"a/c1": {devices: 1, gang: true, pods: 1}, "a/c2": {devices: 1, gang: true, pods: 1},
-	"a/c3": {devices: 2, pods: 1}, "a/c4": {devices: 1, pods: 1},
-	"b/c1": {devices: 1, part: true, pods: 2}, "b/c2": {devices: 2, part: true, pods: 1},
-	"b/c3": {devices: 2, part: true, local: true, pods: 1}, "b/c4": {devices: 1, part: true, local: true, pods: 1},
+	"a/c3": {devices: 2, pods: 1}, "a/c4": {devices: 1, pods: 1}, "a/c5": {devices: 3, pods: 1},
+	"b/c1": {devices: 1, part: amount{1, 2}, pods: 2}, "b/c2": {devices: 2, part: amount{2, 1}, pods: 1},
+	"b/c3": {devices: 2, part: amount{2, 1}, local: true, pods: 1}, "b/c4": {devices: 1, part: amount{1, 3}, local: true, pods: 1},
+	"b/c5": {devices: 2, part: amount{1, 3}, mode: "partition", pods: 1},
 }
+
+// inTwoSlices are the devices of a pool with two slices that claims get, in both of them.
+var inTwoSlices = []string{"b5-0", "b5-1", "b5-8", "b5-9"}
 
 // gangSize is the number of GPUs of the gang.
 const gangSize = 2
@@ -82,11 +89,12 @@ func (w *torture) podsLocked(c *resourceapi.ResourceClaim) (out []*corev1.Pod) {
 func (w *torture) schedule() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	used := map[string]int{} // of each device, in halves
+	used := map[string]amount{} // of each device
 	for _, c := range w.claimsLocked() {
 		if a := c.Status.Allocation; a != nil {
 			for i := range a.Devices.Results {
-				used[a.Devices.Results[i].Device] += halves(&a.Devices.Results[i])
+				r := &a.Devices.Results[i]
+				used[r.Device] = used[r.Device].with(allocated(r))
 			}
 		}
 	}
@@ -103,10 +111,11 @@ func (w *torture) schedule() {
 		}
 		pods := w.podsLocked(c)
 		running := slices.ContainsFunc(pods, func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning })
+		onNode := slices.ContainsFunc(pods, func(p *corev1.Pod) bool { return p.Spec.NodeName != "" })
 		switch {
-		case len(pods) == 0, !running && (failed || w.chanceLocked(2)):
-			for _, pod := range pods { // its kubelet gives up
-				if pod.Spec.NodeName != "" || failed {
+		case len(pods) == 0, !running && (failed && !onNode || w.chanceLocked(2)):
+			for _, pod := range pods { // its user gives up
+				if onNode || failed {
 					w.deleteLocked(podsOfCore, pod.Namespace, pod.Name)
 				}
 			}
@@ -144,17 +153,19 @@ func statusOf(c *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocati
 	return deviceStatus(c, r.Device, share)
 }
 
-// halves returns what an allocation has of its device.
-func halves(r *resourceapi.DeviceRequestAllocationResult) int {
-	if c, ok := r.ConsumedCapacity[inventory.CapacityCompute]; ok && c.Value() < 100 {
-		return 1
+// allocated returns what an allocation has of its device.
+func allocated(r *resourceapi.DeviceRequestAllocationResult) amount {
+	memory, divided := r.ConsumedCapacity[inventory.CapacityMemory]
+	compute := r.ConsumedCapacity[inventory.CapacityCompute]
+	if !divided {
+		return amount{wholeGPU, wholeGPU}
 	}
-	return 2
+	return amount{int(memory.Value() / stepOfMemory), int(compute.Value() * 10 / stepOfShare)}
 }
 
 // allocateLocked allocates free devices for a claim, and a node, and makes its pods. The pod of another
 // scheduler has its node from the beginning, and the claim has none.
-func (w *torture) allocateLocked(c *resourceapi.ResourceClaim, used map[string]int) {
+func (w *torture) allocateLocked(c *resourceapi.ResourceClaim, used map[string]amount) {
 	results := w.resultsLocked(shapeOf(c), used)
 	if results == nil || w.random.IntN(4) > 0 {
 		return // the scheduler tries again
@@ -162,6 +173,8 @@ func (w *torture) allocateLocked(c *resourceapi.ResourceClaim, used map[string]i
 	node, bound := fmt.Sprintf("w%d", 1+w.random.IntN(modelHosts-1)), w.random.IntN(5) == 0
 	if shapeOf(c).local {
 		node = fmt.Sprintf("w%d", modelHosts)
+	} else if !w.faults && w.takenLocked(node)+shapeOf(c).devices > modelSlots {
+		return // a pod that is on its node would wait there for slots
 	}
 	now := time.Now().Add(w.clock).Truncate(time.Second)
 	// A late call to delete the lease of an earlier allocation ends that of one which is the same in all.
@@ -171,19 +184,12 @@ func (w *torture) allocateLocked(c *resourceapi.ResourceClaim, used map[string]i
 		w.allocated[same] = true
 	}
 	for i := range results {
-		used[results[i].Device] += halves(&results[i])
+		used[results[i].Device] = used[results[i].Device].with(allocated(&results[i]))
 	}
 	c.Status.Allocation = &resourceapi.AllocationResult{
 		AllocationTimestamp: &metav1.Time{Time: now}, Devices: resourceapi.DeviceAllocationResult{Results: results},
 	}
-	if shapeOf(c).gang {
-		c.Status.Allocation.Devices.Config = []resourceapi.DeviceAllocationConfiguration{{
-			Source: resourceapi.AllocationConfigSourceClaim,
-			DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: inventory.Driver, Parameters: runtime.RawExtension{
-				Raw: fmt.Appendf(nil, `{"apiVersion":%q,"kind":%q,"gang":"train","gangSize":%d}`, claims.ParametersVersion, claims.ParametersKind, gangSize),
-			}}},
-		}}
-	}
+	c.Status.Allocation.Devices.Config = parametersOf(shapeOf(c))
 	if !bound {
 		for i := range results {
 			results[i].BindingConditions = []string{inventory.Attached}
@@ -209,20 +215,59 @@ func (w *torture) allocateLocked(c *resourceapi.ResourceClaim, used map[string]i
 	w.putLocked(c)
 }
 
+// takenLocked returns the number of devices that are allocated for a node.
+func (w *torture) takenLocked(node string) (n int) {
+	for _, c := range w.claimsLocked() {
+		if c.Status.Allocation != nil && w.nodeOfLocked(c) == node {
+			n += len(c.Status.Allocation.Devices.Results)
+		}
+	}
+	return n
+}
+
+// parametersOf returns the configuration of a claim's leases.
+func parametersOf(s shape) []resourceapi.DeviceAllocationConfiguration {
+	var fields string
+	switch {
+	case s.gang:
+		fields = fmt.Sprintf(`"gang":"train","gangSize":%d`, gangSize)
+	case s.mode != "":
+		fields = fmt.Sprintf(`"sharing":%q`, s.mode)
+	default:
+		return nil
+	}
+	return []resourceapi.DeviceAllocationConfiguration{{
+		Source: resourceapi.AllocationConfigSourceClaim,
+		DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: inventory.Driver, Parameters: runtime.RawExtension{
+			Raw: fmt.Appendf(nil, `{"apiVersion":%q,"kind":%q,%s}`, claims.ParametersVersion, claims.ParametersKind, fields),
+		}}},
+	}}
+}
+
+// mayHave reports whether a GPU is one for a shape.
+func (s shape) mayHave(g modelGPU) bool {
+	switch {
+	case s.local != (g.box.host != ""), g.box.gpus > resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures && !slices.Contains(inTwoSlices, inventory.DeviceName(g.id)):
+		return false
+	case s.part == (amount{}):
+		return true
+	case s.mode == "partition":
+		return g.box.mode == dxpuv1.ShareMode_SHARE_MODE_PARTITION
+	}
+	return g.box.mode == dxpuv1.ShareMode_SHARE_MODE_TIME
+}
+
 // resultsLocked returns free devices for a shape, nil if there are too few. Local ones are different GPUs.
-func (w *torture) resultsLocked(s shape, used map[string]int) (out []resourceapi.DeviceRequestAllocationResult) {
-	taken := maps.Clone(used)
+func (w *torture) resultsLocked(s shape, used map[string]amount) (out []resourceapi.DeviceRequestAllocationResult) {
+	taken, want := maps.Clone(used), s.part
+	if want == (amount{}) {
+		want = amount{wholeGPU, wholeGPU}
+	}
 	all := modelGPUs()
 	for _, i := range w.random.Perm(len(all)) {
-		g, device, want := all[i], inventory.DeviceName(all[i].id), 2
-		if s.part {
-			want = 1
-		}
-		if s.local != (g.box.host != "") || s.part && !g.box.divisible {
-			continue
-		}
-		for len(out) < s.devices && taken[device]+want <= 2 {
-			taken[device] += want
+		g, device := all[i], inventory.DeviceName(all[i].id)
+		for s.mayHave(g) && len(out) < s.devices && taken[device].with(want).fits() {
+			taken[device] = taken[device].with(want)
 			out = append(out, w.resultLocked(g, device, want))
 			if s.local {
 				break
@@ -235,15 +280,15 @@ func (w *torture) resultsLocked(s shape, used map[string]int) (out []resourceapi
 	return out
 }
 
-func (w *torture) resultLocked(g modelGPU, device string, halves int) resourceapi.DeviceRequestAllocationResult {
+func (w *torture) resultLocked(g modelGPU, device string, want amount) resourceapi.DeviceRequestAllocationResult {
 	r := resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: inventory.Driver, Pool: "dxpu/" + g.box.id, Device: device}
-	if g.box.divisible {
+	if g.box.mode != 0 {
 		w.uids++
-		share, n := types.UID(fmt.Sprintf("s%d", w.uids)), int64(halves)
+		share := types.UID(fmt.Sprintf("s%d", w.uids))
 		r.ShareID = &share
 		r.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{
-			inventory.CapacityMemory:  *resource.NewQuantity(n*modelMemory/2, resource.BinarySI),
-			inventory.CapacityCompute: *resource.NewQuantity(n*50, resource.DecimalSI),
+			inventory.CapacityMemory:  *resource.NewQuantity(int64(want.memory)*stepOfMemory, resource.BinarySI),
+			inventory.CapacityCompute: *resource.NewQuantity(int64(want.compute)*stepOfShare/10, resource.DecimalSI),
 			inventory.CapacityParts:   *resource.NewQuantity(1, resource.DecimalSI),
 		}
 	}

@@ -70,7 +70,7 @@ var (
 	claimsOf   = resourceapi.SchemeGroupVersion.WithResource("resourceclaims")
 	podsOfCore = corev1.SchemeGroupVersion.WithResource("pods")
 	namespaces = []string{"a", "b"}
-	names      = []string{"c1", "c2", "c3", "c4"}
+	names      = []string{"c1", "c2", "c3", "c4", "c5"}
 )
 
 // TestTorture makes random faults in both APIs and in the controllers, and checks in between that no
@@ -110,9 +110,12 @@ func inTorture(t *testing.T, seed uint64, test func(w *torture)) {
 		objects = append(objects, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("w%d", i+1), Labels: map[string]string{inventory.HostLabel: fmt.Sprintf("h%d", i+1)}}})
 	}
 	for _, b := range modelBoxes {
-		s := sliceBefore()
-		s.Name, s.Spec.Pool.Name = s.Name+"-"+b.id, "dxpu/"+b.id
-		objects = append(objects, s)
+		for i, devices := range b.slices() {
+			s := sliceBefore()
+			s.Spec.Devices = devices
+			s.Name, s.Spec.Pool.Name, s.Spec.Pool.ResourceSliceCount = fmt.Sprintf("%s-%s-%d", s.Name, b.id, i), "dxpu/"+b.id, int64(len(b.slices()))
+			objects = append(objects, s)
+		}
 	}
 	w.kube = fake.NewClientset(objects...)
 	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(discard{})))))
