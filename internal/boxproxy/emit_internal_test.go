@@ -36,10 +36,10 @@ func (*writer) NextJob() (device.Job, bool) { return nil, false }
 // nowhere is a network that loses all.
 type nowhere struct{ buffer engine.Buffer }
 
-func (n *nowhere) Buffer() *engine.Buffer                                  { return &n.buffer }
-func (*nowhere) Release(*engine.Buffer)                                    {}
-func (*nowhere) MaxBatch(_ uint8, segment int) int                         { return segment }
-func (*nowhere) Write(time.Duration, uint8, netip.AddrPort, [][]byte, int) {}
+func (n *nowhere) Buffer() *engine.Buffer                                            { return &n.buffer }
+func (*nowhere) Release(*engine.Buffer)                                              {}
+func (*nowhere) MaxBatch(_ uint8, segment int) int                                   { return segment }
+func (*nowhere) Write(time.Duration, uint8, netip.AddrPort, [][]byte, int, link.ECN) {}
 
 // signal wakes nothing.
 type signal struct{ engine.Signal }

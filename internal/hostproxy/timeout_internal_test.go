@@ -35,7 +35,7 @@ func (w *wired) Release(*engine.Buffer) {}
 
 func (w *wired) MaxBatch(uint8, int) int { return 0 }
 
-func (w *wired) Write(_ time.Duration, _ uint8, _ netip.AddrPort, batch [][]byte, _ int) {
+func (w *wired) Write(_ time.Duration, _ uint8, _ netip.AddrPort, batch [][]byte, _ int, _ link.ECN) {
 	w.other.socket = append(w.other.socket, slices.Concat(batch...))
 }
 
