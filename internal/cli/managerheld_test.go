@@ -141,7 +141,10 @@ func TestAnswersThatAreNotTakenOverHTTP2(t *testing.T) {
 				}()
 				client, conn := net.Pipe()
 				conns <- conn
-				askHTTP2(t, client, 10)
+				// The server may hang up before the last calls.
+				if err := askHTTP2(client, 10); err != nil && most == 1<<30 {
+					t.Error(err)
+				}
 				synctest.Wait()
 				if most == 1<<30 {
 					if n := writing.Load(); n != 10 {
@@ -163,20 +166,17 @@ func TestAnswersThatAreNotTakenOverHTTP2(t *testing.T) {
 }
 
 // askHTTP2 makes calls over a connection, and reads the server's settings alone.
-func askHTTP2(t *testing.T, client net.Conn, calls int) {
-	t.Helper()
+func askHTTP2(client net.Conn, calls int) error {
 	f := http2.NewFramer(client, client)
 	read := make(chan error)
 	go func() {
 		_, err := f.ReadFrame()
 		read <- err
 	}()
-	if _, err := io.WriteString(client, http2.ClientPreface); err != nil {
-		t.Fatal(err)
-	}
+	_, err := io.WriteString(client, http2.ClientPreface)
 	var block bytes.Buffer
 	e := hpack.NewEncoder(&block)
-	err := errors.Join(f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1<<31 - 1}), <-read)
+	err = errors.Join(err, f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1<<31 - 1}), <-read)
 	for i := range calls {
 		block.Reset()
 		for _, h := range [][2]string{{":method", "GET"}, {":scheme", "http"}, {":path", "/"}, {":authority", "x"}} {
@@ -189,7 +189,5 @@ func askHTTP2(t *testing.T, client net.Conn, calls int) {
 			err = errors.Join(err, f.WriteWindowUpdate(0, 1<<30))
 		}
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	return err
 }
