@@ -49,7 +49,8 @@ func (s *events) watch(id vectorID, f *os.File, n int) error {
 	}
 	return s.control(f, func(epoll, fd int) error {
 		if l := rights.Limit(); n > ownVectors && uint64(fd) >= l.Limit/2 {
-			return fmt.Errorf("the device has more than %d interrupt vectors in use, and half of the files that the process may open are open: %w", ownVectors, l)
+			return fmt.Errorf("the device has more than %d interrupt vectors in use, and half of the %d files that the process may open are open: raise LimitNOFILE of its unit, or ulimit -n: %w",
+				ownVectors, l.Limit, unix.EMFILE)
 		}
 		// Edges alone: every signal is one, and the server can fill and empty the counter.
 		return unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{

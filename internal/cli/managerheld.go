@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"net"
 	"net/http"
+	"net/netip"
 	"sync"
 )
 
@@ -20,19 +21,19 @@ const (
 	heldFrom = 4 << 10
 )
 
-// heldAnswers counts the pieces of answers that wait for their callers, by address. When they
-// are too many, the oldest one of the address that holds most ends: others may be slow, too.
+// heldAnswers counts the pieces of answers that wait for their callers, by network. When they
+// are too many, the oldest one of the network that holds most ends: others may be slow, too.
 type heldAnswers struct {
 	most int
 
 	mu      sync.Mutex // guards the fields below
 	bytes   int
-	callers map[string]*heldCaller // by address
+	callers map[netip.Addr]*heldCaller // by network, see peerOf
 }
 
-// heldCaller is what one address holds.
+// heldCaller is what one network holds.
 type heldCaller struct {
-	address string
+	network netip.Addr
 	bytes   int
 	waiting list.List // of *heldPiece, the oldest first
 }
@@ -47,16 +48,16 @@ type heldPiece struct {
 
 // enter counts a piece before it is written; leave must follow. end makes its writer return, and
 // is called before leave returns only, perhaps by enter itself: the answer is gone then.
-func (h *heldAnswers) enter(address string, size int, end func()) (leave func()) {
+func (h *heldAnswers) enter(network netip.Addr, size int, end func()) (leave func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	c := h.callers[address]
+	c := h.callers[network]
 	if c == nil {
 		if h.callers == nil {
-			h.callers = map[string]*heldCaller{}
+			h.callers = map[netip.Addr]*heldCaller{}
 		}
-		c = &heldCaller{address: address}
-		h.callers[address] = c
+		c = &heldCaller{network: network}
+		h.callers[network] = c
 	}
 	p := &heldPiece{size: size, end: end, caller: c}
 	p.at = c.waiting.PushBack(p)
@@ -92,7 +93,7 @@ func (h *heldAnswers) remove(p *heldPiece) {
 	c.waiting.Remove(p.at)
 	p.at, h.bytes, c.bytes = nil, h.bytes-p.size, c.bytes-p.size
 	if c.waiting.Len() == 0 {
-		delete(h.callers, c.address)
+		delete(h.callers, c.network)
 	}
 }
 
@@ -115,11 +116,8 @@ func hangUp(r *http.Request) {
 	}
 }
 
-// addressOf returns the address of the caller without its port.
-func addressOf(r *http.Request) string {
-	host, _, err := net.SplitHostPort(r.RemoteAddr)
-	if err != nil {
-		return r.RemoteAddr // of a socket without ports
-	}
-	return host
+// peerOf returns the network of the caller, the zero address for a socket without one.
+func peerOf(r *http.Request) netip.Addr {
+	at, _ := netip.ParseAddrPort(r.RemoteAddr)
+	return networkOf(at.Addr())
 }

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -29,16 +30,10 @@ func TestAnswersThatAreNotTaken(t *testing.T) {
 		srv.Handler = boundPeers(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = w.Write(make([]byte, size))
 		}), held)
-		conns := make(chan net.Conn)
-		l := &pipesListener{conns: conns, closed: make(chan struct{})}
-		served := make(chan struct{})
-		go func() {
-			defer close(served)
-			_ = srv.Serve(l)
-		}()
+		connect, stop := servePipes(srv)
+		defer stop()
 		ask := func() net.Conn {
-			client, conn := net.Pipe() // which keeps nothing: writes wait for reads
-			conns <- conn
+			client := connect()
 			if _, err := io.WriteString(client, "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"); err != nil {
 				t.Fatal(err)
 			}
@@ -68,10 +63,28 @@ func TestAnswersThatAreNotTaken(t *testing.T) {
 		if held.bytes != 0 || len(held.callers) != 0 {
 			t.Errorf("at the end %d bytes are held", held.bytes)
 		}
+	})
+}
+
+// servePipes serves connections that keep nothing: writes wait for reads. stop waits for the
+// server, and for the timers of its connections, in a bubble.
+func servePipes(srv *http.Server) (connect func() (client net.Conn), stop func()) {
+	conns, served := make(chan net.Conn), make(chan struct{})
+	l := &pipesListener{conns: conns, closed: make(chan struct{})}
+	go func() {
+		defer close(served)
+		_ = srv.Serve(l)
+	}()
+	connect = func() net.Conn {
+		client, conn := net.Pipe()
+		conns <- conn
+		return client
+	}
+	return connect, func() {
 		_ = srv.Close()
 		<-served
-		time.Sleep(answerTimeout) // the timers of the connections
-	})
+		time.Sleep(2 * answerTimeout)
+	}
 }
 
 type pipesListener struct {
@@ -100,13 +113,19 @@ func TestSlowCallerBesideOneThatTakesNothing(t *testing.T) {
 	held := &heldAnswers{most: 10 << 20}
 	ended := map[string]int{}
 	enter := func(address string) (leave func()) {
-		return held.enter(address, 1<<20, func() { ended[address]++ })
+		return held.enter(peerOf(&http.Request{RemoteAddr: address + ":1"}), 1<<20, func() { ended[address]++ })
 	}
 	leave := enter("192.0.2.1")
 	for range 50 {
 		enter("192.0.2.2")
 	}
-	if ended["192.0.2.1"] != 0 || ended["192.0.2.2"] != 41 || held.bytes != held.most {
+	for i := range 3 { // one network has many addresses
+		enter(fmt.Sprintf("[2001:db8::%d]", 1+i))
+	}
+	if held.callers[netip.MustParseAddr("2001:db8::")].bytes != 3<<20 {
+		t.Error("the addresses of an IPv6 network count apart")
+	}
+	if ended["192.0.2.1"] != 0 || ended["192.0.2.2"] != 44 || held.bytes != held.most {
 		t.Errorf("ended: %v, %d bytes are held", ended, held.bytes)
 	}
 	leave()
@@ -132,15 +151,10 @@ func TestAnswersThatAreNotTakenOverHTTP2(t *testing.T) {
 					defer writing.Add(-1)
 					_, _ = w.Write(make([]byte, 1<<20))
 				}), held)
-				conns := make(chan net.Conn)
-				l := &pipesListener{conns: conns, closed: make(chan struct{})}
-				served := make(chan struct{})
-				go func() {
-					defer close(served)
-					_ = srv.Serve(l)
-				}()
-				client, conn := net.Pipe()
-				conns <- conn
+				connect, stop := servePipes(srv)
+				defer stop()
+				client := connect()
+				defer client.Close()
 				// The server may hang up before the last calls.
 				if err := askHTTP2(client, 10); err != nil && most == 1<<30 {
 					t.Error(err)
@@ -156,10 +170,6 @@ func TestAnswersThatAreNotTakenOverHTTP2(t *testing.T) {
 				if n := writing.Load(); n != 0 || held.bytes != 0 {
 					t.Errorf("%d handlers still write, and %d bytes are held", n, held.bytes)
 				}
-				_ = client.Close()
-				_ = srv.Close()
-				<-served
-				time.Sleep(2 * answerTimeout) // the timers of the connections
 			})
 		})
 	}

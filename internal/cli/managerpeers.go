@@ -72,7 +72,7 @@ func (w *peerWriter) Write(p []byte) (int, error) {
 	w.limit(answerTimeout)
 	defer w.limit(0)
 	if len(p) >= heldFrom {
-		defer w.held.enter(addressOf(w.r), len(p), func() { hangUp(w.r) })()
+		defer w.held.enter(peerOf(w.r), len(p), func() { hangUp(w.r) })()
 	}
 	return w.ResponseWriter.Write(p)
 }

@@ -105,7 +105,7 @@ func (r *Reader) received() (batch []byte, segment int, from netip.AddrPort, err
 	}
 	segment = c.n
 	var size int
-	if size, r.marked = received(c.oob[:c.msg.Controllen]); size > 0 {
+	if size, r.marked = readControls(c.oob[:c.msg.Controllen]); size > 0 {
 		segment = size
 	}
 	st := &r.conn.stat
@@ -128,9 +128,9 @@ const (
 	ecnMask = 3
 )
 
-// received reads the control messages of a batch: the datagram size of UDP_GRO, an int32, 0 if
+// readControls reads the control messages of a batch: the datagram size of UDP_GRO, an int32, 0 if
 // there is none, and whether IP_TOS, a byte, or IPV6_TCLASS, an int32, has a mark.
-func received(oob []byte) (segment int, marked bool) {
+func readControls(oob []byte) (segment int, marked bool) {
 	for m := range controls(oob) {
 		switch {
 		case m.level == unix.IPPROTO_UDP && m.kind == unix.UDP_GRO && len(m.data) >= 4:

@@ -325,7 +325,7 @@ func FuzzControls(f *testing.F) {
 	f.Add([]byte{20, 0, 0, 0, 0, 0, 0, 0, 17, 0, 0, 0, 104, 0, 0, 0, 0xe8, 3, 0, 0})
 	f.Add([]byte{32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 11, 0, 0, 0, 111, 0, 0, 0, 2, 3, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0})
 	f.Fuzz(func(_ *testing.T, oob []byte) {
-		received(oob)
+		readControls(oob)
 		refusal(oob)
 	})
 }
