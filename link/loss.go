@@ -164,7 +164,7 @@ func (l *Link) expire(now time.Duration) {
 	}
 	l.liveness.lastRan = now
 	if l.liveness.dead(now, l.cfg.DeadInterval) {
-		l.down(PeerLost, 0)
+		l.beginClose(now, PeerLost, CodeSilence) // the other direction may work
 		return
 	}
 	for _, p := range l.paths {

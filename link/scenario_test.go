@@ -478,3 +478,23 @@ func TestCongestionFillsABottleneck(t *testing.T) {
 		t.Errorf("%d of %d datagrams lost", s.LostDatagrams, s.DatagramsSent)
 	}
 }
+
+// The network is cut in one direction. The end that hears nothing tells the other one, which
+// would have to notice the silence that follows.
+func TestOneDirectionIsCut(t *testing.T) {
+	for _, cut := range []linktest.Side{linktest.Host, linktest.Box} {
+		n := up(t, linktest.Config{Ends: linktest.Ends(link.CipherAES256GCM, jumbo)}, "delay=20us", jumbo)
+		at := n.Now
+		n.SetPlan(cut, 0, plan(t, "loss=100%"))
+		n.RunUntil(at+5*time.Second, func() bool { return n.Link[0].State() == link.Down && n.Link[1].State() == link.Down })
+		if took := n.Now - at; took > 1300*time.Millisecond {
+			t.Errorf("both ends were down after %v, want about 1 s", took)
+		}
+		if reason, code := n.Link[cut].Reason(); reason != link.PeerClosed || code != link.CodeSilence {
+			t.Errorf("the end that is not heard: %v, %#x", reason, code)
+		}
+		if reason, _ := n.Link[1-cut].Reason(); reason != link.PeerLost {
+			t.Errorf("the end that hears nothing: %v", reason)
+		}
+	}
+}

@@ -7,9 +7,9 @@ import (
 
 // State is the state of a link:
 //
-//	Connecting ──confirmed──▶ Up ──Close──▶ Closing ──close datagrams sent──▶ Down
-//	    │                     │                                                ▲
-//	    └──Close, timeout─────┴──peer closed, lost or restarted────────────────┘
+//	Connecting ──confirmed──▶ Up ──Close, peer lost──▶ Closing ──close datagrams sent──▶ Down
+//	    │                     │                                                           ▲
+//	    └──Close, timeout─────┴──peer closed or restarted─────────────────────────────────┘
 type State uint8
 
 // States.
@@ -64,9 +64,11 @@ func (r Reason) String() string {
 	return fmt.Sprintf("Reason(%d)", uint8(r))
 }
 
-// CodeBroken is the code of a close datagram when the link itself ends with
-// Broken. Callers of Close use lower codes.
-const CodeBroken uint16 = 0xffff
+// Codes of a close datagram when the link ends by itself. Callers of Close use lower codes.
+const (
+	CodeSilence uint16 = 0xfffe // with PeerLost: the one that receives it was not heard
+	CodeBroken  uint16 = 0xffff // with Broken
+)
 
 // closing is the state of a link that this end closes.
 type closing struct {

@@ -27,9 +27,8 @@ func (l *Link) Transmit(now time.Duration, buf []byte) (n int, path uint8) {
 	if n, path := l.transmitHandshake(now, buf); n > 0 || l.state != Up {
 		return n, path
 	}
-	l.expire(now)
-	if l.state != Up {
-		return 0, 0
+	if l.expire(now); l.state == Closing {
+		return l.transmitClose(now, buf)
 	}
 	for _, p := range l.paths {
 		if p.probes > 0 {

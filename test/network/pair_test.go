@@ -149,20 +149,27 @@ func (p *process) until(what string, ok func(report) bool) report {
 type proxyPair struct {
 	t        *testing.T
 	net      network
+	attacker *attacker   // nil: none
 	proxies  [2]*process // by end
 	revision uint64
 	epoch    uint64 // of the desired binding; 0: none
 }
 
 type options struct {
-	paths  int // default 1
-	kind   string
-	faults []string // of both ends
+	paths    int // default 1
+	kind     string
+	faults   []string // of both ends
+	attacked bool     // by an attacker on the only path
 }
 
 func newProxyPair(t *testing.T, o options) *proxyPair {
 	t.Helper()
-	r := &proxyPair{t: t, net: newNetwork(t, max(o.paths, 1))}
+	r := &proxyPair{t: t}
+	if o.attacked {
+		r.net, r.attacker = newAttacked(t)
+	} else {
+		r.net = newNetwork(t, max(o.paths, 1))
+	}
 	dir, err := os.MkdirTemp("", "dxpu") // short: a socket's path has 107 bytes
 	if err != nil {
 		t.Fatal(err)

@@ -21,6 +21,8 @@ const (
 	CloseShutdown   CloseCode = 2 // the proxy shuts down
 	CloseDeviceLost CloseCode = 3 // the device has died or was removed
 	CloseProtocol   CloseCode = 4 // the other end broke the protocol
+
+	closeSilence = CloseCode(link.CodeSilence) // by the link itself: the other end was not heard
 )
 
 // String returns the reason in words.
@@ -34,6 +36,8 @@ func (c CloseCode) String() string {
 		return "device lost"
 	case CloseProtocol:
 		return "protocol broken"
+	case closeSilence:
+		return "it did not hear this end"
 	}
 	return fmt.Sprintf("code %d", uint16(c))
 }
