@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,7 +24,7 @@ func TestFaults(t *testing.T) {
 	control := monitorOfNothing(t, g)
 	for _, c := range []struct {
 		name string
-		test func(t *testing.T, g *guest) (round func(), end func())
+		test func(t *testing.T, g *guest) underFault
 	}{
 		{"the box is killed", faultBox},
 		{"the host proxy is killed", faultHost},
@@ -33,20 +34,20 @@ func TestFaults(t *testing.T) {
 	} {
 		over := false
 		t.Run(c.name, func(t *testing.T) {
-			round, end := c.test(t, g)
+			f := c.test(t, g)
 			began := time.Now()
 			var all answers
 			n := 0
 			for n < *rounds && (n == 0 || *limit == 0 || time.Since(began) < *limit) {
-				watched := g.watch(t, control)
-				round()
+				watched := g.watch(t, control, f.proxy)
+				f.round()
 				these := watched()
 				all = all.and(these)
 				if n++; these.late > 0 || n%10 == 0 {
 					t.Logf("round %d: the monitor %v; in all rounds %v", n, these, all)
 				}
 			}
-			end()
+			f.end()
 			over = true
 			g.healthy(t)
 			seen(t, "%d rounds of %v, the monitor %v", n, (time.Since(began) / time.Duration(n)).Round(100*time.Millisecond), all)
@@ -59,6 +60,13 @@ func TestFaults(t *testing.T) {
 			t.FailNow()
 		}
 	}
+}
+
+// underFault is a pool in which a fault happens again and again.
+type underFault struct {
+	round func()
+	end   func()
+	proxy func() beside // the host proxy
 }
 
 // seen reports a result in the log and in the table of docs/conformance.md.
@@ -87,15 +95,15 @@ func (g *guest) lose(t *testing.T, address string, reading *job, fault func()) {
 	reading.wait(t)
 }
 
-func faultBox(t *testing.T, g *guest) (round, end func()) {
-	c, _, box := newCluster(t, g)
-	round = func() {
+func faultBox(t *testing.T, g *guest) underFault {
+	c, host, box := newCluster(t, g)
+	round := func() {
 		address, reading := g.readRegister(t)
 		g.lose(t, address, reading, func() { c.kill(box) })
 		box = c.runBox()
 		g.sh(t, "%s use %s", helper, g.plugged(t, 0))
 	}
-	return round, c.end
+	return underFault{round, c.end, host.beside}
 }
 
 // newCluster starts a manager, a box and a host, and leases the GPU.
@@ -118,55 +126,66 @@ func (c *cluster) end() {
 }
 
 // faultHost kills the host proxy, whose connections a service manager keeps.
-func faultHost(t *testing.T, g *guest) (round, end func()) {
+func faultHost(t *testing.T, g *guest) underFault {
 	c := &cluster{t: t, g: g}
 	c.startManager()
 	c.runBox()
 	store := newFDStore(t, g.dir)
 	host := c.runHost(store)
+	var proxy atomic.Pointer[process]
+	proxy.Store(host)
+	var absent atomic.Int64 // time without a proxy
 	c.says("host +connected", "get", "hosts")
 	c.dxpu("lease", "create", "--host", "host", "--wait", "--queue")
-	round = func() {
+	round := func() {
 		address, reading := g.readRegister(t)
 		g.lose(t, address, reading, func() { // the proxy asks for the device of the killed one
+			killed := time.Now()
 			c.kill(host)
 			host = c.runHost(store)
+			absent.Add(int64(time.Since(killed)))
+			proxy.Store(host)
 		})
 		g.sh(t, "%s use %s", helper, g.plugged(t, 0))
 	}
-	return round, func() {
+	now := func() beside {
+		b := proxy.Load().beside()
+		b.absent = time.Duration(absent.Load())
+		return b
+	}
+	return underFault{round: round, proxy: now, end: func() {
 		c.end()
 		store.mu.Lock()
 		defer store.mu.Unlock()
 		if len(store.files) != 0 {
 			t.Errorf("%q are still stored", store.names)
 		}
-	}
+	}}
 }
 
 // faultManager kills the manager: the guest must not notice.
-func faultManager(t *testing.T, g *guest) (round, end func()) {
-	c, _, _ := newCluster(t, g)
+func faultManager(t *testing.T, g *guest) underFault {
+	c, host, _ := newCluster(t, g)
 	_, reading := g.readRegister(t)
-	round = func() {
+	round := func() {
 		c.kill(c.manager)
 		c.startManager()
 		c.says("host +connected", "get", "hosts")
 		c.says("attached", "get", "leases")
 	}
-	return round, func() {
+	return underFault{round: round, proxy: host.beside, end: func() {
 		if lines := strings.Count(reading.out.String(), "\n"); lines != 1 {
 			t.Errorf("the guest noticed:\n%s", reading.out.String())
 		}
 		c.end()
 		reading.wait(t)
-	}
+	}}
 }
 
 // faultNetwork cuts the network until the device is lost.
-func faultNetwork(t *testing.T, g *guest) (round, end func()) {
+func faultNetwork(t *testing.T, g *guest) underFault {
 	p := newPool(t, g, poolConfig{})
-	round = func() {
+	round := func() {
 		p.attach(t, 0, 0)
 		address, reading := g.readRegister(t)
 		g.lose(t, address, reading, func() { p.wire.cut.Store(true) })
@@ -175,14 +194,14 @@ func faultNetwork(t *testing.T, g *guest) (round, end func()) {
 		p.detach(t, 0)
 		g.works(t, p, 0, 0)
 	}
-	return round, func() {}
+	return underFault{round, func() {}, inside}
 }
 
 // faultQEMU kills the VMM and starts it again, with the same sockets.
-func faultQEMU(t *testing.T, g *guest) (round, end func()) {
+func faultQEMU(t *testing.T, g *guest) underFault {
 	p := newPool(t, g, poolConfig{})
 	p.attach(t, 0, 0)
-	round = func() {
+	round := func() {
 		g.readRegister(t)
 		if err := g.Close(); err != nil {
 			t.Fatal(err)
@@ -190,5 +209,5 @@ func faultQEMU(t *testing.T, g *guest) (round, end func()) {
 		g.powerOn(t)
 		g.sh(t, "%s use %s", helper, g.plugged(t, 0))
 	}
-	return round, func() { p.detach(t, 0) }
+	return underFault{round, func() { p.detach(t, 0) }, inside}
 }

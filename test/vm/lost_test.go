@@ -182,7 +182,7 @@ func testSilence(t *testing.T, g *guest, p *pool) {
 	}
 	control := monitorOfNothing(t, g)
 	for _, cut := range cuts {
-		watched := g.watch(t, control)
+		watched := g.watch(t, control, inside)
 		p.attach(t, 0, 0)
 		poll := g.start(t, "%s poll %s", helper, g.plugged(t, 0))
 		poll.says(t, "0x")

@@ -25,8 +25,9 @@ const monitorLimit = time.Second
 type answers struct {
 	count   int
 	longest time.Duration
-	// own is the longest without the time in which a thread of QEMU was ready to run and
-	// had no processor: on a busy machine that is not the work of a device.
+	// own is the longest without the time in which there was no host proxy, and without that in
+	// which a thread of QEMU or of the proxy was ready to run and had no processor: on a busy
+	// machine that is not the work of a device.
 	own time.Duration
 	// control is the longest of a QEMU without a device and without a guest, which was
 	// asked at the same time.
@@ -137,10 +138,21 @@ func monitorOfNothing(t *testing.T, g *guest) *qmp.Client {
 	}
 }
 
+// beside is the host proxy beside a QEMU.
+type beside struct {
+	pid    int
+	absent time.Duration // sum of the times so far in which there was none: a service manager starts it again
+}
+
+func (p *process) beside() beside { return beside{pid: p.cmd.Process.Pid} }
+
+// inside is a proxy in the test's own process.
+func inside() beside { return beside{pid: os.Getpid()} }
+
 // watch asks QEMU's monitor again and again until the caller calls the function that it
 // returns, and that of a QEMU without a device beside it. The end of QEMU ends the watch;
 // another error fails the test.
-func (g *guest) watch(t *testing.T, control *qmp.Client) (stop func() answers) {
+func (g *guest) watch(t *testing.T, control *qmp.Client, proxy func() beside) (stop func() answers) {
 	t.Helper()
 	monitor, pid, exited := g.QMP(), g.PID(), g.Exited()
 	over := make(chan struct{})
@@ -148,13 +160,15 @@ func (g *guest) watch(t *testing.T, control *qmp.Client) (stop func() answers) {
 	var all answers
 	done.Go(func() {
 		err := repeat(over, func() error {
-			ready, began := readyTimes(pid), time.Now()
+			p := proxy()
+			ready, absent, began := readyTimes(pid, p.pid), p.absent, time.Now()
 			err := status(monitor)
 			took, waited := time.Since(began), time.Duration(0) // also of an answer that never came
-			for thread, now := range readyTimes(pid) {
+			p = proxy()
+			for thread, now := range readyTimes(pid, p.pid) { // all of it, of a process that has started since
 				waited = max(waited, now-ready[thread])
 			}
-			all = all.and(answers{count: 1, longest: took, own: max(took-waited, 0)})
+			all = all.and(answers{count: 1, longest: took, own: max(took-waited-(p.absent-absent), 0)})
 			return err
 		})
 		if err == nil {
@@ -211,17 +225,19 @@ func repeat(over <-chan struct{}, ask func() error) error {
 	}
 }
 
-// readyTimes returns for how long each thread of a process was ready to run and waited for
+// readyTimes returns for how long each thread of processes was ready to run and waited for
 // a processor (Documentation/scheduler/sched-stats.rst); none where the kernel does not tell.
-func readyTimes(pid int) map[string]time.Duration {
+func readyTimes(pids ...int) map[string]time.Duration {
 	out := map[string]time.Duration{}
-	for name, text := range readAll(fmt.Sprintf("/proc/%d/task/*/schedstat", pid)) {
-		fields := strings.Fields(text)
-		if len(fields) < 2 {
-			continue
-		}
-		if ns, err := strconv.ParseInt(fields[1], 10, 64); err == nil {
-			out[name] = time.Duration(ns)
+	for _, pid := range pids {
+		for name, text := range readAll(fmt.Sprintf("/proc/%d/task/*/schedstat", pid)) {
+			fields := strings.Fields(text)
+			if len(fields) < 2 {
+				continue
+			}
+			if ns, err := strconv.ParseInt(fields[1], 10, 64); err == nil {
+				out[name] = time.Duration(ns)
+			}
 		}
 	}
 	return out

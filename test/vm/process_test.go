@@ -82,8 +82,9 @@ const joinToken = "a-token-of-a-test"
 
 // process is one process of a cluster.
 type process struct {
-	cmd   *exec.Cmd
-	ended chan struct{}
+	cmd    *exec.Cmd
+	ended  chan struct{}
+	killed bool // its log may be that of the next one
 }
 
 // start starts a daemon for the duration of the test.
@@ -123,7 +124,7 @@ func (c *cluster) launch(log string, cmd *exec.Cmd) *process {
 	c.t.Cleanup(func() {
 		_ = p.cmd.Process.Signal(syscall.SIGTERM)
 		<-p.ended
-		if text, err := os.ReadFile(out.Name()); c.t.Failed() && err == nil {
+		if text, err := os.ReadFile(out.Name()); c.t.Failed() && err == nil && !p.killed {
 			c.t.Logf("%s ends with:\n%s", log, tail(strings.TrimSpace(string(text)), 8))
 		}
 	})
@@ -136,6 +137,7 @@ func (c *cluster) kill(p *process) {
 		c.t.Fatal(err)
 	}
 	<-p.ended
+	p.killed = true
 }
 
 // dxpu runs a command that must succeed.
