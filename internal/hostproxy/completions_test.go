@@ -41,7 +41,7 @@ func (l *liar) Transmit(now time.Duration, emit func(*tlp.Packet) bool) {
 // were asked for, or other fields that do not fit.
 func (l *liar) lie(p *tlp.Packet) tlp.Packet {
 	out := *p
-	out.Data = bytes.Repeat([]byte{0xa5}, len(p.Data)) // whoever takes it shows it
+	out.Data = bytes.Repeat([]byte{0xa5}, len(p.Data)) // a reader that takes it shows it
 	more := func(n int) {
 		out.Data = slices.Concat(out.Data, bytes.Repeat([]byte{0xa5}, n))
 		out.Length = uint16(len(out.Data) / pcie.DW)
