@@ -45,7 +45,7 @@ func TestLibvfioUser(t *testing.T) {
 	}{
 		{"lspci", foreignLspci},
 		{"gpio-pci-idio-16", foreignIO},
-		{"server", foreignIO},
+		{"server", foreignServer},
 		{"gpio-pci-idio-16 in memory space", foreignGPIO},
 		{"shadow_ioeventfd_server with a class", foreignShadow},
 		{"a device with DMA by messages and MSI-X", foreignCopies},
@@ -173,6 +173,26 @@ func foreignIO(t *testing.T, f *foreign) {
 		t.Errorf("it is attached:\n%s", out)
 	}
 	t.Attr("limit", complaint(out))
+}
+
+// foreignServer starts the sample, which ends at once: its library refuses a BAR of three pages.
+// The client drives it with BARs of the next possible size.
+func foreignServer(t *testing.T, f *foreign) {
+	f.serve("server")
+	select {
+	case <-f.server.ended:
+	case <-time.After(patience):
+		t.Fatal("it runs: a guest could drive it")
+	}
+	text, err := os.ReadFile(filepath.Join(f.g.dir, "server.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	why := regexp.MustCompile(`BAR region size \d+ must be a power of 2`).FindString(string(text))
+	if why == "" {
+		t.Fatalf("it ends: %s", text)
+	}
+	t.Attr("limit", "the sample ends when it starts: "+why)
 }
 
 // complaint returns the line of a command's output that says what went wrong.
