@@ -72,6 +72,7 @@ var layer = map[string]int{
 	"internal/dirlock":               3,
 	"internal/yamltext":              0,
 	"internal/loglimit":              3,
+	"internal/httpserver":            3,
 
 	"internal/rawio/fd": 3, "internal/rawio/eventfd": 3, "internal/rawio/rights": 3, "internal/rawio/rights/rightstest": 3,
 
@@ -165,6 +166,7 @@ var beside = map[string][]string{
 	"internal/sharing/broker":       {"share", "internal/sharing/gate"},
 	"internal/sharing/offer":        {"share"},
 	"internal/pool/etcdstore":       {"internal/dirlock"},
+	"internal/httpserver":           {"internal/loglimit"},
 	"internal/sharing/member":       {"internal/agent"},
 	"share/scenario":                {"share", "share/plant", "internal/model/workload"},
 	"internal/embedded/vswitch":     {"internal/dataplane/mapping", "internal/dataplane/transaction", "device"},

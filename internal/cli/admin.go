@@ -19,7 +19,7 @@ import (
 
 	"github.com/dxpu-project/dxpu/internal/agent"
 	"github.com/dxpu-project/dxpu/internal/atomicfile"
-	"github.com/dxpu-project/dxpu/internal/loglimit"
+	"github.com/dxpu-project/dxpu/internal/httpserver"
 )
 
 // adminOptions are the flags of a daemon's admin port.
@@ -65,8 +65,8 @@ func (o *adminOptions) open(ctx context.Context, mux *http.ServeMux, log *slog.L
 	}
 	mux.Handle("GET /debug/pprof/", agent.LocalHandler(o.profiling,
 		"a profile shows what the daemon does and slows it down: start it with --allow-profiling to allow it", profile))
-	srv := newServer(http.NewCrossOriginProtection().Handler(mux), adminShare, log)
-	l = newBoundListener(l, adminShare, slog.New(loglimit.New(log.Handler())))
+	srv := httpserver.New(http.NewCrossOriginProtection().Handler(mux), httpserver.Admin, log)
+	l = httpserver.Bound(l, httpserver.Admin, log)
 	return func(ctx context.Context) error {
 		g, ctx := errgroup.WithContext(ctx)
 		g.Go(func() error {

@@ -46,20 +46,6 @@ func TestDaemonLog(t *testing.T) {
 	}
 }
 
-// The log has the lines of the HTTP server about connections, in its own format, and no caller
-// can fill it.
-func TestConnectionsInTheLog(t *testing.T) {
-	var out bytes.Buffer
-	srv := newServer(http.NotFoundHandler(), apiShare, slog.New(slog.NewJSONHandler(&out, nil)))
-	for range 1000 {
-		srv.ErrorLog.Printf("http: TLS handshake error from 10.0.0.9:1234: EOF")
-	}
-	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-	if want := `"msg":"a connection to the API failed","why":"from 10.0.0.9:1234: EOF"}`; !strings.HasSuffix(lines[0], want) || len(lines) > 100 {
-		t.Errorf("%d lines, the first is %q, want %q", len(lines), lines[0], want)
-	}
-}
-
 // A provider that does not answer as one is in the log when the manager starts.
 func TestProviderIsTried(t *testing.T) {
 	p := &oidctest.Provider{ClientID: "dxpu"}

@@ -26,7 +26,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/dxpu-project/dxpu/internal/atomicfile"
-	"github.com/dxpu-project/dxpu/internal/loglimit"
+	"github.com/dxpu-project/dxpu/internal/httpserver"
 	"github.com/dxpu-project/dxpu/internal/pool/cohdi"
 	"github.com/dxpu-project/dxpu/internal/pool/manager"
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
@@ -295,9 +295,9 @@ func (o *managerOptions) joinToken(log *slog.Logger) (token string, made bool, e
 // if cfg is not nil. HTTP/2 works without TLS, too, for gRPC. serve calls announce
 // when leads is closed.
 func (o *managerOptions) serve(ctx context.Context, m *manager.Manager, api http.Handler, l net.Listener, cfg *tls.Config, leads <-chan struct{}, announce func() error, log *slog.Logger) error {
-	srv := newServer(o.handler(api), apiShare, log)
+	srv := httpserver.New(o.handler(api), httpserver.API, log)
 	srv.TLSConfig = cfg
-	l = newBoundListener(l, apiShare, slog.New(loglimit.New(log.Handler())))
+	l = httpserver.Bound(l, httpserver.API, log)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return endOf(m.Run(ctx)) })
 	g.Go(func() error {

@@ -10,21 +10,16 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	stdlog "log"
-	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/dxpu-project/dxpu/internal/atomicfile"
-	"github.com/dxpu-project/dxpu/internal/loglimit"
 	"github.com/dxpu-project/dxpu/internal/pool/manager"
 )
 
@@ -174,34 +169,4 @@ func (o *managerOptions) writeAuthority(pem []byte) error {
 		return fmt.Errorf("authority: %w", err)
 	}
 	return nil
-}
-
-// newServer returns a server that bounds the cost of unauthenticated callers: a
-// header of 32 KiB within 5 s, two minutes without a request, 100 concurrent requests
-// on a connection, and boundPeers. It writes few of the lines to the log that callers can cause.
-func newServer(h http.Handler, share listenerShare, log *slog.Logger) *http.Server {
-	limited := slog.New(loglimit.New(log.Handler()))
-	srv := &http.Server{
-		Handler: boundPeers(h, &heldAnswers{most: maxHeld}), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10,
-		Protocols: &http.Protocols{}, ConnContext: withConnection,
-		// A frame that is half written keeps the frame that ends its stream waiting.
-		HTTP2:    &http.HTTP2Config{MaxConcurrentStreams: 100, WriteByteTimeout: answerTimeout},
-		ErrorLog: stdlog.New(connectionLog{limited, share.name}, "", 0),
-	}
-	srv.Protocols.SetHTTP1(true)
-	srv.Protocols.SetHTTP2(true)
-	srv.Protocols.SetUnencryptedHTTP2(true)
-	return srv
-}
-
-// connectionLog writes what a server says of the connections of callers to the daemon's log.
-type connectionLog struct {
-	log *slog.Logger
-	to  string
-}
-
-func (l connectionLog) Write(line []byte) (int, error) {
-	text := strings.TrimPrefix(strings.TrimSpace(string(line)), "http: ")
-	l.log.Warn("a connection to "+l.to+" failed", "why", strings.TrimPrefix(text, "TLS handshake error "))
-	return len(line), nil
 }

@@ -1,6 +1,4 @@
-//go:build linux
-
-package cli
+package httpserver
 
 import (
 	"bufio"
@@ -29,10 +27,10 @@ func TestConnectionsAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	var log bytes.Buffer
-	l := newBoundListener(tcp, apiShare, slog.New(slog.NewTextHandler(&log, nil)))
+	l := newBoundListener(tcp, API, slog.New(slog.NewTextHandler(&log, nil)))
 	l.most = 3
 	served := make(chan struct{})
-	srv := newServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") }), apiShare, slog.New(slog.DiscardHandler))
+	srv := New(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") }), API, slog.New(slog.DiscardHandler))
 	go func() {
 		defer close(served)
 		_ = srv.Serve(l)
@@ -140,7 +138,7 @@ func TestSlowPeers(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				client, conn := net.Pipe() // which keeps nothing: writes wait for reads
-				srv := newServer(tt.handler, apiShare, slog.New(slog.DiscardHandler))
+				srv := New(tt.handler, API, slog.New(slog.DiscardHandler))
 				done := make(chan struct{})
 				begin := time.Now()
 				go func() {
@@ -174,14 +172,14 @@ func TestSlowPeers(t *testing.T) {
 func TestStreamOutlivesItsRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, conn := net.Pipe()
-		srv := newServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		srv := New(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.Copy(io.Discard, r.Body)
 			time.Sleep(4 * bodyTimeout)
 			_, err := io.WriteString(w, "an event")
 			if err = errors.Join(err, r.Context().Err()); err != nil {
 				t.Error(err)
 			}
-		}), apiShare, slog.New(slog.DiscardHandler))
+		}), API, slog.New(slog.DiscardHandler))
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
@@ -224,13 +222,13 @@ func (l *pipeListener) Addr() net.Addr { return &net.TCPAddr{} }
 func TestPeersOfHTTP2(t *testing.T) {
 	more := make(chan struct{})
 	srv := httptest.NewUnstartedServer(nil)
-	srv.Config = newServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	srv.Config = New(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
 		fmt.Fprintf(w, "%s %v %v\n", body, err, r.ProtoMajor)
 		w.(http.Flusher).Flush()
 		<-more
 		_, _ = io.WriteString(w, "more\n")
-	}), apiShare, slog.New(slog.DiscardHandler))
+	}), API, slog.New(slog.DiscardHandler))
 	srv.EnableHTTP2 = true
 	srv.TLS = &tls.Config{NextProtos: []string{"h2"}}
 	srv.StartTLS()
@@ -247,5 +245,19 @@ func TestPeersOfHTTP2(t *testing.T) {
 	close(more)
 	if line, err := lines.ReadString('\n'); line != "more\n" {
 		t.Errorf("then it is %q, %v", line, err)
+	}
+}
+
+// The log has the lines of the HTTP server about connections, in its own format, and no caller
+// can fill it.
+func TestConnectionsInTheLog(t *testing.T) {
+	var out bytes.Buffer
+	srv := New(http.NotFoundHandler(), API, slog.New(slog.NewJSONHandler(&out, nil)))
+	for range 1000 {
+		srv.ErrorLog.Printf("http: TLS handshake error from 10.0.0.9:1234: EOF")
+	}
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	if want := `"msg":"a connection to the API failed","why":"from 10.0.0.9:1234: EOF"}`; !strings.HasSuffix(lines[0], want) || len(lines) > 100 {
+		t.Errorf("%d lines, the first is %q, want %q", len(lines), lines[0], want)
 	}
 }

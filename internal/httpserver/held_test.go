@@ -1,6 +1,4 @@
-//go:build linux
-
-package cli
+package httpserver
 
 import (
 	"bytes"
@@ -26,7 +24,7 @@ func TestAnswersThatAreNotTaken(t *testing.T) {
 	const size = 1 << 20
 	synctest.Test(t, func(t *testing.T) {
 		held := &heldAnswers{most: 3 * size}
-		srv := newServer(nil, apiShare, slog.New(slog.DiscardHandler))
+		srv := New(nil, API, slog.New(slog.DiscardHandler))
 		srv.Handler = boundPeers(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = w.Write(make([]byte, size))
 		}), held)
@@ -144,7 +142,7 @@ func TestAnswersThatAreNotTakenOverHTTP2(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				held := &heldAnswers{most: most}
-				srv := newServer(nil, apiShare, slog.New(slog.DiscardHandler))
+				srv := New(nil, API, slog.New(slog.DiscardHandler))
 				var writing atomic.Int32
 				srv.Handler = boundPeers(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 					writing.Add(1)
