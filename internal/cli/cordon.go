@@ -35,10 +35,9 @@ func parseTarget(kind, id string) (*dxpuv1.Target, error) {
 	return nil, usage(withHint(fmt.Errorf("unknown kind %q", kind), "%s", hint))
 }
 
-// targetCommand completes a command that changes a target.
-func targetCommand[Req, Res any](
-	conn *connection, cmd *cobra.Command, done string, m method[Req, Res], request func(*dxpuv1.Target) *Req,
-) *cobra.Command {
+// targetCommand completes a command that changes a target. change returns the words that say
+// what became of it.
+func targetCommand(conn *connection, cmd *cobra.Command, change func(context.Context, poolAPI, *dxpuv1.Target) (string, error)) *cobra.Command {
 	out := jsonFlag(cmd)
 	cmd.Args = cobra.MinimumNArgs(2)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -54,7 +53,8 @@ func targetCommand[Req, Res any](
 			if err != nil {
 				return err
 			}
-			if _, err := callOn(cmd.Context(), api, m, request(target)); err != nil {
+			done, err := change(cmd.Context(), api, target)
+			if err != nil {
 				return err
 			}
 			if out.structured() {
@@ -64,7 +64,7 @@ func targetCommand[Req, Res any](
 				}
 				return writeJSON(cmd.OutOrStdout(), m)
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s is %s\n", targetName(target), done)
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s %s\n", targetName(target), done)
 			return err
 		})
 	}
@@ -104,7 +104,10 @@ func newCordonCommand(conn *connection) *cobra.Command {
 		Use: "cordon KIND ID...", Short: "Keep new bindings away from gpus, boxes or hosts",
 		Long:    "Keep new bindings away from gpus, boxes or hosts. Existing bindings continue.",
 		Example: `  dxpu cordon gpu b1/0 --reason "fan is loud"`,
-	}, "cordoned", poolAPI.Cordon, func(t *dxpuv1.Target) *dxpuv1.CordonRequest { return &dxpuv1.CordonRequest{Target: t, Reason: reason} })
+	}, func(ctx context.Context, api poolAPI, t *dxpuv1.Target) (string, error) {
+		_, err := callOn(ctx, api, poolAPI.Cordon, &dxpuv1.CordonRequest{Target: t, Reason: reason})
+		return "is cordoned", err
+	})
 	cmd.Flags().StringVar(&reason, "reason", "", "note for other operators")
 	return cmd
 }
@@ -114,7 +117,31 @@ func newUncordonCommand(conn *connection) *cobra.Command {
 		Use: "uncordon KIND ID...", Short: "Allow new bindings again",
 		Long:    "Undo cordon: allow new bindings of gpus, boxes or hosts again.",
 		Example: "  dxpu uncordon box b1",
-	}, "uncordoned", poolAPI.Uncordon, func(t *dxpuv1.Target) *dxpuv1.UncordonRequest { return &dxpuv1.UncordonRequest{Target: t} })
+	}, uncordon)
+}
+
+// uncordon removes the cordon of a target. A GPU of a box that is cordoned stays so.
+func uncordon(ctx context.Context, api poolAPI, t *dxpuv1.Target) (string, error) {
+	before, err := getTarget(ctx, api, t)
+	if err != nil {
+		return "", err
+	}
+	if _, err := callOn(ctx, api, poolAPI.Uncordon, &dxpuv1.UncordonRequest{Target: t}); err != nil || !cordoned(before) {
+		return "was not cordoned", err
+	}
+	after, err := getTarget(ctx, api, t)
+	if gpu, ok := after.(*dxpuv1.GPU); ok && gpu.GetCordoned() {
+		return fmt.Sprintf("stays cordoned, as a part of box %s (dxpu uncordon box %s)", gpu.BoxId, gpu.BoxId), err
+	}
+	return "is uncordoned", err
+}
+
+// cordoned reports whether a target takes no new bindings, itself or with its box.
+func cordoned(target proto.Message) bool {
+	if gpu, ok := target.(*dxpuv1.GPU); ok {
+		return gpu.GetCordoned()
+	}
+	return target.(interface{ GetNode() *dxpuv1.NodeInfo }).GetNode().GetCordoned()
 }
 
 func newDrainCommand(conn *connection) *cobra.Command {

@@ -47,8 +47,8 @@ revision of the last one and continues with --after, also at another manager.`,
 				}
 				return nil
 			})
-			if err == nil && !found { // a mistyped ID looks like one without events
-				fmt.Fprintln(cmd.ErrOrStderr(), "the manager keeps no such events")
+			if err == nil && !found {
+				return noEvents(cmd, api, filter)
 			}
 			return err
 		},
@@ -63,6 +63,20 @@ revision of the last one and continues with --after, also at another manager.`,
 	f.StringVar(&filter.BoxId, "box", "", "show only events of this box")
 	f.StringVar(&filter.HostId, "host", "", "show only events of this host")
 	return cmd
+}
+
+// noEvents refuses a filter for an object that does not exist, and says that an existing one
+// has no events.
+func noEvents(cmd *cobra.Command, api poolAPI, filter *dxpuv1.EventFilter) error {
+	for _, object := range []struct{ kind, id string }{
+		{"lease", filter.LeaseId}, {"gpu", filter.GpuId}, {"box", filter.BoxId}, {"host", filter.HostId},
+	} {
+		if err := objectExists(cmd.Context(), api, object.kind, object.id); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintln(cmd.ErrOrStderr(), "the manager keeps no such events")
+	return nil
 }
 
 // afterFlag adds --after.

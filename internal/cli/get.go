@@ -331,7 +331,7 @@ func describeNode(w io.Writer, kind string, n *dxpuv1.NodeInfo) {
 	fmt.Fprintf(w, "%s    %s, node number %d, version %s\nstate   %s\nhas     revision %d of %d\n", kind, n.Id, n.Number, n.Version,
 		nodeState(n), n.AppliedRevision, n.DesiredRevision)
 	if n.Cordoned {
-		fmt.Fprintf(w, "cordon  %s\n", n.CordonReason)
+		fmt.Fprintf(w, "cordon  %s\n", cmp.Or(n.CordonReason, "-"))
 	}
 	describeTaints(w, n.Taints)
 	if n.LocalPeer != "" {
@@ -371,7 +371,7 @@ func describeGPU(w io.Writer, g *dxpuv1.GPU) {
 	}
 	fmt.Fprintf(w, "\nstate   %s\n", gpuState(g))
 	if g.Cordoned {
-		fmt.Fprintf(w, "cordon  %s\n", g.CordonReason)
+		fmt.Fprintf(w, "cordon  %s\n", cmp.Or(g.CordonReason, "-"))
 	}
 	describeTaints(w, g.Taints)
 	if g.LocalHost != "" {

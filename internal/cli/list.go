@@ -79,6 +79,11 @@ func (l *listing[Req, Res, PReq, PRes]) run(cmd *cobra.Command, args []string) e
 	if err != nil {
 		return err
 	}
+	if len(itemsOf(all)) == 0 {
+		if err := l.checkFilters(cmd, api); err != nil {
+			return err
+		}
+	}
 	l.sort(all)
 	return printValue(cmd, &l.out, all, l.text)
 }
@@ -91,6 +96,41 @@ func (l *listing[Req, Res, PReq, PRes]) filter(cmd *cobra.Command) string {
 		}
 	}
 	return ""
+}
+
+// checkFilters refuses a filter by an object that does not exist: its list would be as empty
+// as that of an object without any.
+func (l *listing[Req, Res, PReq, PRes]) checkFilters(cmd *cobra.Command, api poolAPI) error {
+	for _, kind := range []string{"lease", "box", "host"} {
+		if f := cmd.Flags().Lookup(kind); f != nil {
+			if err := objectExists(cmd.Context(), api, kind, f.Value.String()); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// objectExists returns an error if there is no object of a kind with an ID that is not
+// empty. Other errors are not its subject.
+func objectExists(ctx context.Context, api poolAPI, kind, id string) (err error) {
+	if id == "" {
+		return nil
+	}
+	switch kind {
+	case "lease":
+		_, err = callOn(ctx, api, poolAPI.GetLease, &dxpuv1.GetLeaseRequest{LeaseId: id})
+	case "gpu":
+		_, err = callOn(ctx, api, poolAPI.GetGPU, &dxpuv1.GetGPURequest{GpuId: id})
+	case "box":
+		_, err = callOn(ctx, api, poolAPI.GetBox, &dxpuv1.GetBoxRequest{BoxId: id})
+	case "host":
+		_, err = callOn(ctx, api, poolAPI.GetHost, &dxpuv1.GetHostRequest{HostId: id})
+	}
+	if connect.CodeOf(err) == connect.CodeNotFound {
+		return err
+	}
+	return nil
 }
 
 // fetch returns the objects, in the order of their names in args, if there are any.

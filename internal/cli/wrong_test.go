@@ -66,7 +66,7 @@ func TestWrongInputs(t *testing.T) {
 	for _, bad := range w.bad { // after -rewrite has written the files
 		t.Error(bad)
 	}
-	const least = 235
+	const least = 242
 	if lines < least {
 		t.Errorf("%d wrong command lines, want %d or more", lines, least)
 	}

@@ -215,6 +215,24 @@ func TestCordon(t *testing.T) {
 	}
 	_, err = s.pool.Cordon(t.Context(), connect.NewRequest(&dxpuv1.CordonRequest{}))
 	wantCode(t, err, connect.CodeInvalidArgument, "target")
+
+	// Once more changes nothing, and reports nothing.
+	if _, err := s.pool.Uncordon(t.Context(), connect.NewRequest(&dxpuv1.UncordonRequest{Target: target})); err != nil {
+		t.Fatal(err)
+	}
+	events, err := s.pool.ListEvents(t.Context(), connect.NewRequest(&dxpuv1.ListEventsRequest{Filter: &dxpuv1.EventFilter{BoxId: "b1"}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	uncordoned := 0
+	for _, e := range events.Msg.Events {
+		if e.Type == dxpuv1.EventType_EVENT_TYPE_UNCORDONED {
+			uncordoned++
+		}
+	}
+	if uncordoned != 1 {
+		t.Errorf("%d events say that the box takes bindings again, want 1", uncordoned)
+	}
 }
 
 // A watch that is opened again after a break continues without a gap.

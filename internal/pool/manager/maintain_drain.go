@@ -61,10 +61,11 @@ func (t *tx) target(target *dxpuv1.Target) (*nodeRecord, error) {
 	return nil, invalid("target: one of gpu_id, box_id and host_id must be set")
 }
 
-// setCordon sets or removes the cordon of a target that exists.
+// setCordon sets or removes the cordon of a target that exists. Nothing happens to a target
+// without a cordon that loses it.
 func (t *tx) setCordon(target *dxpuv1.Target, c *cordon) {
 	n, err := t.target(target)
-	if err != nil {
+	if err != nil || c == nil && t.ownCordon(target) == nil {
 		return
 	}
 	n = t.nodes.edit(n.ID)
@@ -91,6 +92,16 @@ func (t *tx) setCordon(target *dxpuv1.Target, c *cordon) {
 		text += ": " + c.Reason
 	}
 	t.event(e, "%s", text)
+}
+
+// ownCordon returns the cordon of a target that exists, without that of its box.
+func (t *tx) ownCordon(target *dxpuv1.Target) *cordon {
+	if id := target.GetGpuId(); id != "" {
+		_, s, _ := t.gpuByID(id)
+		return s.Cordon
+	}
+	n, _ := t.target(target)
+	return n.Cordon
 }
 
 // Drain implements dxpuv1connect.PoolServiceHandler.
