@@ -4,29 +4,23 @@ package cli
 
 import (
 	"cmp"
-	"context"
 	"crypto/rand"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/dxpu-project/dxpu/internal/atomicfile"
-	"github.com/dxpu-project/dxpu/internal/httpserver"
 	"github.com/dxpu-project/dxpu/internal/pool/cohdi"
 	"github.com/dxpu-project/dxpu/internal/pool/manager"
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
@@ -117,127 +111,6 @@ password is a token of the pool.` + tracingHelp,
 	return cmd
 }
 
-func (o *managerOptions) run(cmd *cobra.Command) error {
-	if err := o.check(); err != nil {
-		return usage(err)
-	}
-	cfg := o.cfg
-	cfg.Reserve = o.reserve
-	if cfg.CallRate == 0 {
-		cfg.CallRate = -1 // no limit; 0 would be the default
-	}
-	if cfg.HostTimeout == 0 {
-		cfg.HostTimeout = -1 // never; 0 would be the default
-	}
-	if err := o.signIn.apply(&cfg); err != nil {
-		return usage(err)
-	}
-	cfg.Version = version()
-	if o.interference != "" {
-		var err error
-		if cfg.Interference, err = readInterference(o.interference); err != nil {
-			return fmt.Errorf("--interference: %w", err)
-		}
-	}
-	if o.testingClock != "" {
-		cfg.Now = wrongClock(o.testingClock)
-	}
-	cfg.Log = o.log.logger(cmd)
-	if o.dataDir != "" {
-		if err := os.MkdirAll(o.dataDir, 0o700); err != nil {
-			return fmt.Errorf("--data-dir: %w", err)
-		}
-	}
-	token, made, err := o.joinToken(cfg.Log)
-	if err != nil {
-		return err
-	}
-	cfg.JoinToken, cfg.JoinTokens = token, o.joinTokens
-	if cfg.Open, err = o.openness(cmd, o.listen); err != nil {
-		return usage(err)
-	}
-	l, err := (&net.ListenConfig{}).Listen(cmd.Context(), "tcp", o.listen)
-	if err != nil {
-		return withHint(fmt.Errorf("--listen: %w", err), "choose another address, or port 0 for any free port")
-	}
-	url := o.scheme() + "://" + l.Addr().String()
-	store, err := o.storeOptions.open(cmd.Context(), url, cfg.Log)
-	if err != nil {
-		return errors.Join(err, l.Close())
-	}
-	if store != nil {
-		cfg.Store = store
-	}
-	echo, err := manager.NewEcho()
-	if err != nil {
-		return errors.Join(err, l.Close())
-	}
-	defer func() { _ = echo.Close() }()
-	cfg.Echo = echo.Send
-	var m *manager.Manager
-	leads := make(chan struct{})
-	started := sync.OnceFunc(func() { close(leads) })
-	cfg.OnLead = func(ctx context.Context) error {
-		if err := o.publish(ctx, cmd.OutOrStdout(), m, cfg.Open); err != nil {
-			return err
-		}
-		started()
-		return nil
-	}
-	if o.https() && o.dataDir != "" {
-		cfg.OnRotate = func(pem []byte) {
-			if err := o.writeAuthority(pem); err != nil {
-				cfg.Log.Error("the file of the authority stays as it was", "err", err)
-			}
-		}
-	}
-	if o.shared() {
-		started() // it also serves while another manager leads
-	}
-	if m, err = manager.New(cmd.Context(), cfg); err != nil {
-		return errors.Join(err, l.Close())
-	}
-	tlsConfig, err := o.tlsConfig(m, l.Addr())
-	if err != nil {
-		return errors.Join(err, l.Close())
-	}
-	api := m.Handler()
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", m.MetricsHandler())
-	for _, path := range []string{"GET /healthz", "GET /readyz"} {
-		mux.Handle(path, api)
-	}
-	admin, err := o.admin.open(cmd.Context(), mux, cfg.Log)
-	if err != nil {
-		return errors.Join(err, l.Close())
-	}
-	announce := func() error {
-		fmt.Fprintf(cmd.OutOrStdout(), "The manager serves at %s\n", url)
-		if made {
-			fmt.Fprintf(cmd.OutOrStdout(), "Join token for nodes: export DXPU_JOIN_TOKEN=%s\n", token)
-		}
-		notifyReady()
-		if o.urlFile == "" {
-			return nil
-		}
-		if err := atomicfile.Output(o.urlFile, []byte(url+"\n"), 0o644); err != nil {
-			return fmt.Errorf("--url-file: %w", err)
-		}
-		return nil
-	}
-	err = withTracing(cmd.Context(), "dxpu-manager", url, func(ctx context.Context) error {
-		g, ctx := errgroup.WithContext(ctx)
-		g.Go(func() error { return o.serve(ctx, m, api, l, tlsConfig, leads, announce, cfg.Log) })
-		g.Go(func() error { return admin(ctx) })
-		g.Go(func() error { return tryProvider(ctx, cfg.SignIn, cfg.Log) })
-		return g.Wait()
-	})
-	if store != nil {
-		err = errors.Join(err, store.Close())
-	}
-	return err
-}
-
 func (o *managerOptions) check() error {
 	if err := cmp.Or(checkAddress("--listen", o.listen), o.admin.check(), checkSpares(&o.reserve), o.storeOptions.check()); err != nil {
 		return err
@@ -289,48 +162,6 @@ func (o *managerOptions) joinToken(log *slog.Logger) (token string, made bool, e
 		log.Warn("$DXPU_JOIN_TOKEN is not valid in this pool: its join token is in the file", "file", file)
 	}
 	return o.joinTokens()[0], false, nil
-}
-
-// serve serves a manager on a listener until ctx ends: HTTP/1.1 and HTTP/2, with TLS
-// if cfg is not nil. HTTP/2 works without TLS, too, for gRPC. serve calls announce
-// when leads is closed.
-func (o *managerOptions) serve(ctx context.Context, m *manager.Manager, api http.Handler, l net.Listener, cfg *tls.Config, leads <-chan struct{}, announce func() error, log *slog.Logger) error {
-	srv := httpserver.New(o.handler(api), httpserver.API, log)
-	srv.TLSConfig = cfg
-	l = httpserver.Bound(l, httpserver.API, log)
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return endOf(m.Run(ctx)) })
-	g.Go(func() error {
-		select {
-		case <-leads:
-			return announce()
-		case <-ctx.Done():
-			return nil
-		}
-	})
-	g.Go(func() error {
-		var err error
-		if cfg != nil {
-			err = srv.ServeTLS(l, "", "")
-		} else {
-			err = srv.Serve(l)
-		}
-		if errors.Is(err, http.ErrServerClosed) {
-			return nil
-		}
-		return fmt.Errorf("serve: %w", err)
-	})
-	g.Go(func() error {
-		<-ctx.Done()
-		// Run closes the streams when ctx ends.
-		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
-		defer cancel()
-		if srv.Shutdown(stop) != nil {
-			_ = srv.Close()
-		}
-		return nil
-	})
-	return g.Wait()
 }
 
 // handler returns what the listening address serves.
