@@ -46,8 +46,6 @@ type virtio struct {
 	*cluster
 	bin    string // directory of the servers
 	server *process
-	state  string // directory of the box
-	box    *process
 }
 
 // TestVirtio plugs virtio devices of other people's back ends into a guest, whose kernel
@@ -103,20 +101,13 @@ func (v *virtio) storage(image string) {
 func (v *virtio) plug(kind string) string {
 	v.t.Helper()
 	v.startManager()
-	v.state = v.t.TempDir()
-	v.runBox(kind)
+	v.start("box", "box", "--manager", v.url, "--name", "box", "--virtio", kind+"="+v.socket())
 	v.start("host", "host", "--manager", v.url, "--name", "host", "--slots", "1", "--socket-dir", v.g.dir,
 		"--state-dir", v.t.TempDir(), "--qmp", v.g.qmp)
 	v.says("host +connected", "get", "hosts")
 	v.says("box +[a-z-]+ +connected", "get", "boxes")
 	v.dxpu("lease", "create", "--host", "host", "--model", "virtio-"+kind, "--wait", "--queue", "--timeout", patience.String())
 	return v.g.pluggedWith(v.t, 0, "resource0")
-}
-
-// runBox starts the box, or starts it again.
-func (v *virtio) runBox(kind string) {
-	v.t.Helper()
-	v.box = v.start("box", "box", "--manager", v.url, "--name", "box", "--state-dir", v.state, "--virtio", kind+"="+v.socket())
 }
 
 // unplug ends the lease.
