@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/dynamic-resource-allocation/api/metadata/v1alpha1"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/cdi"
@@ -142,7 +143,7 @@ func (o *pluginOptions) run(ctx context.Context) error {
 	helper, err := kubeletplugin.Start(ctx, p,
 		kubeletplugin.DriverName(inventory.Driver), kubeletplugin.NodeName(o.node), kubeletplugin.KubeClient(kube),
 		kubeletplugin.PluginDataDirectoryPath(data), kubeletplugin.RegistrarDirectoryPath(o.registryDir),
-		kubeletplugin.EnableDeviceMetadata(o.metadata), kubeletplugin.CDIDirectory(o.cdiDir))
+		kubeletplugin.EnableDeviceMetadata(o.metadata), kubeletplugin.MetadataVersions(v1alpha1.SchemeGroupVersion), kubeletplugin.CDIDirectory(o.cdiDir))
 	if err != nil {
 		return fmt.Errorf("register with the kubelet: %w", err)
 	}
