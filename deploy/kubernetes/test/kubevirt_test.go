@@ -79,8 +79,8 @@ func TestKubeVirtHook(t *testing.T) {
 		t.Fatal(err)
 	}
 	const domain = `<domain type="kvm"><os><type machine="q35">hvm</type></os></domain>`
-	hook := exec.CommandContext(t.Context(), driver, "--vmi", `{"spec":{"domain":{"resources":{"limits":{"dxpu.dev/gpu":"1"}}}}}`, "--domain", domain)
-	hook.Args[0], hook.Env = "onDefineDomain", append(os.Environ(), "DXPU_SOCKETS="+filepath.Dir(sockets))
+	hook := exec.CommandContext(t.Context(), driver, "kubevirt-hook", "--vmi", `{"spec":{"domain":{"resources":{"limits":{"dxpu.dev/gpu":"1"}}}}}`, "--domain", domain)
+	hook.Env = append(os.Environ(), "DXPU_SOCKETS="+filepath.Dir(sockets))
 	out, err := hook.Output()
 	if err != nil {
 		t.Fatal(err)

@@ -2,11 +2,21 @@ package main
 
 import (
 	"bytes"
+	"io"
+	"net"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// TestKubeVirtHook runs the program as KubeVirt's sidecar-shim does.
+// TestKubeVirtHook prints domains.
 func TestKubeVirtHook(t *testing.T) {
 	const domain = `<domain type="kvm"><os><type machine="q35">hvm</type></os></domain>`
 	vmi := func(resources string) string { return `{"spec":{"domain":{"resources":` + resources + `}}}` }
@@ -26,7 +36,7 @@ func TestKubeVirtHook(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out, errs bytes.Buffer
-			code := run(t.Context(), arguments([]string{"/usr/bin/onDefineDomain", "--vmi", tc.vmi, "--domain", tc.domain}), &out, &errs)
+			code := run(t.Context(), []string{"kubevirt-hook", "--vmi", tc.vmi, "--domain", tc.domain}, &out, &errs)
 			if (code == 0) != (tc.err == "") || !strings.Contains(errs.String(), tc.err) {
 				t.Fatalf("exit code %d: %s", code, &errs)
 			}
@@ -34,5 +44,52 @@ func TestKubeVirtHook(t *testing.T) {
 				t.Errorf("%d devices:\n%s", n, &out)
 			}
 		})
+	}
+}
+
+// TestKubeVirtSidecar calls the program as KubeVirt's launcher does, also after a container that was killed and
+// has left its socket.
+func TestKubeVirtSidecar(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	left, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	left.SetUnlinkOnClose(false)
+	left.Close()
+	var errs bytes.Buffer
+	ended := make(chan int, 1)
+	go func() { ended <- run(t.Context(), []string{"kubevirt-hook", "--listen", socket}, io.Discard, &errs) }()
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	call := func(method string, request []byte) (string, error) {
+		var in, out emptypb.Empty
+		in.ProtoReflect().SetUnknown(request)
+		err := conn.Invoke(t.Context(), "/kubevirt.hooks."+method, &in, &out, grpc.WaitForReady(true))
+		return string(out.ProtoReflect().GetUnknown()), err
+	}
+	// The messages by their encoding: field 1 is "dxpu", fields 3 the points, field 4 the version.
+	if got, err := call("info.Info/Info", nil); err != nil || got != "\x0a\x04dxpu\x1a\x10\x0a\x0eOnDefineDomain\x1a\x0a\x0a\x08Shutdown\x22\x08v1alpha3" {
+		t.Errorf("info %q, %v", got, err)
+	}
+	const domain = `<domain type="kvm"><os><type machine="q35">hvm</type></os></domain>`
+	params := func(vmi string) []byte {
+		return slices.Concat([]byte{0x0a, byte(len(domain))}, []byte(domain), []byte{0x12, byte(len(vmi))}, []byte(vmi), []byte{0x18, 1})
+	}
+	const define = "v1alpha3.Callbacks/OnDefineDomain"
+	if got, err := call(define, params(`{"spec":{"domain":{"resources":{"limits":{"dxpu.dev/gpu":"1"}}}}}`)); err != nil || got[0] != 0x0a || !strings.Contains(got, "/run/dxpu/devices/0.sock") {
+		t.Errorf("domain %q, %v", got, err)
+	}
+	if _, err := call(define, params(`[]`)); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "--vmi") {
+		t.Errorf("no VM: %v", err)
+	}
+	if _, err := call("v1alpha3.Callbacks/Shutdown", nil); err != nil {
+		t.Error(err)
+	}
+	if code := <-ended; code != 0 {
+		t.Errorf("exit code %d: %s", code, &errs)
 	}
 }
