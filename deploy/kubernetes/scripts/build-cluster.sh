@@ -2,12 +2,12 @@
 # Usage: build-cluster.sh [-n] [VERSION]
 #
 # Builds the programs of a Kubernetes cluster from their Go modules into the user's cache, once:
-# kube-apiserver, kube-scheduler, kube-controller-manager and kubelet of VERSION (1.36.3), the etcd of this
+# kube-apiserver, kube-scheduler, kube-controller-manager, kubelet and kubectl of VERSION (1.36.3), the etcd of this
 # repository's go.mod, containerd with its shim and ctr, and the CNI plugins. Prints two directories: that of Kubernetes,
 # and that of the others. Nothing is installed on the machine. An interrupted run leaves what is finished, and the
 # compiler's cache: run it again. With -n it builds nothing.
 #
-# Exit status: 3 where the modules cannot be fetched, or with -n where something is not built.
+# Exit status: 3 where the modules cannot be fetched, or with -n where something that the tests run is not built.
 set -eu
 build=yes
 [ "${1:-}" != -n ] || {
@@ -83,7 +83,7 @@ kubernetes_module() {
 }
 
 missing=
-for program in kube-apiserver kube-scheduler kube-controller-manager kubelet; do
+for program in kube-apiserver kube-scheduler kube-controller-manager kubelet kubectl; do
 	[ -x "$out/$program" ] || missing="$missing $program"
 done
 if [ -n "$missing" ]; then
