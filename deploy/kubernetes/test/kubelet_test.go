@@ -61,35 +61,50 @@ func (n *nodesEnv) on(t *testing.T) *nodesEnv {
 // newNodesEnv starts two nodes, two boxes with OpenCL and a host for each node.
 func newNodesEnv(t *testing.T, version string) *nodesEnv {
 	t.Helper()
-	kubetest.NeedPrograms(t, version)
-	dir := t.TempDir()
-	program, driver := kubetest.BuildOpenCL(t, dir)
-	image := filepath.Join(dir, "image.tar")
-	if err := kubetest.BuildImage(image, map[string]string{"/bin/program": program, "/bin/dxpu": programs.dxpu}, driver); err != nil {
-		t.Fatal(err)
-	}
+	image, driver := buildPrograms(t, version)
 	n := &nodesEnv{env: newEnv(t, version, kubetest.PoolSpec{Boxes: 2, GPUs: 1, Hosts: 2, Slots: 2, OpenCL: true}), driver: driver}
 	var err error
 	if n.access, err = n.ServiceAccount(t.Context(), "dxpu-system", "dxpu-dra-plugin"); err != nil {
 		t.Fatal(err)
 	}
 	for i := range 2 {
-		node, err := n.StartNode(t.Context(), fmt.Sprintf("kubelet-%d", i+1), image, map[string]string{inventory.HostLabel: hostID(i, false)})
-		t.Cleanup(func() {
-			if t.Failed() {
-				t.Logf("the kubelet of %s says:\n%s", node.Name, node.Tail("kubelet", 10))
-			}
-			if err := node.Stop(); err != nil {
-				t.Error(err)
-			}
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		n.nodes, n.plugins = append(n.nodes, node), append(n.plugins, nil)
+		n.startNode(image)
 		n.startPlugin(i)
 	}
 	return n
+}
+
+// buildPrograms builds an image with the programs of the pods, and the OpenCL driver.
+func buildPrograms(t *testing.T, version string) (image, driver string) {
+	t.Helper()
+	kubetest.NeedPrograms(t, version)
+	dir := t.TempDir()
+	program, driver := kubetest.BuildOpenCL(t, dir)
+	image = filepath.Join(dir, "image.tar")
+	if err := kubetest.BuildImage(image, map[string]string{"/bin/program": program, "/bin/dxpu": programs.dxpu}, driver); err != nil {
+		t.Fatal(err)
+	}
+	return image, driver
+}
+
+// startNode starts the next node, which has the next host of the pool.
+func (n *nodesEnv) startNode(image string) {
+	n.t.Helper()
+	i := len(n.nodes)
+	node, err := n.StartNode(n.t.Context(), fmt.Sprintf("kubelet-%d", i+1), image, map[string]string{inventory.HostLabel: hostID(i, false)})
+	t := n.t
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the kubelet of %s says:\n%s", node.Name, node.Tail("kubelet", 10))
+		}
+		if err := node.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.nodes, n.plugins = append(n.nodes, node), append(n.plugins, nil)
 }
 
 // startPlugin starts the plugin on a node, with the paths of the manifests.

@@ -65,14 +65,34 @@ type env struct {
 // newEnv starts a cluster, a pool and a controller, with a node for each host of the pool.
 func newEnv(t *testing.T, version string, size kubetest.PoolSpec, flags ...string) *env {
 	t.Helper()
-	p := kubetest.NeedPrograms(t, version)
-	e := &env{t: t, flags: flags}
+	e := newBareEnv(t, version, size)
+	e.flags = flags
 	ctx := t.Context()
+	e.must(e.Apply(ctx, "manifests/rbac.yaml"))
+	e.must(e.Apply(ctx, "manifests/deviceclass.yaml"))
+	var err error
+	e.kubeconfig, err = e.ServiceAccount(ctx, "dxpu-system", "dxpu-dra-controller")
+	e.must(err)
+	for i := range size.Hosts {
+		if size.OpenCL {
+			break // the test starts kubelets
+		}
+		e.must(e.AddNode(ctx, nodeName(i), map[string]string{"dxpu.dev.node-restriction.kubernetes.io/host": hostID(i, size.Simulate)}))
+	}
+	e.startController()
+	t.Cleanup(func() { e.controller.Stop() })
+	e.waitDevices(size.Boxes * size.GPUs)
+	return e
+}
+
+// newBareEnv starts a cluster that has no part of the driver, and a pool.
+func newBareEnv(t *testing.T, version string, size kubetest.PoolSpec) *env {
+	t.Helper()
+	p := kubetest.NeedPrograms(t, version)
+	e := &env{t: t}
 	// Sockets are in the directories: their paths are short.
 	dir, err := os.MkdirTemp("", "dk")
-	if err != nil {
-		t.Fatal(err)
-	}
+	e.must(err)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("the logs are in %s", dir)
@@ -82,34 +102,23 @@ func newEnv(t *testing.T, version string, size kubetest.PoolSpec, flags ...strin
 			t.Error(err)
 		}
 	})
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	e.pool, err = kubetest.StartPool(ctx, programs.dxpu, dir, size)
+	e.pool, err = kubetest.StartPool(t.Context(), programs.dxpu, dir, size)
 	if e.pool != nil {
 		t.Cleanup(e.pool.Stop)
 	}
-	must(err)
-	e.Cluster, err = kubetest.Start(ctx, p, dir)
+	e.must(err)
+	e.Cluster, err = kubetest.Start(t.Context(), p, dir)
 	t.Cleanup(e.Stop)
-	must(err)
-	must(e.Apply(ctx, "manifests/rbac.yaml"))
-	must(e.Apply(ctx, "manifests/deviceclass.yaml"))
-	e.kubeconfig, err = e.ServiceAccount(ctx, "dxpu-system", "dxpu-dra-controller")
-	must(err)
-	for i := range size.Hosts {
-		if size.OpenCL {
-			break // the test starts kubelets
-		}
-		must(e.AddNode(ctx, nodeName(i), map[string]string{"dxpu.dev.node-restriction.kubernetes.io/host": hostID(i, size.Simulate)}))
-	}
-	e.startController()
-	t.Cleanup(func() { e.controller.Stop() })
-	e.waitDevices(size.Boxes * size.GPUs)
+	e.must(err)
 	return e
+}
+
+// must ends the test after an error.
+func (e *env) must(err error) {
+	e.t.Helper()
+	if err != nil {
+		e.t.Fatal(err)
+	}
 }
 
 // waitDevices waits until n devices are published.

@@ -44,6 +44,15 @@ func (c *Cluster) Apply(ctx context.Context, file string) error {
 // DryRun lets the API server check an object, which may exist, as "helm install" would
 // write it.
 func (c *Cluster) DryRun(ctx context.Context, o *unstructured.Unstructured) error {
+	return c.install(ctx, o, metav1.DryRunAll)
+}
+
+// Install writes an object as "helm install" does.
+func (c *Cluster) Install(ctx context.Context, o *unstructured.Unstructured) error {
+	return c.install(ctx, o)
+}
+
+func (c *Cluster) install(ctx context.Context, o *unstructured.Unstructured, dryRun ...string) error {
 	api, err := c.resource(o)
 	if err != nil {
 		return err
@@ -54,7 +63,7 @@ func (c *Cluster) DryRun(ctx context.Context, o *unstructured.Unstructured) erro
 	}
 	force := true
 	_, err = api.Patch(ctx, o.GetName(), types.ApplyPatchType, raw, metav1.PatchOptions{
-		DryRun: []string{metav1.DryRunAll}, FieldManager: "helm", FieldValidation: "Strict", Force: &force,
+		DryRun: dryRun, FieldManager: "helm", FieldValidation: "Strict", Force: &force,
 	})
 	return err
 }

@@ -167,6 +167,7 @@ func (c *Cluster) startControllers(port int) error {
 	}
 	return c.startPart("kube-controller-manager", "--kubeconfig", file, "--authentication-kubeconfig", file, "--authorization-kubeconfig", file,
 		"--bind-address", "127.0.0.1", "--secure-port", fmt.Sprint(port), "--cert-dir", c.path("certificates"), "--leader-elect=false",
+		"--root-ca-file", c.path("certificates/apiserver.crt"), // which pods get, to know the API server
 		"--service-account-private-key-file", c.path("service-account.key"), "--use-service-account-credentials",
 		"--feature-gates", features, "--kube-api-qps", "500", "--kube-api-burst", "1000")
 }

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forwarder carries connections from an address in a node's network to the same address of
-// this machine, so the node reaches the API server and nothing else.
+// forwarder carries connections from an address in a node's network to an address of this
+// machine, so the node reaches the API server and nothing else.
 type forwarder struct {
 	listener net.Listener
 	loops    sync.WaitGroup
@@ -21,8 +21,9 @@ type forwarder struct {
 	open     map[net.Conn]bool // nil: closed
 }
 
-// newForwarder listens at an address in the network namespace of a process.
-func newForwarder(pid int, address string) (*forwarder, error) {
+// newForwarder listens at an address in the network namespace of a process, and carries the connections
+// to another one.
+func newForwarder(pid int, address, to string) (*forwarder, error) {
 	l, err := listenIn(fmt.Sprintf("/proc/%d/ns/net", pid), address)
 	if err != nil {
 		return nil, fmt.Errorf("forward %s: %w", address, err)
@@ -34,7 +35,7 @@ func newForwarder(pid int, address string) (*forwarder, error) {
 			if err != nil {
 				return
 			}
-			f.loops.Go(func() { f.carry(in, address) })
+			f.loops.Go(func() { f.carry(in, to) })
 		}
 	})
 	return f, nil

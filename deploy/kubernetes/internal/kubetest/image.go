@@ -116,3 +116,13 @@ func add(w *tar.Writer, name string, data []byte, mode int64) error {
 	}
 	return err
 }
+
+// BuildRelease writes the image of the driver as a release does, with a version as its tag.
+func BuildRelease(file, version, driver string) error {
+	cmd := exec.Command("go", "run", "./internal/tools/release", "image", version, file, runtime.GOARCH+"="+driver)
+	cmd.Dir = filepath.Join(moduleDir(), "../..")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("image of the release: %w\n%s", err, out)
+	}
+	return nil
+}

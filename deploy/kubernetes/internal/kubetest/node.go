@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,7 +22,7 @@ import (
 
 // Node is a node with a real kubelet and containerd. It has namespaces of its own for
 // processes, mounts and the network, so the end of its first process ends all others, and
-// with them go mounts and interfaces. Its directories /var and /run are its own.
+// with them go mounts and interfaces. Its directories /dev, /var and /run are its own.
 type Node struct {
 	Name string
 	Dir  string // on this machine; the node's /var is below it
@@ -30,7 +31,7 @@ type Node struct {
 	first   *Process // unshare; its child is process 1 of the node
 	pid     int      // of process 1, on this machine
 	parts   map[string]*Process
-	forward *forwarder
+	forward []*forwarder
 	groups  []string // control groups
 }
 
@@ -53,11 +54,19 @@ func NeedNode(t testing.TB) {
 // firstProcess makes the node's directories and network, then waits for the children that
 // it inherits. Its argument is the directory of the node.
 const firstProcess = `set -e
-mkdir -p "$1/var/lib" "$1/var/log" "$1/var/tmp"
+mkdir -p "$1/var/lib" "$1/var/log" "$1/var/tmp" "$1/dev"
 ln -sfn /run "$1/var/run"
 mount --bind "$1/var" /var
 mount -t tmpfs tmpfs /run
+mount -t tmpfs -o mode=755 tmpfs "$1/dev"
+mkdir "$1/dev/shm" "$1/dev/pts"
+for d in null zero full random urandom tty kmsg fuse; do [ ! -e "/dev/$d" ] || cp -a "/dev/$d" "$1/dev/$d"; done
+ln -s pts/ptmx "$1/dev/ptmx"
+ln -s /proc/self/fd "$1/dev/fd"
+mount -t devpts -o newinstance,ptmxmode=0666 devpts "$1/dev/pts"
+mount --rbind "$1/dev" /dev
 ip link set lo up
+ip addr add 10.0.0.1/32 dev lo
 ip link add eth0 type veth peer name uplink
 ip addr add 192.0.2.10/24 dev eth0
 ip link set uplink up
@@ -140,14 +149,33 @@ func (n *Node) start(ctx context.Context, image string, labels map[string]string
 	if n.pid, err = onlyChild(n.first.cmd.Process.Pid); err != nil {
 		return err
 	}
-	if n.forward, err = newForwarder(n.pid, strings.TrimPrefix(n.cluster.url, "https://")); err != nil {
-		return err
+	server := strings.TrimPrefix(n.cluster.url, "https://")
+	for _, at := range []string{server, serviceAddress + ":443"} {
+		if err := n.Forward(at, server); err != nil {
+			return err
+		}
 	}
 	if err := n.startContainerd(ctx, image); err != nil {
 		return err
 	}
 	return n.startKubelet(ctx, labels)
 }
+
+// serviceAddress is that of the API server for pods: the first of its range of services.
+const serviceAddress = "10.0.0.1"
+
+// Forward carries the connections to an address in the network of the node to one of this machine. Pods
+// reach the address if it is not a loopback address.
+func (n *Node) Forward(address, to string) error {
+	f, err := newForwarder(n.pid, address, to)
+	if err == nil {
+		n.forward = append(n.forward, f)
+	}
+	return err
+}
+
+// ServiceAddress returns an address of the node that pods reach, with a port.
+func ServiceAddress(port string) string { return net.JoinHostPort(serviceAddress, port) }
 
 // onlyChild returns the process that unshare forked.
 func onlyChild(pid int) (int, error) {
@@ -181,23 +209,30 @@ func (n *Node) startContainerd(ctx context.Context, image string) error {
 	if err != nil {
 		return err
 	}
-	ctr := func(args ...string) error {
-		out, err := exec.CommandContext(ctx, "nsenter", append([]string{
-			"-t", fmt.Sprint(n.pid), "--mount", "--pid", "--net", "--",
-			n.cluster.Programs.node("ctr"), "-a", "/run/containerd/containerd.sock", "-n", "k8s.io",
-		}, args...)...).CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("ctr %v: %w: %s", args, err, out)
-		}
-		return nil
-	}
-	if err := n.cluster.await(ctx, "containerd", func(context.Context) bool { return ctr("version") == nil || daemon.ended() != nil }); err != nil {
+	if err := n.cluster.await(ctx, "containerd", func(ctx context.Context) bool { return n.ctr(ctx, "version") == nil || daemon.ended() != nil }); err != nil {
 		return err
 	}
 	if err := daemon.ended(); err != nil {
 		return err
 	}
-	return ctr("images", "import", image)
+	return n.Import(ctx, image)
+}
+
+// Import gives containerd the images of an archive. Flags are those of "ctr images import".
+func (n *Node) Import(ctx context.Context, archive string, flags ...string) error {
+	return n.ctr(ctx, slices.Concat([]string{"images", "import"}, flags, []string{archive})...)
+}
+
+// ctr runs a command of containerd's client.
+func (n *Node) ctr(ctx context.Context, args ...string) error {
+	out, err := exec.CommandContext(ctx, "nsenter", append([]string{
+		"-t", fmt.Sprint(n.pid), "--mount", "--pid", "--net", "--",
+		n.cluster.Programs.node("ctr"), "-a", "/run/containerd/containerd.sock", "-n", "k8s.io",
+	}, args...)...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("ctr %v: %w: %s", args, err, out)
+	}
+	return nil
 }
 
 func (n *Node) startKubelet(ctx context.Context, labels map[string]string) error {
@@ -299,10 +334,10 @@ func (n *Node) Kill() {
 	for _, p := range n.parts {
 		p.Kill()
 	}
-	if n.forward != nil {
-		n.forward.Close()
-		n.forward = nil
+	for _, f := range n.forward {
+		f.Close()
 	}
+	n.forward = nil
 }
 
 // Stop ends the node and removes its control groups.

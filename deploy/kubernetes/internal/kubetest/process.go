@@ -94,6 +94,9 @@ func (p *Process) ended() error {
 
 // Tail returns the last lines of the log.
 func (p *Process) Tail(lines int) string {
+	if p == nil {
+		return "" // it has not been started
+	}
 	raw, err := os.ReadFile(p.log)
 	if err != nil {
 		return err.Error()
