@@ -32,6 +32,7 @@ func TestFaults(t *testing.T) {
 	t.Run("no host", func(t *testing.T) { e.on(t).noHost() })
 	t.Run("a kubelet names a host", func(t *testing.T) { e.on(t).kubeletNamesHost() })
 	t.Run("quota", func(t *testing.T) { e.on(t).quota() })
+	t.Run("quota of the namespace", func(t *testing.T) { e.on(t).namespaceQuota() })
 	t.Run("rights", func(t *testing.T) { e.on(t).rights() })
 	t.Run("leaders are killed", func(t *testing.T) { e.on(t).leadersKilled() })
 	t.Run("rights that are used", func(t *testing.T) { e.on(t).rightsUsed() })
@@ -127,29 +128,6 @@ func (e *env) kubeletNamesHost() {
 	if err := e.RemoveNode(ctx, name); err != nil {
 		e.t.Fatal(err)
 	}
-}
-
-// quota: a claim beyond the quota of its tenant waits, with the manager's reason.
-func (e *env) quota() {
-	put := func(n uint32) {
-		e.t.Helper()
-		_, err := e.pool.API.Pool.PutTenant(e.t.Context(), connect.NewRequest(&dxpuv1.PutTenantRequest{
-			Tenant: &dxpuv1.Tenant{Id: "default", Quota: &dxpuv1.Quota{MaxGpus: n}},
-		}))
-		if err != nil {
-			e.t.Fatal(err)
-		}
-	}
-	put(1)
-	e.createPod(podSpec{name: "first"})
-	e.waitRunning("first")
-	e.createPod(podSpec{name: "second"})
-	e.waitEvent("second", "GPUQueued", "Tenant default has 1 of the 1 GPUs that its quota allows")
-	e.deletePod("first")
-	e.waitRunning("second")
-	e.deletePod("second")
-	e.waitNoLease()
-	put(0)
 }
 
 func (e *env) waitEvent(pod, reason, text string) {

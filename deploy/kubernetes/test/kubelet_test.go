@@ -35,6 +35,9 @@ func TestKubelet(t *testing.T) {
 	n := newNodesEnv(t, versions[0])
 	t.Run("a program computes", func(t *testing.T) { n.on(t).computes() })
 	t.Run("the plugin restarts", func(t *testing.T) { n.on(t).pluginRestarts() })
+	t.Run("the kubelet restarts", func(t *testing.T) { n.on(t).kubeletRestarts() })
+	t.Run("monitoring", func(t *testing.T) { n.on(t).monitors() })
+	t.Run("a node that is a VM", func(t *testing.T) { n.on(t).virtualMachine() })
 	t.Run("a claim of another node", func(t *testing.T) { n.on(t).anotherNode() })
 	t.Run("a third of a GPU", func(t *testing.T) { n.on(t).partOfGPU() })
 	t.Run("GPUs of the node", func(t *testing.T) { n.on(t).localGPUs() })
@@ -107,13 +110,18 @@ func (n *nodesEnv) startNode(image string) {
 	n.nodes, n.plugins = append(n.nodes, node), append(n.plugins, nil)
 }
 
-// startPlugin starts the plugin on a node, with the paths of the manifests.
+// startPlugin starts the plugin on a node that has the sockets of its host, with the paths of the manifests.
 func (n *nodesEnv) startPlugin(i int, flags ...string) {
+	n.t.Helper()
+	n.startPluginWith(i, append([]string{"--socket-dir", n.pool.SocketDir(i), "--opencl-driver", n.driver}, flags...)...)
+}
+
+// startPluginWith starts the plugin on a node with other ways to its GPUs.
+func (n *nodesEnv) startPluginWith(i int, flags ...string) {
 	n.t.Helper()
 	var err error
 	n.plugins[i], err = n.nodes[i].Start("plugin", programs.driver, append([]string{
-		"plugin", "--node-name", n.nodes[i].Name,
-		"--kubeconfig", n.access, "--socket-dir", n.pool.SocketDir(i), "--opencl-driver", n.driver, "-v", "2",
+		"plugin", "--node-name", n.nodes[i].Name, "--kubeconfig", n.access, "-v", "2",
 	}, flags...)...)
 	if err != nil {
 		n.t.Fatal(err)

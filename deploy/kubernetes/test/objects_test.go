@@ -33,6 +33,7 @@ type podSpec struct {
 	tolerations     []resourceapi.DeviceToleration
 	requests        int    // that are alike, each for its GPUs; 0: one
 	distinct        bool   // the GPUs of the requests differ
+	admin           bool   // access for monitoring, beside the user of a GPU
 	extended        int64  // GPUs as an extended resource instead of a claim
 	command         string // of a shell in the image of programs, for a real kubelet
 	once            bool   // the pod ends with its program
@@ -78,7 +79,15 @@ func (e *env) podSpec(s podSpec) corev1.PodSpec {
 // template creates a template of claims for a pod, and returns its name.
 func (e *env) template(s podSpec) string {
 	e.t.Helper()
+	e.must(e.createTemplate(s))
+	return s.name
+}
+
+func (e *env) createTemplate(s podSpec) error {
 	r := resourceapi.ExactDeviceRequest{DeviceClassName: cmp.Or(s.class, class), Count: max(s.gpus, 1), Tolerations: s.tolerations}
+	if s.admin {
+		r.AdminAccess = &s.admin
+	}
 	if s.selector != "" {
 		r.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: s.selector}}}
 	}
@@ -102,10 +111,8 @@ func (e *env) template(s podSpec) string {
 	if s.parameters != "" {
 		d.Config = []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: parameters(s.parameters)}}
 	}
-	if _, err := e.Kube.ResourceV1().ResourceClaimTemplates(s.in()).Create(e.t.Context(), t, metav1.CreateOptions{}); err != nil {
-		e.t.Fatal(err)
-	}
-	return s.name
+	_, err := e.Kube.ResourceV1().ResourceClaimTemplates(s.in()).Create(e.t.Context(), t, metav1.CreateOptions{})
+	return err
 }
 
 // parameters returns the configuration of leases with some fields.

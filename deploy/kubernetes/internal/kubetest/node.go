@@ -240,15 +240,10 @@ func (n *Node) startKubelet(ctx context.Context, labels map[string]string) error
 	if err := n.makeGroups(group); err != nil {
 		return err
 	}
-	kubeconfig, err := n.cluster.Kubeconfig("system:node:" + n.Name)
-	if err != nil {
-		return err
-	}
 	if err := n.write("kubelet.yaml", fmt.Sprintf(kubeletConfig, group)); err != nil {
 		return err
 	}
-	kubelet, err := n.Start("kubelet", n.cluster.Programs.kubernetes("kubelet"), "--config", filepath.Join(n.Dir, "kubelet.yaml"),
-		"--kubeconfig", kubeconfig, "--hostname-override", n.Name, "--node-ip", "192.0.2.10")
+	kubelet, err := n.StartKubelet()
 	if err != nil {
 		return err
 	}
@@ -267,6 +262,19 @@ func (n *Node) startKubelet(ctx context.Context, labels map[string]string) error
 	})
 	return errors.Join(err, kubelet.ended())
 }
+
+// StartKubelet starts the kubelet of the node, also after KillKubelet.
+func (n *Node) StartKubelet() (*Process, error) {
+	kubeconfig, err := n.cluster.Kubeconfig("system:node:" + n.Name)
+	if err != nil {
+		return nil, err
+	}
+	return n.Start("kubelet", n.cluster.Programs.kubernetes("kubelet"), "--config", filepath.Join(n.Dir, "kubelet.yaml"),
+		"--kubeconfig", kubeconfig, "--hostname-override", n.Name, "--node-ip", "192.0.2.10")
+}
+
+// KillKubelet ends the kubelet at once. The containers of the node go on.
+func (n *Node) KillKubelet() { n.parts["kubelet"].Kill() }
 
 // ready reports whether Kubernetes calls a node ready.
 func (c *Cluster) ready(ctx context.Context, name string) bool {

@@ -76,6 +76,15 @@ func (p *Process) Kill() {
 	<-p.exited
 }
 
+// Wait waits for the end of the process by itself.
+func (p *Process) Wait() error {
+	<-p.exited
+	if p.err != nil {
+		return fmt.Errorf("%s: %w: %s", p.name, p.err, p.Tail(5))
+	}
+	return nil
+}
+
 // Pause makes the process stand still until Resume.
 func (p *Process) Pause() error { return syscall.Kill(-p.cmd.Process.Pid, syscall.SIGSTOP) }
 
