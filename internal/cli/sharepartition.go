@@ -35,9 +35,10 @@ they are, missing ones are created, and the others are destroyed. As few instanc
 possible move, each with the compute instances that it had. The command prints the plan; --yes carries it out, as root.
 
 An instance that a process uses is never touched: a plan that needs that is refused,
-and processes are looked for again before each step. If a step fails, the former mode
-and instances come back. Created instances have new UUIDs. Some GPUs change their
-MIG mode only with a reset, which this command does not do: it says how.`,
+and processes are looked for again before each step. While another process changes the GPU,
+--yes is refused (a lock in --dir). If a step fails, the former mode and instances come
+back. Created instances have new UUIDs. Some GPUs change their MIG mode only with a reset,
+which this command does not do: it says how.`,
 		Example: `  dxpu share partition
   dxpu share partition --instances 3g.20gb,2g.10gb,1g.5gb
   dxpu share partition GPU-e86cb44c --instances 1g.5gb --yes -o json
@@ -61,6 +62,7 @@ MIG mode only with a reset, which this command does not do: it says how.`,
 	f.BoolVar(&p.Off, "off", false, "destroy all instances and end MIG mode")
 	f.BoolVarP(&yes, "yes", "y", false, "carry out the plan")
 	f.StringVar(&p.Programs.SMI, "nvidia-smi", "", "`path` of nvidia-smi, by default the one in $PATH")
+	agentDirVar(f, &p.Dir)
 	cmd.MarkFlagsMutuallyExclusive("instances", "none", "off")
 	return cmd
 }

@@ -7,6 +7,7 @@
 package mig
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
@@ -55,25 +56,32 @@ type Compute struct {
 	ID      int    `json:"id"`
 	Profile int    `json:"profile_id"`
 	Name    string `json:"profile"`        // "3g.20gb", or "1c.3g.20gb" for a part of the instance
+	Start   int    `json:"start"`          // compute slice of the instance
 	UUID    string `json:"uuid,omitempty"` // MIG-…, for CUDA_VISIBLE_DEVICES
 }
 
 // partOf matches the name of a compute instance that has a part of its GPU instance.
 var partOf = regexp.MustCompile(`^[0-9]+c\.`)
 
-// parts returns the profiles of the compute instances, in order: nil stands for one that has
+// Place is the place of a compute instance in its GPU instance.
+type Place struct {
+	Profile int `json:"profile_id"`
+	Start   int `json:"start"` // compute slice of the instance
+}
+
+// parts returns the compute instances, in order of their places: nil stands for one that has
 // the whole instance.
-func (i *Instance) parts() []int {
-	out := make([]int, 0, len(i.Compute))
+func (i *Instance) parts() []Place {
+	out := make([]Place, 0, len(i.Compute))
 	whole := false
 	for _, c := range i.Compute {
-		out = append(out, c.Profile)
+		out = append(out, Place{c.Profile, c.Start})
 		whole = whole || !partOf.MatchString(c.Name)
 	}
 	if whole {
 		return nil
 	}
-	slices.Sort(out)
+	slices.SortFunc(out, func(a, b Place) int { return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.Profile, b.Profile)) })
 	return out
 }
 
@@ -89,6 +97,8 @@ type GPU struct {
 	Instances []Instance `json:"instances"`
 	// Busy are processes that use the GPU, and that nvidia-smi names no instance for.
 	Busy []int `json:"processes,omitempty"`
+	// Untold: nvidia-smi does not list the processes, so each instance may be in use.
+	Untold bool `json:"processes_untold,omitempty"`
 }
 
 // layout is the GPU's as the solver takes it.
@@ -119,8 +129,8 @@ func (g *GPU) InUse() error {
 	if busy := g.busy(g.Instances); busy != nil {
 		return busy
 	}
-	if len(g.Busy) > 0 {
-		return &BusyError{GPU: g.UUID, Processes: g.Busy}
+	if len(g.Busy) > 0 || g.Untold {
+		return &BusyError{GPU: g.UUID, Processes: g.Busy, Untold: g.Untold}
 	}
 	return nil
 }
@@ -148,10 +158,9 @@ type Step struct {
 	Instance int    `json:"instance,omitempty"`
 	ID       int    `json:"profile_id,omitempty"`
 	Compute  []int  `json:"compute_instances,omitempty"`
-	// Parts are the profiles of the compute instances of a new instance. Nil stands for one
-	// that has all of it.
-	Parts []int `json:"compute_profiles,omitempty"`
-	Move  bool  `json:"move,omitempty"` // the instance is created again elsewhere
+	// Parts are the compute instances of a new instance. Nil stands for one that has all of it.
+	Parts []Place `json:"compute_places,omitempty"`
+	Move  bool    `json:"move,omitempty"` // the instance is created again elsewhere
 }
 
 // String describes the step.
@@ -179,6 +188,7 @@ type BusyError struct {
 	GPU       string
 	Instances []Instance
 	Processes []int // of no known instance
+	Untold    bool  // nvidia-smi does not list the processes
 }
 
 func (e *BusyError) Error() string {
@@ -188,6 +198,9 @@ func (e *BusyError) Error() string {
 	}
 	if len(e.Processes) > 0 {
 		parts = append(parts, "processes "+numbers(e.Processes))
+	}
+	if len(parts) == 0 && e.Untold {
+		return fmt.Sprintf("%s may be in use: \"nvidia-smi -q -x\" does not list its processes; run this outside of a container, or with a newer driver", e.GPU)
 	}
 	return fmt.Sprintf("%s is in use: %s; end them first", e.GPU, strings.Join(parts, ", "))
 }

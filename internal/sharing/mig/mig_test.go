@@ -116,8 +116,8 @@ func TestParse(t *testing.T) {
 		t.Errorf("profiles %+v", g.Profiles)
 	}
 	want := []Instance{
-		{1, "3g.20gb", 4, 4, []Compute{{0, 2, "3g.20gb", "MIG-c7384736-a75d-5afc-978f-d2f1294409fd"}}, []int{4559}},
-		{9, "1g.5gb", 0, 1, []Compute{{0, 0, "1g.5gb", "MIG-a28ad590-3fda-56dd-84fc-0a0b96edc58d"}}, nil},
+		{1, "3g.20gb", 4, 4, []Compute{{0, 2, "3g.20gb", 0, "MIG-c7384736-a75d-5afc-978f-d2f1294409fd"}}, []int{4559}},
+		{9, "1g.5gb", 0, 1, []Compute{{0, 0, "1g.5gb", 0, "MIG-a28ad590-3fda-56dd-84fc-0a0b96edc58d"}}, nil},
 	}
 	if fmt.Sprint(g.Instances) != fmt.Sprint(want) {
 		t.Errorf("instances %+v\nwant %+v", g.Instances, want)

@@ -163,12 +163,14 @@ func ParseCompute(text string, instances []Instance) error {
 		gi, err1 := number(f[1])
 		ci, err2 := number(f[5])
 		profile, err3 := number(f[4])
-		if err := first(err1, err2, err3); err != nil {
+		start, _, _ := strings.Cut(f[6], ":")
+		at, err4 := number(start)
+		if err := first(err1, err2, err3, err4); err != nil {
 			return fmt.Errorf("nvidia-smi mig -lci: row %q: %w", strings.Join(f, " "), err)
 		}
 		for n := range instances {
 			if instances[n].ID == gi {
-				instances[n].Compute = append(instances[n].Compute, Compute{ID: ci, Profile: profile, Name: f[3]})
+				instances[n].Compute = append(instances[n].Compute, Compute{ID: ci, Profile: profile, Name: f[3], Start: at})
 			}
 		}
 	}
@@ -188,11 +190,14 @@ type smiLog struct {
 			GI    int `xml:"gpu_instance_id"`
 			CI    int `xml:"compute_instance_id"`
 		} `xml:"mig_devices>mig_device"`
-		Processes []struct {
-			GI   string `xml:"gpu_instance_id"`
-			PID  int    `xml:"pid"`
-			Type string `xml:"type"`
-		} `xml:"processes>process_info"`
+		Processes *struct {
+			Text string `xml:",chardata"`
+			List []struct {
+				GI   string `xml:"gpu_instance_id"`
+				PID  int    `xml:"pid"`
+				Type string `xml:"type"`
+			} `xml:"process_info"`
+		} `xml:"processes"`
 	} `xml:"gpu"`
 }
 
@@ -219,12 +224,17 @@ func ParseQuery(text string) (GPU, []Device, []Process, error) {
 		devices = append(devices, Device(d))
 	}
 	var processes []Process
-	for _, p := range in.Processes {
-		gi, err := number(strings.TrimSpace(p.GI))
-		if err != nil {
-			gi = -1
+	if p := in.Processes; p == nil || strings.TrimSpace(p.Text) != "" { // such as N/A
+		g.Untold = true
+	}
+	if in.Processes != nil {
+		for _, p := range in.Processes.List {
+			gi, err := number(strings.TrimSpace(p.GI))
+			if err != nil {
+				gi = -1
+			}
+			processes = append(processes, Process{p.PID, gi}) // one without an ID holds its instance too
 		}
-		processes = append(processes, Process{p.PID, gi}) // one without an ID holds its instance too
 	}
 	if len(devices)+len(processes) > maxRows {
 		return GPU{}, nil, nil, fmt.Errorf("nvidia-smi -q -x: more than %d devices and processes", maxRows)

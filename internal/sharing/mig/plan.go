@@ -45,7 +45,7 @@ func Make(g *GPU, want []string) (Plan, error) {
 		after, created, ok := layout.Plan(g.current(w.kept), w.missing)
 		if !ok { // programs use what is in the way
 			inTheWay := slices.DeleteFunc(w.kept, func(i Instance) bool { return len(i.Busy) == 0 })
-			return Plan{}, &BusyError{GPU: g.UUID, Instances: inTheWay, Processes: g.Busy}
+			return Plan{}, &BusyError{GPU: g.UUID, Instances: inTheWay, Processes: g.Busy, Untold: g.Untold}
 		}
 		steps, moved := g.clear(w, after)
 		if least < 0 || len(moved) < least {
@@ -137,8 +137,8 @@ func mode(g *GPU, on bool) (p Plan, done bool, err error) {
 	case !on:
 		return p, false, nil
 	}
-	if len(g.Busy) > 0 {
-		return p, true, &BusyError{GPU: g.UUID, Processes: g.Busy}
+	if len(g.Busy) > 0 || g.Untold {
+		return p, true, &BusyError{GPU: g.UUID, Processes: g.Busy, Untold: g.Untold}
 	}
 	return Plan{Steps: []Step{{Verb: EnableMode}}, Again: true}, true, nil
 }
@@ -154,7 +154,7 @@ func (e ResetError) Error() string {
 func (g *GPU) current(kept []Instance) []share.MIGInstance {
 	out := make([]share.MIGInstance, 0, len(kept))
 	for _, i := range kept {
-		out = append(out, share.MIGInstance{Profile: g.profile(i.Profile), Start: i.Start, Pinned: len(i.Busy)+len(g.Busy) > 0})
+		out = append(out, share.MIGInstance{Profile: g.profile(i.Profile), Start: i.Start, Pinned: len(i.Busy)+len(g.Busy) > 0 || g.Untold})
 	}
 	return out
 }
@@ -232,9 +232,9 @@ func (g *GPU) busy(gone []Instance) error {
 		}
 	}
 	if len(gone) > 0 {
-		e.Processes = g.Busy
+		e.Processes, e.Untold = g.Busy, g.Untold
 	}
-	if len(e.Instances)+len(e.Processes) == 0 {
+	if len(e.Instances)+len(e.Processes) == 0 && !e.Untold {
 		return nil
 	}
 	return e
@@ -256,7 +256,7 @@ func (g *GPU) destroy(i Instance, move bool) Step {
 	return s
 }
 
-func (g *GPU) create(name string, start int, parts []int) Step {
+func (g *GPU) create(name string, start int, parts []Place) Step {
 	s := Step{Verb: Create, Profile: name, Start: start, Parts: parts}
 	if p := g.profile(name); p >= 0 {
 		s.ID = g.Profiles[p].ID

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/dxpu-project/dxpu/internal/dirlock"
 	"github.com/dxpu-project/dxpu/internal/sharing/mig"
 )
 
@@ -17,6 +19,9 @@ const (
 	inUseTries = 5               // attempts at something that nvidia-smi says is in use
 	inUseDelay = time.Second     // between them: monitors hold a GPU for a moment
 	undoLimit  = 5 * time.Minute // for the way back after a failed step
+
+	// badArgument is the status of nvidia-smi for an argument that it does not understand: nvidia-smi(1).
+	badArgument = 2
 )
 
 // Device is a GPU as nvidia-smi lists it.
@@ -139,6 +144,7 @@ type Partition struct {
 	UUID     string
 	Want     []string              // profiles; none: no instances
 	Off      bool                  // end MIG mode
+	Dir      string                // folder of the locks that keep two changes of a GPU apart
 	Progress func(mig.Step, error) // called after each step
 	Delay    time.Duration         // between attempts; a second by default
 }
@@ -162,8 +168,14 @@ func (p *Partition) plan(g *mig.GPU) (mig.Plan, error) {
 
 // Apply carries out the steps. Before each that destroys, it looks again for processes.
 // If a step fails, it goes back to the former mode and instances, as far as none is in use;
-// the error says whether it could. New instances have new UUIDs.
+// the error says whether it could. New instances have new UUIDs. Only one at a time changes
+// a GPU: the steps of two would undo each other.
 func (p *Partition) Apply(ctx context.Context) (*mig.GPU, error) {
+	unlock, err := p.lock()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
 	before, plan, err := p.Plan(ctx)
 	if err != nil {
 		return nil, err
@@ -186,6 +198,21 @@ func (p *Partition) Apply(ctx context.Context) (*mig.GPU, error) {
 		return nil, p.undo(ctx, before, err)
 	}
 	return after, nil
+}
+
+// lock keeps another process from a change of the GPU.
+func (p *Partition) lock() (unlock func(), err error) {
+	if err := os.MkdirAll(p.Dir, 0o711); err != nil {
+		return nil, err
+	}
+	lock, err := dirlock.Lock(p.Dir, "partition-"+p.UUID+".lock")
+	if held := (*dirlock.HeldError)(nil); errors.As(err, &held) {
+		return nil, fmt.Errorf("%s: process %d changes its partitions: wait for its end", p.UUID, held.PID)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return func() { _ = lock.Close() }, nil
 }
 
 func (p *Partition) steps(ctx context.Context, plan mig.Plan) error {
@@ -238,8 +265,17 @@ func (p *Partition) create(ctx context.Context, s mig.Step) error {
 	if err != nil {
 		return err
 	}
-	parts := strings.Trim(strings.ReplaceAll(fmt.Sprint(s.Parts), " ", ","), "[]")
-	_, err = p.try(ctx, "mig", "-i", p.UUID, "-cci", parts, "-gi", strconv.Itoa(instance))
+	var profiles, places []string
+	for _, part := range s.Parts {
+		profiles = append(profiles, strconv.Itoa(part.Profile))
+		places = append(places, fmt.Sprintf("%d:%d", part.Profile, part.Start))
+	}
+	in := strconv.Itoa(instance)
+	_, err = p.try(ctx, "mig", "-i", p.UUID, "-cci", strings.Join(places, ","), "-gi", in)
+	if exit := (*ExitError)(nil); errors.As(err, &exit) && exit.Code == badArgument {
+		// A driver that takes no places gives them out in this order, from the first slice on.
+		_, err = p.try(ctx, "mig", "-i", p.UUID, "-cci", strings.Join(profiles, ","), "-gi", in)
+	}
 	return err
 }
 
@@ -269,11 +305,11 @@ func (p *Partition) unused(ctx context.Context, instance int) error {
 	if err != nil {
 		return err
 	}
-	e := &mig.BusyError{GPU: p.UUID, Processes: g.Busy}
+	e := &mig.BusyError{GPU: p.UUID, Processes: g.Busy, Untold: g.Untold}
 	if n := slices.IndexFunc(g.Instances, func(i mig.Instance) bool { return i.ID == instance && len(i.Busy) > 0 }); n >= 0 {
 		e.Instances = g.Instances[n : n+1]
 	}
-	if len(e.Instances)+len(e.Processes) > 0 {
+	if len(e.Instances)+len(e.Processes) > 0 || e.Untold {
 		return e
 	}
 	return nil

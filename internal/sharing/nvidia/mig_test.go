@@ -3,6 +3,7 @@ package nvidia
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -21,7 +22,7 @@ func partition(t *testing.T, g nvidiatest.SMIGPU, want ...string) (string, *Part
 	dir := nvidiatest.Install(t)
 	g.UUID = gpu
 	nvidiatest.EditSMI(t, dir, func(s *nvidiatest.SMI) { s.GPUs = []nvidiatest.SMIGPU{{UUID: "GPU-other", NoMIG: true}, g} })
-	return dir, &Partition{Programs: Programs{SMI: filepath.Join(dir, "nvidia-smi")}, UUID: gpu, Want: want, Delay: time.Millisecond}
+	return dir, &Partition{Programs: Programs{SMI: filepath.Join(dir, "nvidia-smi")}, UUID: gpu, Want: want, Delay: time.Millisecond, Dir: t.TempDir()}
 }
 
 // enabled is a fake GPU in MIG mode with 3g.20gb at slice 4 and 1g.5gb at slice 0.
@@ -247,4 +248,90 @@ func FuzzDevices(f *testing.F) {
 			}
 		}
 	})
+}
+
+// The compute instances of an instance that moves, or comes back after a failed step, have the
+// places that they had, in their order: drivers that take no places give them out so.
+func TestPartitionKeepsPlaces(t *testing.T) {
+	former := []nvidiatest.SMIPlace{{Profile: 1, Start: 0}, {Profile: 0, Start: 2}} // the large one first
+	for _, old := range []bool{false, true} {
+		g := nvidiatest.SMIGPU{Enabled: true, Pending: true, Next: 2, NoPlaces: old, Instances: []nvidiatest.SMIInstance{
+			{ID: 1, Profile: 9, Start: 0, Compute: []int{0, 1}, Parts: true, Places: former},
+		}}
+		dir, p := partition(t, g, "3g.20gb", "4g.20gb") // the former has to move, because the latter begins at 0 only
+		if _, err := p.Apply(t.Context()); err != nil {
+			t.Fatalf("old %v: %v", old, err)
+		}
+		s := nvidiatest.EditSMI(t, dir, func(*nvidiatest.SMI) {})
+		if i := s.GPUs[1].Instances; layout(t, dir) != "5@0 9@4" || !slices.ContainsFunc(i, func(i nvidiatest.SMIInstance) bool { return i.Start == 4 && slices.Equal(i.Places, former) }) {
+			t.Errorf("old %v: instances %+v after %q", old, i, s.Log)
+		}
+	}
+}
+
+// A gap between compute instances comes back, too, where the driver takes places.
+func TestPartitionRestoresGaps(t *testing.T) {
+	former := []nvidiatest.SMIPlace{{Profile: 0, Start: 2}}
+	dir, p := partition(t, nvidiatest.SMIGPU{Enabled: true, Pending: true, Next: 2, Instances: []nvidiatest.SMIInstance{
+		{ID: 1, Profile: 9, Start: 0, Compute: []int{0}, Parts: true, Places: former},
+	}}, "7g.40gb")
+	nvidiatest.EditSMI(t, dir, func(s *nvidiatest.SMI) {
+		s.Faults = []nvidiatest.SMIFault{{Command: "mig -cgi", Count: 1, Text: "Failed to create GPU instances: Unknown Error\n", Code: 255}}
+	})
+	if _, err := p.Apply(t.Context()); err == nil || !strings.Contains(err.Error(), "the former instances are in place") {
+		t.Errorf("error %v", err)
+	}
+	if s := nvidiatest.EditSMI(t, dir, func(*nvidiatest.SMI) {}); len(s.GPUs[1].Instances) != 1 || !slices.Equal(s.GPUs[1].Instances[0].Places, former) {
+		t.Errorf("instances %+v after %q", s.GPUs[1].Instances, s.Log)
+	}
+}
+
+// A GPU whose processes nvidia-smi does not list counts as one in use: nothing of it goes.
+func TestPartitionWithoutProcesses(t *testing.T) {
+	g := enabled()
+	g.Untold = true
+	for _, want := range [][]string{nil, {"7g.40gb"}, {"4g.20gb", "2g.10gb"}} {
+		dir, p := partition(t, g, want...)
+		_, err := p.Apply(t.Context())
+		if !errors.As(err, new(*mig.BusyError)) || !strings.Contains(err.Error(), "does not list its processes; run this outside of a container") {
+			t.Errorf("%q: error %v", want, err)
+		}
+		if got := layout(t, dir); got != "19@0 9@4" {
+			t.Errorf("%q: instances %q", want, got)
+		}
+	}
+	dir, p := partition(t, g, "3g.20gb", "1g.5gb", "2g.10gb") // this one needs no room of others
+	if _, err := p.Apply(t.Context()); err != nil || layout(t, dir) != "19@0 14@2 9@4" {
+		t.Errorf("%q, %v", layout(t, dir), err)
+	}
+	for _, g := range []nvidiatest.SMIGPU{{Untold: true}, {Untold: true, Enabled: true, Pending: true}} {
+		dir, p = partition(t, g)
+		p.Off = g.Enabled
+		if !p.Off {
+			p.Want = []string{"7g.40gb"}
+		}
+		if _, err := p.Apply(t.Context()); !errors.As(err, new(*mig.BusyError)) {
+			t.Errorf("the mode of %+v: %v, commands %q", g, err, nvidiatest.EditSMI(t, dir, func(*nvidiatest.SMI) {}).Log)
+		}
+	}
+}
+
+// Two changes of one GPU at once: the second is refused, and its steps do not mix with those of the
+// first one.
+func TestPartitionAlone(t *testing.T) {
+	dir, p := partition(t, enabled(), "7g.40gb")
+	second := &Partition{Programs: p.Programs, UUID: gpu, Want: []string{"1g.5gb"}, Delay: p.Delay, Dir: p.Dir}
+	asked := 0
+	p.Progress = func(mig.Step, error) {
+		asked++
+		if _, err := second.Apply(t.Context()); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d changes its partitions", os.Getpid())) {
+			t.Errorf("beside the first one: %v", err)
+		}
+	}
+	if _, err := p.Apply(t.Context()); err != nil || asked == 0 || layout(t, dir) != "0@0" {
+		t.Errorf("%q after %d steps: %v", layout(t, dir), asked, err)
+	}
+	if _, err := second.Apply(t.Context()); err != nil || layout(t, dir) != "19@0" {
+		t.Errorf("after the first one: %q, %v", layout(t, dir), err)
+	}
 }

@@ -160,10 +160,10 @@ func TestPartitionFaults(t *testing.T) {
 }
 
 func testFaults(t *testing.T, rng *rand.Rand, name string, g nvidiatest.SMIGPU, want []string, off bool) {
-	last := 4
+	last, dir := 4, t.TempDir()
 	for at := rng.IntN(5); at <= last; at += 2 + rng.IntN(12) { // also without a fault
 		for _, kind := range kinds {
-			last = max(last, testFault(t, name, g, want, off, at, kind))
+			last = max(last, testFault(t, dir, name, g, want, off, at, kind))
 			if t.Failed() {
 				return
 			}
@@ -171,13 +171,13 @@ func testFaults(t *testing.T, rng *rand.Rand, name string, g nvidiatest.SMIGPU, 
 	}
 }
 
-func testFault(t *testing.T, name string, g nvidiatest.SMIGPU, want []string, off bool, at int, kind string) (runs int) {
+func testFault(t *testing.T, dir, name string, g nvidiatest.SMIGPU, want []string, off bool, at int, kind string) (runs int) {
 	g.Instances = slices.Clone(g.Instances)
 	for n := range g.Instances {
 		g.Instances[n].Compute = slices.Clone(g.Instances[n].Compute)
 	}
 	f := &faultySMI{t: t, smi: nvidiatest.SMI{GPUs: []nvidiatest.SMIGPU{g}}, at: at, kind: kind}
-	p := &Partition{Programs: Programs{runs: f.run}, UUID: gpu, Want: want, Off: off, Delay: time.Nanosecond}
+	p := &Partition{Programs: Programs{runs: f.run}, UUID: gpu, Want: want, Off: off, Delay: time.Nanosecond, Dir: dir}
 	before := f.state()
 	fail := func(format string, args ...any) {
 		t.Helper()

@@ -36,6 +36,8 @@ type SMIGPU struct {
 	UUID      string
 	NoMIG     bool
 	NeedReset bool // the mode changes with a reset only
+	NoPlaces  bool // -cci takes profiles only, as before placements of compute instances
+	Untold    bool // the processes are not listed
 	Enabled   bool
 	Pending   bool
 	Instances []SMIInstance
@@ -43,12 +45,26 @@ type SMIGPU struct {
 	Next      int
 }
 
-// SMIInstance is a GPU instance with the IDs of its compute instances. Parts: each of them has one
-// slice of it.
+// SMIInstance is a GPU instance with the IDs of its compute instances. Parts: each of them has a
+// part of it, one slice each if Places does not say which.
 type SMIInstance struct {
 	ID, Profile, Start int
 	Compute            []int
 	Parts              bool
+	Places             []SMIPlace // of the compute instances
+}
+
+// SMIPlace is the place of a compute instance in its GPU instance: profile 0 has one slice, 1 has two.
+type SMIPlace struct{ Profile, Start int }
+
+func (p SMIPlace) size() int { return p.Profile + 1 }
+
+// place returns the place of the compute instance with an index.
+func (x *SMIInstance) place(n int) SMIPlace {
+	if n < len(x.Places) {
+		return x.Places[n]
+	}
+	return SMIPlace{0, n}
 }
 
 // SMIProcess is a process; Instance is -1 where nvidia-smi would name none.
@@ -196,7 +212,7 @@ func (s *SMI) list() string {
 	for n, g := range s.GPUs {
 		fmt.Fprintf(&b, "GPU %d: NVIDIA A100-SXM4-40GB (UUID: %s)\n", n, g.UUID)
 		for d, x := range g.devices() {
-			fmt.Fprintf(&b, "  MIG %-11s Device  %d: (UUID: MIG-%s-%d-%d)\n", x.name(), d, strings.TrimPrefix(g.UUID, "GPU-"), x.ID, x.Compute[0])
+			fmt.Fprintf(&b, "  MIG %-11s Device  %d: (UUID: MIG-%s-%d-%d)\n", x.name(0), d, strings.TrimPrefix(g.UUID, "GPU-"), x.ID, x.Compute[0])
 		}
 	}
 	return b.String()
@@ -205,19 +221,19 @@ func (s *SMI) list() string {
 // devices are the compute instances, each with its GPU instance.
 func (g *SMIGPU) devices() (out []SMIInstance) {
 	for _, x := range g.Instances {
-		for _, c := range x.Compute {
+		for k, c := range x.Compute {
 			d := x
-			d.Compute = []int{c}
+			d.Compute, d.Places = []int{c}, []SMIPlace{x.place(k)}
 			out = append(out, d)
 		}
 	}
 	return out
 }
 
-// name is that of a compute instance.
-func (x *SMIInstance) name() string {
+// name is that of the compute instance with an index.
+func (x *SMIInstance) name(n int) string {
 	if x.Parts {
-		return "1c." + profileByID(x.Profile).name
+		return fmt.Sprintf("%dc.", x.place(n).size()) + profileByID(x.Profile).name
 	}
 	return profileByID(x.Profile).name
 }
@@ -240,7 +256,11 @@ func (g *SMIGPU) query(n int) string {
 		fmt.Fprintf(&b, "\t\t\t<mig_device>\n\t\t\t\t<index>%d</index>\n\t\t\t\t<gpu_instance_id>%d</gpu_instance_id>\n"+
 			"\t\t\t\t<compute_instance_id>%d</compute_instance_id>\n\t\t\t</mig_device>\n", d, x.ID, x.Compute[0])
 	}
-	fmt.Fprintf(&b, "\t\t</mig_devices>\n\t\t<uuid>%s</uuid>\n\t\t<processes>\n", g.UUID)
+	fmt.Fprintf(&b, "\t\t</mig_devices>\n\t\t<uuid>%s</uuid>\n", g.UUID)
+	if g.Untold {
+		return b.String() + "\t</gpu>\n</nvidia_smi_log>\n"
+	}
+	b.WriteString("\t\t<processes>\n")
 	for _, p := range g.Processes {
 		gi := "N/A"
 		if p.Instance >= 0 {

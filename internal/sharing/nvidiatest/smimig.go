@@ -104,13 +104,14 @@ func (g *SMIGPU) listCompute(n int) (string, int) {
 	b.WriteString(rule + "| Compute instances:                                                 |\n| GPU     GPU       Name             Profile   Instance   Placement  |\n" +
 		"|       Instance                       ID        ID       Start:Size |\n|         ID                                                         |\n|" + strings.Repeat("=", 68) + "|\n")
 	for _, x := range g.Instances {
-		for _, c := range x.Compute {
-			profile, size := 2, profileByID(x.Profile).slices // made up, as the documented IDs are: one per size
+		for k, c := range x.Compute {
+			profile, start, size := 2, 0, profileByID(x.Profile).slices // made up, as the documented IDs are: one per size
 			if x.Parts {
-				profile, size = 0, 1
+				p := x.place(k)
+				profile, start, size = p.Profile, p.Start, p.size()
 			}
 			rows++
-			fmt.Fprintf(&b, "| %3d    %3d       MIG %-14s %4d     %5d          0:%d     |\n%s", n, x.ID, x.name(), profile, c, size, rule)
+			fmt.Fprintf(&b, "| %3d    %3d       MIG %-14s %4d     %5d          %d:%d     |\n%s", n, x.ID, x.name(k), profile, c, start, size, rule)
 		}
 	}
 	if rows == 0 {
@@ -119,19 +120,53 @@ func (g *SMIGPU) listCompute(n int) (string, int) {
 	return b.String(), 0
 }
 
-// createCompute makes compute instances of one slice each.
+// createCompute makes compute instances of one or two slices, in the places that the command names,
+// or in the first ones.
 func (g *SMIGPU) createCompute(n, gi int, profiles []string) (string, int) {
 	x := g.find(gi)
-	if x == nil || len(x.Compute)+len(profiles) > profileByID(x.Profile).slices || slices.ContainsFunc(profiles, func(p string) bool { return p != "0" }) {
-		return "Failed to create compute instances: Insufficient Resources\n", 23
+	if x == nil {
+		return "No GPU instances found.\n", 6
 	}
-	x.Parts = true
 	var b strings.Builder
-	for range profiles {
-		x.Compute = append(x.Compute, len(x.Compute))
-		fmt.Fprintf(&b, "Successfully created compute instance ID %2d on GPU %2d GPU instance ID %2d using profile MIG %s (ID  0)\n", len(x.Compute)-1, n, gi, x.name())
+	for _, text := range profiles {
+		id, start, placed := strings.Cut(text, ":")
+		if placed && g.NoPlaces {
+			return "Unable to parse the profile.\n", badArgument
+		}
+		p := SMIPlace{Profile: atoi(id)}
+		if placed {
+			p.Start = atoi(start)
+		} else {
+			for !x.room(p) && p.Start < profileByID(x.Profile).slices {
+				p.Start++
+			}
+		}
+		if !x.room(p) {
+			return b.String() + "Failed to create compute instances: Insufficient Resources\n", 23
+		}
+		for k := range x.Compute {
+			x.Places = append(x.Places[:k], x.place(k))
+		}
+		x.Parts, x.Places, x.Compute = true, append(x.Places, p), append(x.Compute, len(x.Compute))
+		fmt.Fprintf(&b, "Successfully created compute instance ID %2d on GPU %2d GPU instance ID %2d using profile MIG %s (ID %2d)\n",
+			len(x.Compute)-1, n, gi, x.name(len(x.Compute)-1), p.Profile)
 	}
 	return b.String(), 0
+}
+
+const badArgument = 2
+
+// room reports whether a compute instance fits in a place.
+func (x *SMIInstance) room(p SMIPlace) bool {
+	if p.Profile < 0 || p.Profile > 1 || p.Start < 0 || p.Start+p.size() > profileByID(x.Profile).slices || len(x.Compute) > 0 && !x.Parts {
+		return false
+	}
+	for k := range x.Compute {
+		if o := x.place(k); p.Start < o.Start+o.size() && o.Start < p.Start+p.size() {
+			return false
+		}
+	}
+	return true
 }
 
 // create makes an instance for a profile and a placement, as 9:4, perhaps with its compute instance.
@@ -171,7 +206,11 @@ func (g *SMIGPU) destroyCompute(n, gi, ci int) (string, int) {
 		return fmt.Sprintf("Unable to destroy compute instance ID %2d from GPU %2d GPU instance ID %2d: In use by another client\n"+
 			"Failed to destroy compute instances: In use by another client\n", ci, n, gi), 19
 	}
-	x.Compute = slices.DeleteFunc(x.Compute, func(c int) bool { return c == ci })
+	k := slices.Index(x.Compute, ci)
+	for i := range x.Compute {
+		x.Places = append(x.Places[:i], x.place(i))
+	}
+	x.Compute, x.Places = slices.Delete(x.Compute, k, k+1), slices.Delete(x.Places, k, k+1)
 	return fmt.Sprintf("Successfully destroyed compute instance ID %2d from GPU %2d GPU instance ID %2d\n", ci, n, gi), 0
 }
 
