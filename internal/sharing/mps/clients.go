@@ -176,6 +176,20 @@ func (m *Machine) refuse(c *client, r Reason) {
 	m.clients = slices.DeleteFunc(m.clients, func(o *client) bool { return o == c })
 }
 
+// refuseUnasked refuses clients that have waited long since the daemon was last asked: they get an
+// answer, and may ask again.
+func (m *Machine) refuseUnasked() {
+	for _, c := range slices.Clone(m.clients) {
+		from := c.since
+		if m.asked.After(from) {
+			from = m.asked
+		}
+		if c.phase == waiting && m.now.Sub(from) > unaskedLimit {
+			m.refuse(c, ReasonUnasked)
+		}
+	}
+}
+
 func (m *Machine) end(c *client, r Reason) {
 	if c.phase == ending {
 		return

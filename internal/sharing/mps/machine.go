@@ -25,6 +25,7 @@ type Machine struct {
 	rested int                // rests since the service was stable
 	faults []time.Time
 	until  time.Time // of a rest
+	asked  time.Time // the last answer of the daemon, or look without one
 	left   time.Time // the last client left a server with a fault
 }
 
@@ -60,6 +61,9 @@ func (m *Machine) Step(now time.Time, want Want, seen Seen) []Action {
 	if m.tried == nil {
 		m.tried = make(map[Verb]time.Time)
 	}
+	if seen.Daemon != Unasked {
+		m.asked = now
+	}
 	m.pick(seen)
 	m.observe(seen)
 	var out []Action
@@ -67,6 +71,7 @@ func (m *Machine) Step(now time.Time, want Want, seen Seen) []Action {
 	case seen.Daemon == Mute, seen.Daemon == Unasked && !want.Run:
 		out = m.silent()
 	case seen.Daemon == Unasked: // nothing is wrong with the daemon, and nothing can be told to it
+		m.refuseUnasked()
 	case !want.Run:
 		out = m.stop(seen)
 	case seen.Daemon == Absent:

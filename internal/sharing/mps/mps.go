@@ -61,6 +61,7 @@ const (
 	endGrace      = 10 * time.Second       // from the request to end to terminate_client, and from there to the kill
 	recoverLimit  = 10 * time.Second       // for a server without clients to leave its fault
 	joinLimit     = 30 * time.Second       // for an admitted client to connect
+	unaskedLimit  = 30 * time.Second       // for a client whose limits cannot be told to the daemon
 	quitLimit     = 20 * time.Second       // for the daemon to quit
 	retry         = 5 * time.Second        // between two attempts at the same command
 	faultWindow   = 10 * time.Minute
@@ -197,13 +198,14 @@ type Reason uint8
 
 // Reasons.
 const (
-	NoReason     Reason = iota
-	ReasonFault         // a fatal fault of the server
-	ReasonShare         // its share changed
-	ReasonStop          // the service stops
-	ReasonEarly         // it connected before its limits were set
-	ReasonLate          // it did not connect in time
-	ReasonServer        // the server is gone
+	NoReason      Reason = iota
+	ReasonFault          // a fatal fault of the server
+	ReasonShare          // its share changed
+	ReasonStop           // the service stops
+	ReasonEarly          // it connected before its limits were set
+	ReasonLate           // it did not connect in time
+	ReasonServer         // the server is gone
+	ReasonUnasked        // nothing could be told to the daemon for long
 	reasons
 )
 
@@ -215,5 +217,6 @@ func (r Reason) String() string {
 	return [...]string{
 		"", "a client made the GPU fail, and MPS ends all clients then", "its share changed", "the service stops",
 		"it connected before its limits were set", "it did not connect in time", "the MPS server has ended",
+		"nvidia-cuda-mps-control cannot be run, so the server gets no limits for it: the agent's log says why",
 	}[r]
 }
