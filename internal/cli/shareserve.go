@@ -5,6 +5,7 @@ package cli
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -194,9 +195,9 @@ func groupID(name string) (int, error) {
 // find returns the GPUs to share.
 func (o *shareServe) find(ctx context.Context, log *slog.Logger) ([]broker.GPU, error) {
 	var all []broker.GPU
-	found, err := gpus.Find(o.root)
-	if err != nil {
-		return nil, fmt.Errorf("--root: %w", err)
+	found, failed := gpus.Find(o.root)
+	for _, err := range failed {
+		log.Error("GPU is left out, because it cannot be read: repair it, and restart the agent", "error", err)
 	}
 	var memory map[string]int64
 	if len(found) > 0 {
@@ -206,15 +207,11 @@ func (o *shareServe) find(ctx context.Context, log *slog.Logger) ([]broker.GPU, 
 		all = append(all, foundGPU(&found[i], memory))
 	}
 	if len(o.gpus) == 0 {
-		for i := range all {
-			if all[i].Device.Memory == 0 {
-				return nil, withHint(fmt.Errorf("the memory of GPU %s is not known: nvidia-smi does not list it", all[i].Name), "--gpu %s,memory=16GiB", all[i].Name)
-			}
-		}
-		if len(all) == 0 {
+		if len(all)+len(failed) == 0 {
 			return nil, withHint(fmt.Errorf("no NVIDIA GPU below %s", filepath.Join(o.root, "sys/bus/pci/devices")), "describe one with --gpu, to try the agent with the fake driver")
 		}
-		return all, nil
+		warnOfModels(found, log)
+		return withMemory(all, failed, log)
 	}
 	var out []broker.GPU
 	for _, text := range o.gpus {
@@ -228,6 +225,34 @@ func (o *shareServe) find(ctx context.Context, log *slog.Logger) ([]broker.GPU, 
 		out = append(out, g)
 	}
 	return out, nil
+}
+
+// withMemory returns the GPUs whose memory is known. nvidia-smi does not list one that has fallen
+// off the bus.
+func withMemory(all []broker.GPU, failed []error, log *slog.Logger) (out []broker.GPU, err error) {
+	for i := range all {
+		if all[i].Device.Memory > 0 {
+			out = append(out, all[i])
+			continue
+		}
+		err := withHint(fmt.Errorf("the memory of GPU %s is not known: nvidia-smi does not list it", all[i].Name), "--gpu %s,memory=16GiB", all[i].Name)
+		failed = append(failed, err)
+		log.Error("GPU is left out: repair it, and restart the agent, or describe it with --gpu ADDRESS,memory=SIZE", "error", err)
+	}
+	if len(out) == 0 {
+		return nil, errors.Join(failed...)
+	}
+	return out, nil
+}
+
+// warnOfModels tells of GPUs whose multiprocessors are not known.
+func warnOfModels(found []gpus.GPU, log *slog.Logger) {
+	for i := range found {
+		if sms, known := gpus.Multiprocessors(found[i].Model); !known {
+			log.Warn("number of multiprocessors of the GPU's model is not known: give it with --gpu ADDRESS,sms=NUMBER; policies predict by it how much of the GPU a launch fills",
+				"gpu", found[i].Address, "model", found[i].Model, "taken", sms)
+		}
+	}
 }
 
 // memorySizes returns the memory of the GPUs by UUID and by PCI address, as far as

@@ -31,14 +31,13 @@ const (
 	maxText = 64 << 10
 )
 
-// Find returns the GPUs, by address. Root is the folder with sys and proc, "/" for this
-// machine.
-func Find(root string) ([]GPU, error) {
+// Find returns the GPUs, by address, and an error for each one that cannot be read: the
+// others can be shared without it. Root is the folder with sys and proc, "/" for this machine.
+func Find(root string) (out []GPU, failed []error) {
 	folders, err := filepath.Glob(filepath.Join(root, "sys/bus/pci/devices/*"))
 	if err != nil {
-		return nil, err
+		return nil, []error{err}
 	}
-	var out []GPU
 	for _, dir := range folders {
 		vendor, err := read(filepath.Join(dir, "vendor"))
 		if err != nil || vendor != nvidia {
@@ -48,15 +47,16 @@ func Find(root string) ([]GPU, error) {
 			continue
 		}
 		g, err := ParseAddress(filepath.Base(dir))
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", dir, err)
+		if err == nil {
+			err = g.describe(filepath.Join(root, "proc/driver/nvidia/gpus", g.Address, "information"))
 		}
-		if err := g.describe(filepath.Join(root, "proc/driver/nvidia/gpus", g.Address, "information")); err != nil {
-			return nil, err
+		if err != nil {
+			failed = append(failed, fmt.Errorf("GPU %s: %w", filepath.Base(dir), err))
+			continue
 		}
 		out = append(out, g)
 	}
-	return out, nil
+	return out, failed
 }
 
 // read returns the text of a small file without the space around it.

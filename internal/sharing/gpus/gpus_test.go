@@ -27,8 +27,8 @@ func write(t *testing.T, root string, files map[string]string) {
 
 func TestFind(t *testing.T) {
 	root := t.TempDir()
-	if got, err := gpus.Find(root); err != nil || len(got) != 0 {
-		t.Errorf("found %v, %v", got, err)
+	if got, failed := gpus.Find(root); failed != nil || len(got) != 0 {
+		t.Errorf("found %v, %v", got, failed)
 	}
 	write(t, root, map[string]string{
 		"sys/bus/pci/devices/0000:3b:00.0/vendor": "0x10de\n", "sys/bus/pci/devices/0000:3b:00.0/class": "0x030200\n",
@@ -37,9 +37,9 @@ func TestFind(t *testing.T) {
 		"sys/bus/pci/devices/10000:af:1f.7/vendor": "0x10de\n", "sys/bus/pci/devices/10000:af:1f.7/class": "0x030000\n",
 		"proc/driver/nvidia/gpus/0000:3b:00.0/information": "Model: \t\t Tesla V100-SXM2-16GB\nIRQ:   \t\t 100\nGPU UUID: \t GPU-01234567-89ab-cdef-0123-456789abcdef\nBus Type: \t PCIe\n",
 	})
-	got, err := gpus.Find(root)
-	if err != nil {
-		t.Fatal(err)
+	got, failed := gpus.Find(root)
+	if failed != nil {
+		t.Fatal(failed)
 	}
 	want := []gpus.GPU{
 		{
@@ -52,8 +52,9 @@ func TestFind(t *testing.T) {
 		t.Error(d)
 	}
 	write(t, root, map[string]string{"proc/driver/nvidia/gpus/0000:3b:00.0/information": "GPU UUID: none\n"})
-	if _, err := gpus.Find(root); err == nil || !strings.Contains(err.Error(), "not a UUID") {
-		t.Errorf("error %v", err)
+	got, failed = gpus.Find(root) // the other one is found
+	if d := cmp.Diff(want[1:], got); d != "" || len(failed) != 1 || !strings.Contains(failed[0].Error(), "GPU 0000:3b:00.0: ") || !strings.Contains(failed[0].Error(), "not a UUID") {
+		t.Errorf("errors %v %s", failed, d)
 	}
 }
 

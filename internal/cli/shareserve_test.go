@@ -1,0 +1,57 @@
+//go:build linux
+
+package cli
+
+import (
+	"bytes"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// A GPU that cannot be read, or that nvidia-smi does not list, keeps no other one from being
+// shared, and the log says which it is.
+func TestFindLeavesOutGPUs(t *testing.T) {
+	root, bin := t.TempDir(), t.TempDir()
+	write := func(path, text string) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for address, information := range map[string]string{
+		"0000:01:00.0": "Model: NVIDIA A100-SXM4-40GB\n",
+		"0000:02:00.0": "GPU UUID: none\n",                         // it cannot be read
+		"0000:03:00.0": "Model: NVIDIA A100-SXM4-40GB\n",           // fallen off the bus
+		"0000:04:00.0": "Model: NVIDIA A10M\nGPU UUID: GPU-????-?", // a model that is not known
+	} {
+		write(filepath.Join(root, "sys/bus/pci/devices", address, "vendor"), "0x10de\n")
+		write(filepath.Join(root, "sys/bus/pci/devices", address, "class"), "0x030200\n")
+		write(filepath.Join(root, "proc/driver/nvidia/gpus", address, "information"), information)
+	}
+	smi := func(lines ...string) {
+		write(filepath.Join(bin, "nvidia-smi"), "#!/bin/sh\ncat <<END\n"+strings.Join(lines, "\n")+"\nEND\n")
+	}
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	smi("GPU-1, 00000000:01:00.0, NVIDIA A100-SXM4-40GB, 40960", "GPU-4, 00000000:04:00.0, NVIDIA A10M, 24576")
+	var text bytes.Buffer
+	log := slog.New(slog.NewTextHandler(&text, nil))
+	list, err := (&shareServe{root: root}).find(t.Context(), log)
+	if err != nil || len(list) != 2 || list[0].Name != "0000:01:00.0" || list[1].Name != "0000:04:00.0" {
+		t.Errorf("found %+v, %v", list, err)
+	}
+	for _, want := range []string{"GPU 0000:02:00.0: ", "memory of GPU 0000:03:00.0 is not known", `gpu=0000:04:00.0 model="NVIDIA A10M" taken=80`} {
+		if n := strings.Count(text.String(), want); n != 1 {
+			t.Errorf("%d of %q in the log:\n%s", n, want, text.String())
+		}
+	}
+	smi("GPU-9, 00000000:09:00.0, another one, 1024")
+	if _, err := (&shareServe{root: root}).find(t.Context(), log); err == nil || !strings.Contains(err.Error(), "memory of GPU 0000:01:00.0 is not known") || !strings.Contains(err.Error(), "GPU 0000:02:00.0") {
+		t.Errorf("without any GPU: %v", err)
+	}
+}
