@@ -166,6 +166,7 @@ var beside = map[string][]string{
 	"internal/sharing/broker":       {"share", "internal/sharing/gate"},
 	"internal/sharing/offer":        {"share"},
 	"internal/pool/etcdstore":       {"internal/dirlock"},
+	"internal/sharing/nvidia":       {"internal/dirlock"},
 	"internal/httpserver":           {"internal/loglimit"},
 	"internal/sharing/member":       {"internal/agent"},
 	"share/scenario":                {"share", "share/plant", "internal/model/workload"},
