@@ -58,3 +58,22 @@ func TestReadsDoNotWaitForTheFailureOfAPath(t *testing.T) {
 		}
 	}
 }
+
+// A link closes on each of its paths: most of them may have failed.
+func TestCloseByTheLastPath(t *testing.T) {
+	mtus := []int{jumbo, jumbo, jumbo, jumbo, jumbo, jumbo}
+	for works := range mtus {
+		n := up(t, linktest.Config{Ends: linktest.Ends(link.CipherAES256GCM, mtus...)}, "delay=20us", mtus...)
+		for path := range mtus {
+			if path != works {
+				n.SetPlan(linktest.Host, path, plan(t, "loss=100%"))
+			}
+		}
+		at := n.Now
+		n.Link[linktest.Host].Close(n.Now, 1)
+		n.RunUntil(at+5*time.Second, func() bool { return n.Link[linktest.Box].State() == link.Down })
+		if reason, _ := n.Link[linktest.Box].Reason(); reason != link.PeerClosed || n.Now-at > 10*time.Millisecond {
+			t.Errorf("path %d works: the peer notes %v after %v", works, reason, n.Now-at)
+		}
+	}
+}

@@ -143,8 +143,8 @@ func (l *Link) State() State { return l.state }
 // link is Up.
 func (l *Link) Version() uint8 { return l.spoken }
 
-// Reason returns why the link is Closing or Down, and the code that was passed to
-// Close at the end that closed it. In other states it returns NotDown.
+// Reason returns why the link is Closing or Down, and the code of the end that closed it: that of
+// the call of Close, CodeSilence or CodeBroken. In other states it returns NotDown.
 func (l *Link) Reason() (Reason, uint16) { return l.reason, l.code }
 
 // Close ends the link and tells the peer. TLPs that the peer has not acknowledged

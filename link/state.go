@@ -36,7 +36,8 @@ const (
 	NotDown Reason = iota
 	// LocalClosed: Close was called at this end.
 	LocalClosed
-	// PeerClosed: Close was called at the peer; the code is the peer's.
+	// PeerClosed: the peer has closed the link, by Close or because it heard nothing; the code is
+	// the peer's.
 	PeerClosed
 	// PeerLost: the peer has been silent for the dead interval.
 	PeerLost
@@ -76,7 +77,7 @@ type closing struct {
 	next time.Duration // when the next is due
 }
 
-// The link sends closeDatagrams copies, so that one survives moderate loss. A peer
+// The link sends closeDatagrams copies, at least two on each path, so that one survives moderate loss. A peer
 // that receives none detects the end after its dead interval.
 const (
 	closeDatagrams = 4
@@ -85,7 +86,7 @@ const (
 
 func (l *Link) beginClose(now time.Duration, why Reason, code uint16) {
 	l.state, l.reason, l.code = Closing, why, code
-	l.closing = closing{left: closeDatagrams, next: now}
+	l.closing = closing{left: max(closeDatagrams, 2*len(l.paths)), next: now}
 	l.send.release()
 	l.recv.release()
 }
