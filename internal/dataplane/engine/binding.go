@@ -37,7 +37,7 @@ func (c CloseCode) String() string {
 	case CloseProtocol:
 		return "protocol broken"
 	case closeSilence:
-		return "it did not hear this end"
+		return "it heard nothing for too long"
 	}
 	return fmt.Sprintf("code %d", uint16(c))
 }
