@@ -61,7 +61,7 @@ func (m *Machine) Step(now time.Time, want Want, seen Seen) []Action {
 	if m.tried == nil {
 		m.tried = make(map[Verb]time.Time)
 	}
-	if seen.Daemon != Unasked {
+	if seen.Daemon == Answers || seen.Daemon == Mute {
 		m.asked = now
 	}
 	m.pick(seen)
@@ -76,6 +76,7 @@ func (m *Machine) Step(now time.Time, want Want, seen Seen) []Action {
 		out = m.stop(seen)
 	case seen.Daemon == Absent:
 		out = m.start()
+		m.refuseUnasked()
 	case m.server == 0:
 		out = m.startServer(want)
 	default:

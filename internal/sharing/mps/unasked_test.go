@@ -47,3 +47,14 @@ func TestUnasked(t *testing.T) {
 	w.state(Stopped)
 	w.told(Notice{Kind: End, Client: 2, PID: 1002, Reason: ReasonServer})
 }
+
+// A daemon that is gone and cannot be started leaves its clients without an answer no longer than
+// one that cannot be asked.
+func TestAbsentDaemonDoesNotStart(t *testing.T) {
+	w := newWorld(t).active()
+	w.seen, w.refuse[StartDaemon] = Seen{}, true
+	w.pass(time.Second)
+	w.admit(3, false, 10)
+	w.pass(2 * unaskedLimit)
+	w.told(Notice{Kind: Refused, Client: 3, PID: 1003, Reason: ReasonUnasked})
+}
