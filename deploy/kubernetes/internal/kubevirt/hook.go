@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -23,8 +24,12 @@ const (
 	pointShutdown    = "Shutdown"
 )
 
-// maxStreams is the number of calls at a time. The launcher makes one.
-const maxStreams = 4
+const (
+	// maxStreams is the number of calls at a time. The launcher makes one.
+	maxStreams = 4
+	// stopTimeout is less than the time that a pod has to end.
+	stopTimeout = 5 * time.Second
+)
 
 // Hook is the server of a hook sidecar. KubeVirt's launcher calls it when it defines the domain of a VM.
 type Hook struct {
@@ -51,7 +56,10 @@ func (h *Hook) Serve(ctx context.Context, l net.Listener) error {
 		err = context.Cause(ctx)
 	case <-h.shutdown:
 	}
-	s.GracefulStop() // the answer to the launcher is sent
+	// The answer to the launcher is sent. A connection that says nothing is not waited for.
+	end := time.AfterFunc(stopTimeout, s.Stop)
+	defer end.Stop()
+	s.GracefulStop()
 	return errors.Join(err, <-failed)
 }
 
