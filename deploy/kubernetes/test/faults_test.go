@@ -33,7 +33,6 @@ func TestFaults(t *testing.T) {
 	t.Run("a kubelet names a host", func(t *testing.T) { e.on(t).kubeletNamesHost() })
 	t.Run("quota", func(t *testing.T) { e.on(t).quota() })
 	t.Run("quota of the namespace", func(t *testing.T) { e.on(t).namespaceQuota() })
-	t.Run("slices are deleted", func(t *testing.T) { e.on(t).slicesDeleted() })
 	t.Run("rights", func(t *testing.T) { e.on(t).rights() })
 	t.Run("leaders are killed", func(t *testing.T) { e.on(t).leadersKilled() })
 	t.Run("rights that are used", func(t *testing.T) { e.on(t).rightsUsed() })

@@ -271,12 +271,9 @@ func (c *Controller) work(ctx context.Context) {
 // startSlices begins to publish the devices. The inventory then is that which has been published.
 func (c *Controller) startSlices(ctx context.Context) (err error) {
 	c.renew(false)
-	delay, remembered := sliceDelay, sliceDelay/2
+	delay := sliceDelay
 	c.devices, err = resourceslice.StartController(ctx, resourceslice.Options{
 		DriverName: inventory.Driver, KubeClient: c.cfg.Kube, Resources: c.current().Resources(), SyncDelay: &delay,
-		// Slices that the package has written count as there for this time. A slice that is deleted in it would be
-		// missing until its box changes: the look at it after the delay must come later.
-		MutationCacheTTL: &remembered,
 		ErrorHandler: func(ctx context.Context, err error, msg string) {
 			var dropped *resourceslice.DroppedFieldsError
 			if errors.As(err, &dropped) {
