@@ -47,7 +47,7 @@ revision of the last one and continues with --after, also at another manager.`,
 				}
 				return nil
 			})
-			if err == nil && !found {
+			if err == nil && !found && after == 0 { // later ones may be of an object that is gone
 				return noEvents(cmd, api, filter)
 			}
 			return err
