@@ -26,15 +26,15 @@ import (
 type managerRun struct {
 	*managerOptions
 	out      io.Writer
-	cfg      manager.Config
-	newToken bool // the join token is new and has to be printed
+	config   manager.Config // of which managerOptions.cfg is the part that flags set
+	newToken bool           // the join token is new and has to be printed
 
 	listener net.Listener
 	url      string
 	tls      *tls.Config
 	manager  *manager.Manager
 	api      http.Handler
-	admin    func(context.Context) error // serves --admin-listen until its context ends
+	status   func(context.Context) error // serves --admin-listen until its context ends
 	leads    chan struct{}               // closed when the manager may serve
 	closers  []io.Closer                 // the last one is closed first
 }
@@ -54,15 +54,15 @@ func (o *managerOptions) run(cmd *cobra.Command) (err error) {
 	return withTracing(cmd.Context(), "dxpu-manager", r.url, func(ctx context.Context) error {
 		g, ctx := errgroup.WithContext(ctx)
 		g.Go(func() error { return r.serve(ctx) })
-		g.Go(func() error { return r.admin(ctx) })
-		g.Go(func() error { return tryProvider(ctx, r.cfg.SignIn, r.cfg.Log) })
+		g.Go(func() error { return r.status(ctx) })
+		g.Go(func() error { return tryProvider(ctx, r.config.SignIn, r.config.Log) })
 		return g.Wait()
 	})
 }
 
 // configure makes the configuration of the manager from the flags.
 func (r *managerRun) configure(cmd *cobra.Command) (err error) {
-	cfg := r.managerOptions.cfg
+	cfg := r.cfg
 	cfg.Reserve = r.reserve
 	if cfg.CallRate == 0 {
 		cfg.CallRate = -1 // no limit; 0 would be the default
@@ -95,7 +95,7 @@ func (r *managerRun) configure(cmd *cobra.Command) (err error) {
 	if cfg.Open, err = r.openness(cmd, r.listen); err != nil {
 		return usage(err)
 	}
-	r.cfg = cfg
+	r.config = cfg
 	return nil
 }
 
@@ -111,17 +111,17 @@ func (r *managerRun) open(ctx context.Context) (err error) {
 		return err
 	}
 	r.closers = append(r.closers, echo)
-	r.cfg.Echo = echo.Send
-	store, err := r.storeOptions.open(ctx, r.url, r.cfg.Log)
+	r.config.Echo = echo.Send
+	store, err := r.storeOptions.open(ctx, r.url, r.config.Log)
 	if err != nil {
 		return err
 	}
 	if store != nil {
-		r.cfg.Store = store
+		r.config.Store = store
 		r.closers = append(r.closers, store)
 	}
 	r.watchLead()
-	if r.manager, err = manager.New(ctx, r.cfg); err != nil {
+	if r.manager, err = manager.New(ctx, r.config); err != nil {
 		return err
 	}
 	if r.tls, err = r.tlsConfig(r.manager, r.listener.Addr()); err != nil {
@@ -133,24 +133,24 @@ func (r *managerRun) open(ctx context.Context) (err error) {
 	for _, path := range []string{"GET /healthz", "GET /readyz"} {
 		mux.Handle(path, r.api)
 	}
-	r.admin, err = r.managerOptions.admin.open(ctx, mux, r.cfg.Log)
+	r.status, err = r.admin.open(ctx, mux, r.config.Log)
 	return err
 }
 
 // watchLead makes the manager serve once it leads, or at once if another one may lead.
 func (r *managerRun) watchLead() {
 	serves := sync.OnceFunc(func() { close(r.leads) })
-	r.cfg.OnLead = func(ctx context.Context) error {
-		if err := r.publish(ctx, r.out, r.manager, r.cfg.Open); err != nil {
+	r.config.OnLead = func(ctx context.Context) error {
+		if err := r.publish(ctx, r.out, r.manager, r.config.Open); err != nil {
 			return err
 		}
 		serves()
 		return nil
 	}
 	if r.https() && r.dataDir != "" {
-		r.cfg.OnRotate = func(pem []byte) {
+		r.config.OnRotate = func(pem []byte) {
 			if err := r.writeAuthority(pem); err != nil {
-				r.cfg.Log.Error("the file of the authority stays as it was", "err", err)
+				r.config.Log.Error("the file of the authority stays as it was", "err", err)
 			}
 		}
 	}
@@ -163,7 +163,7 @@ func (r *managerRun) watchLead() {
 func (r *managerRun) announce() error {
 	fmt.Fprintf(r.out, "The manager serves at %s\n", r.url)
 	if r.newToken {
-		fmt.Fprintf(r.out, "Join token for nodes: export DXPU_JOIN_TOKEN=%s\n", r.cfg.JoinToken)
+		fmt.Fprintf(r.out, "Join token for nodes: export DXPU_JOIN_TOKEN=%s\n", r.config.JoinToken)
 	}
 	notifyReady()
 	if r.urlFile == "" {
@@ -188,9 +188,9 @@ func (r *managerRun) close() (err error) {
 // serve serves the manager until ctx ends: HTTP/1.1 and HTTP/2, with TLS if it is asked for.
 // HTTP/2 works without TLS, too, for gRPC.
 func (r *managerRun) serve(ctx context.Context) error {
-	srv := httpserver.New(r.handler(r.api), httpserver.API, r.cfg.Log)
+	srv := httpserver.New(r.handler(r.api), httpserver.API, r.config.Log)
 	srv.TLSConfig = r.tls
-	l := httpserver.Bound(r.listener, httpserver.API, r.cfg.Log)
+	l := httpserver.Bound(r.listener, httpserver.API, r.config.Log)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return endOf(r.manager.Run(ctx)) })
 	g.Go(func() error {
