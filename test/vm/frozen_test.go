@@ -24,8 +24,8 @@ func TestFrozen(t *testing.T) {
 	c, host, box := newCluster(t, g)
 	control := monitorOfNothing(t, g)
 	for _, f := range []struct {
-		name   string
-		freeze func(t *testing.T, p *process) (thaw func())
+		name    string
+		prepare func(t *testing.T, p *process) (freeze, thaw func())
 	}{
 		{"SIGSTOP", stopProcess},
 		{"freezer", freezeProcess},
@@ -52,6 +52,7 @@ func TestFrozen(t *testing.T) {
 				if s.lasts != 4*time.Second && !thorough() {
 					t.Skip("set DXPU_VMTEST=thorough to run it")
 				}
+				freeze, thaw := f.prepare(t, s.process)
 				address := g.plugged(t, 0)
 				reading := g.start(t, "echo $$; exec %s poll %s", helper, address)
 				reading.says(t, "0x")
@@ -59,7 +60,7 @@ func TestFrozen(t *testing.T) {
 				if s.stopped {
 					g.monitor(t, "stop")
 				}
-				thaw := f.freeze(t, s.process)
+				freeze()
 				<-time.After(s.lasts)
 				thaw()
 				at := time.Now()
@@ -67,11 +68,18 @@ func TestFrozen(t *testing.T) {
 					g.monitor(t, "cont")
 				}
 				pid, _, _ := strings.Cut(reading.out.String(), "\n")
-				g.try(t, "usleep 100000; kill %s", pid) // fails if the device was lost
+				// The program has ended if the device was lost.
+				if out, exit := g.try(t, "usleep 100000; kill %s", pid); exit != 0 && s.lasts < time.Second {
+					t.Errorf("the device was lost: %s", out)
+				}
 				reading.wait(t)
 				g.useAgain(t)
+				answers := watched()
+				if s.process == box {
+					answers.check(t) // QEMU waits for a host that is frozen
+				}
 				seen(t, "a GPU worked %v later; the program saw %q; the monitor %v", time.Since(at).Round(100*time.Millisecond),
-					strings.Split(strings.TrimSpace(reading.out.String()), "\n")[1:], watched())
+					strings.Split(strings.TrimSpace(reading.out.String()), "\n")[1:], answers)
 				g.healthy(t)
 			})
 			if t.Failed() {
@@ -106,19 +114,18 @@ func (g *guest) monitor(t *testing.T, command string) {
 }
 
 // stopProcess stops a process by a signal.
-func stopProcess(t *testing.T, p *process) (thaw func()) {
+func stopProcess(t *testing.T, p *process) (freeze, thaw func()) {
 	t.Helper()
 	send := func(s syscall.Signal) {
 		if err := p.cmd.Process.Signal(s); err != nil {
 			t.Errorf("%v: %v", s, err)
 		}
 	}
-	send(syscall.SIGSTOP)
-	return func() { send(syscall.SIGCONT) }
+	return func() { send(syscall.SIGSTOP) }, func() { send(syscall.SIGCONT) }
 }
 
 // freezeProcess stops a process by a control group of its own (version 2).
-func freezeProcess(t *testing.T, p *process) (thaw func()) {
+func freezeProcess(t *testing.T, p *process) (freeze, thaw func()) {
 	t.Helper()
 	root, err := controlGroups()
 	if err != nil {
@@ -137,8 +144,8 @@ func freezeProcess(t *testing.T, p *process) (thaw func()) {
 	pid := strconv.Itoa(p.cmd.Process.Pid)
 	was := groupOf(t, pid)
 	write(filepath.Join(group, "cgroup.procs"), pid)
-	write(filepath.Join(group, "cgroup.freeze"), "1")
-	return func() {
+	freeze = func() { write(filepath.Join(group, "cgroup.freeze"), "1") }
+	return freeze, func() {
 		write(filepath.Join(group, "cgroup.freeze"), "0")
 		write(filepath.Join(root, was, "cgroup.procs"), pid)
 		if err := os.Remove(group); err != nil {
