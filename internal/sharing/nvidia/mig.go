@@ -147,6 +147,8 @@ type Partition struct {
 	Dir      string                // folder of the locks that keep two changes of a GPU apart
 	Progress func(mig.Step, error) // called after each step
 	Delay    time.Duration         // between attempts; a second by default
+
+	undoing bool // the instances that go are those that this change has made
 }
 
 // Plan reads the state of the GPU and plans the steps.
@@ -305,7 +307,7 @@ func (p *Partition) unused(ctx context.Context, instance int) error {
 	if err != nil {
 		return err
 	}
-	e := &mig.BusyError{GPU: p.UUID, Processes: g.Busy, Untold: g.Untold}
+	e := &mig.BusyError{GPU: p.UUID, Processes: g.Busy, Untold: g.Untold && !p.undoing}
 	if n := slices.IndexFunc(g.Instances, func(i mig.Instance) bool { return i.ID == instance && len(i.Busy) > 0 }); n >= 0 {
 		e.Instances = g.Instances[n : n+1]
 	}
@@ -342,6 +344,8 @@ func (p *Partition) try(ctx context.Context, args ...string) (string, error) {
 func (p *Partition) undo(ctx context.Context, before *mig.GPU, cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
 	defer cancel()
+	p.undoing = true
+	defer func() { p.undoing = false }()
 	former := *before
 	now, err := p.Programs.MIG(ctx, p.UUID)
 	if err == nil {

@@ -316,6 +316,17 @@ func TestPartitionWithoutProcesses(t *testing.T) {
 	}
 }
 
+// The way back takes away what the change has made, also where nothing tells of processes.
+func TestPartitionUndoesWithoutProcesses(t *testing.T) {
+	dir, p := partition(t, nvidiatest.SMIGPU{Enabled: true, Pending: true, Next: 2, Untold: true}, "3g.20gb", "2g.10gb")
+	nvidiatest.EditSMI(t, dir, func(s *nvidiatest.SMI) {
+		s.Faults = []nvidiatest.SMIFault{{Command: "mig -cgi 14", Count: 1, Text: "Failed to create GPU instances: Unknown Error\n", Code: 255}}
+	})
+	if _, err := p.Apply(t.Context()); err == nil || strings.Contains(err.Error(), "the way back failed") || layout(t, dir) != "" {
+		t.Errorf("instances %q after %v", layout(t, dir), err)
+	}
+}
+
 // Two changes of one GPU at once: the second is refused, and its steps do not mix with those of the
 // first one.
 func TestPartitionAlone(t *testing.T) {
