@@ -31,3 +31,19 @@ func TestExcusesOfTheMonitor(t *testing.T) {
 		t.Errorf("of two watches %d are late and %d excused, want 2 and 1", two.late, two.excused)
 	}
 }
+
+// Only the part of a time without a proxy in which QEMU was asked excuses its answer.
+func TestTimeWithoutAProxy(t *testing.T) {
+	at := func(s int) time.Time { return time.Unix(1_000_000, 0).Add(time.Duration(s) * time.Second) }
+	b := &beside{from: at(10), to: at(15)}
+	for _, c := range []struct{ began, ended, want int }{
+		{0, 9, 0}, {5, 12, 2}, {11, 12, 1}, {5, 20, 5}, {14, 20, 1}, {16, 20, 0},
+	} {
+		if got := b.absent(at(c.began), at(c.ended)); got != time.Duration(c.want)*time.Second {
+			t.Errorf("from %d to %d: %v, want %d s", c.began, c.ended, got, c.want)
+		}
+	}
+	if got := new(beside).absent(at(0), at(100)); got != 0 {
+		t.Errorf("a proxy that was always there: %v", got)
+	}
+}

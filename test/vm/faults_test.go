@@ -66,7 +66,7 @@ func TestFaults(t *testing.T) {
 type underFault struct {
 	round func()
 	end   func()
-	proxy func() beside // the host proxy
+	proxy func() *beside // the host proxy
 }
 
 // seen reports a result in the log and in the table of docs/conformance.md.
@@ -132,9 +132,8 @@ func faultHost(t *testing.T, g *guest) underFault {
 	c.runBox()
 	store := newFDStore(t, g.dir)
 	host := c.runHost(store)
-	var proxy atomic.Pointer[process]
-	proxy.Store(host)
-	var absent atomic.Int64 // time without a proxy
+	var proxy atomic.Pointer[beside]
+	proxy.Store(host.beside())
 	c.says("host +connected", "get", "hosts")
 	c.dxpu("lease", "create", "--host", "host", "--wait", "--queue")
 	round := func() {
@@ -143,17 +142,11 @@ func faultHost(t *testing.T, g *guest) underFault {
 			killed := time.Now()
 			c.kill(host)
 			host = c.runHost(store)
-			absent.Add(int64(time.Since(killed)))
-			proxy.Store(host)
+			proxy.Store(&beside{host.cmd.Process.Pid, killed, time.Now()})
 		})
 		g.sh(t, "%s use %s", helper, g.plugged(t, 0))
 	}
-	now := func() beside {
-		b := proxy.Load().beside()
-		b.absent = time.Duration(absent.Load())
-		return b
-	}
-	return underFault{round: round, proxy: now, end: func() {
+	return underFault{round: round, proxy: proxy.Load, end: func() {
 		c.end()
 		store.mu.Lock()
 		defer store.mu.Unlock()

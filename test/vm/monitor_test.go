@@ -140,19 +140,31 @@ func monitorOfNothing(t *testing.T, g *guest) *qmp.Client {
 
 // beside is the host proxy beside a QEMU.
 type beside struct {
-	pid    int
-	absent time.Duration // sum of the times so far in which there was none: a service manager starts it again
+	pid      int
+	from, to time.Time // when there was none for the last time: a service manager starts it again
 }
 
-func (p *process) beside() beside { return beside{pid: p.cmd.Process.Pid} }
+// absent returns for how long there was none between two times.
+func (b *beside) absent(began, ended time.Time) time.Duration {
+	from, to := began, ended
+	if b.from.After(from) {
+		from = b.from
+	}
+	if b.to.Before(to) {
+		to = b.to
+	}
+	return max(to.Sub(from), 0)
+}
+
+func (p *process) beside() *beside { return &beside{pid: p.cmd.Process.Pid} }
 
 // inside is a proxy in the test's own process.
-func inside() beside { return beside{pid: os.Getpid()} }
+func inside() *beside { return &beside{pid: os.Getpid()} }
 
 // watch asks QEMU's monitor again and again until the caller calls the function that it
 // returns, and that of a QEMU without a device beside it. The end of QEMU ends the watch;
 // another error fails the test.
-func (g *guest) watch(t *testing.T, control *qmp.Client, proxy func() beside) (stop func() answers) {
+func (g *guest) watch(t *testing.T, control *qmp.Client, proxy func() *beside) (stop func() answers) {
 	t.Helper()
 	monitor, pid, exited := g.QMP(), g.PID(), g.Exited()
 	over := make(chan struct{})
@@ -160,15 +172,14 @@ func (g *guest) watch(t *testing.T, control *qmp.Client, proxy func() beside) (s
 	var all answers
 	done.Go(func() {
 		err := repeat(over, func() error {
-			p := proxy()
-			ready, absent, began := readyTimes(pid, p.pid), p.absent, time.Now()
-			err := status(monitor)
-			took, waited := time.Since(began), time.Duration(0) // also of an answer that never came
-			p = proxy()
+			ready, began := readyTimes(pid, proxy().pid), time.Now()
+			err := status(monitor) // also of an answer that never came
+			ended, waited, p := time.Now(), time.Duration(0), proxy()
 			for thread, now := range readyTimes(pid, p.pid) { // all of it, of a process that has started since
 				waited = max(waited, now-ready[thread])
 			}
-			all = all.and(answers{count: 1, longest: took, own: max(took-waited-(p.absent-absent), 0)})
+			took := ended.Sub(began)
+			all = all.and(answers{count: 1, longest: took, own: max(took-waited-p.absent(began, ended), 0)})
 			return err
 		})
 		if err == nil {
