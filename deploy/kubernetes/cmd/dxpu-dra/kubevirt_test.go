@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"io"
 	"net"
 	"path/filepath"
@@ -59,7 +60,15 @@ func TestKubeVirtSidecar(t *testing.T) {
 	left.Close()
 	var errs bytes.Buffer
 	ended := make(chan int, 1)
-	go func() { ended <- run(t.Context(), []string{"kubevirt-hook", "--listen", socket}, io.Discard, &errs) }()
+	serves, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() {
+		code := run(t.Context(), []string{"kubevirt-hook", "--listen", socket}, io.Discard, &errs)
+		if code != 0 {
+			cancel() // no call waits for a program that has failed
+		}
+		ended <- code
+	}()
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
@@ -68,7 +77,7 @@ func TestKubeVirtSidecar(t *testing.T) {
 	call := func(method string, request []byte) (string, error) {
 		var in, out emptypb.Empty
 		in.ProtoReflect().SetUnknown(request)
-		err := conn.Invoke(t.Context(), "/kubevirt.hooks."+method, &in, &out, grpc.WaitForReady(true))
+		err := conn.Invoke(serves, "/kubevirt.hooks."+method, &in, &out, grpc.WaitForReady(true))
 		return string(out.ProtoReflect().GetUnknown()), err
 	}
 	// The messages by their encoding: field 1 is "dxpu", fields 3 the points, field 4 the version.
