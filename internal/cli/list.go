@@ -114,18 +114,16 @@ func (l *listing[Req, Res, PReq, PRes]) checkFilters(cmd *cobra.Command, api poo
 // objectExists returns an error if there is no object of a kind with an ID that is not
 // empty. Other errors are not its subject.
 func objectExists(ctx context.Context, api poolAPI, kind, id string) (err error) {
-	if id == "" {
+	switch {
+	case id == "":
 		return nil
-	}
-	switch kind {
-	case "lease":
+	case kind == "lease":
 		_, err = callOn(ctx, api, poolAPI.GetLease, &dxpuv1.GetLeaseRequest{LeaseId: id})
-	case "gpu":
-		_, err = callOn(ctx, api, poolAPI.GetGPU, &dxpuv1.GetGPURequest{GpuId: id})
-	case "box":
-		_, err = callOn(ctx, api, poolAPI.GetBox, &dxpuv1.GetBoxRequest{BoxId: id})
-	case "host":
-		_, err = callOn(ctx, api, poolAPI.GetHost, &dxpuv1.GetHostRequest{HostId: id})
+	default:
+		var target *dxpuv1.Target
+		if target, err = parseTarget(kind, id); err == nil {
+			_, err = getTarget(ctx, api, target)
+		}
 	}
 	if connect.CodeOf(err) == connect.CodeNotFound {
 		return err
