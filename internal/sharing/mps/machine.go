@@ -25,7 +25,7 @@ type Machine struct {
 	rested int                // rests since the service was stable
 	faults []time.Time
 	until  time.Time // of a rest
-	asked  time.Time // the last answer of the daemon, or look without one
+	asked  time.Time // when a daemon was last there to be asked
 	left   time.Time // the last client left a server with a fault
 }
 

@@ -217,6 +217,6 @@ func (r Reason) String() string {
 	return [...]string{
 		"", "a client made the GPU fail, and MPS ends all clients then", "its share changed", "the service stops",
 		"it connected before its limits were set", "it did not connect in time", "the MPS server has ended",
-		"nvidia-cuda-mps-control cannot be run, so the server gets no limits for it: the agent's log says why",
+		"no MPS daemon could be started, or told its limits: the agent's log says why",
 	}[r]
 }
