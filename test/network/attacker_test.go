@@ -56,9 +56,6 @@ func newAttacked(t *testing.T) (network, *attacker) {
 			s.over.Store(true)
 		}
 		a.ended.Wait()
-		for _, s := range a.sockets {
-			_ = unix.Close(s.fd)
-		}
 	})
 	return n, a
 }
@@ -109,6 +106,7 @@ func newTap(t *testing.T, ns *namespace.Namespace, index int) *tap {
 		if s.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
 			return err
 		}
+		t.Cleanup(func() { _ = unix.Close(s.fd) }) // after that of the attacker
 		big := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, unix.ETH_P_ALL))
 		return errors.Join(
 			unix.SetsockoptInt(s.fd, unix.SOL_PACKET, unix.PACKET_VNET_HDR, 1),
