@@ -129,6 +129,7 @@ func (p *Pool) flip(b *indexedBox, changed uint64) {
 	for rest := changed; rest != 0; rest &= rest - 1 {
 		i := bits.TrailingZeros64(rest)
 		free := b.free>>i&1 != 0
+		p.alikes.flip(b, &b.GPUs[i], free)
 		if !b.restricted { // count tells free GPUs apart by their restrictions only
 			b.GPUs[i].Free = free
 			continue

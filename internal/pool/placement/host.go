@@ -175,7 +175,7 @@ func (r *HostRequest) refuse(d *HostDecision, hosts iter.Seq[*Host]) {
 	keys, excluded := slices.Sorted(maps.Keys(r.Labels)), setOf(r.Exclude)
 	for h := range hosts {
 		l := r.lacks(h, keys, excluded)
-		if all.add(l, h.Restriction); l == keptSlots {
+		if all.add(l, h.Restriction, 1); l == keptSlots {
 			d.Kept = append(d.Kept, keptAt(h, excluded)...)
 		}
 	}

@@ -131,16 +131,16 @@ type lackingSet struct {
 	refused refused // the taints, if they are part of the set
 }
 
-func (c *lacking) add(l lack, r Restriction) {
+func (c *lacking) add(l lack, r Restriction, n int) {
 	at := slices.IndexFunc(c.sets, func(s lackingSet) bool { return s.lack == l })
 	if at < 0 {
 		at = len(c.sets)
 		c.sets = append(c.sets, lackingSet{lack: l})
 	}
 	s := &c.sets[at]
-	s.n++
+	s.n += n
 	if l&intolerable != 0 {
-		s.refused = s.refused.add(r, 1)
+		s.refused = s.refused.add(r, n)
 	}
 }
 
@@ -229,7 +229,7 @@ func (s *lackingSet) words(r *Request) string {
 
 // sayLacks says what keeps the free GPUs of a model from the request, and how many would be free
 // if they were in service.
-func (d *Decision) sayLacks(gpus iter.Seq2[*Box, *GPU], model string, req *Request) {
+func (d *Decision) sayLacks(gpus iter.Seq[counted], model string, req *Request) {
 	if d.silent || req.Brief {
 		return
 	}
@@ -260,7 +260,7 @@ func (d *Decision) sayOthers(in *inventory, req *Request) {
 	if len(others) == 0 {
 		return
 	}
-	free := req.lacking(in.gpus("", true), func(g *GPU) bool { return g.Free && g.Usable && others[g.Model] })
+	free := req.lacking(in.gpus("", true, req.Exclude), func(g *GPU) bool { return g.Free && g.Usable && others[g.Model] })
 	d.Kept = append(d.Kept, free.kept...)
 	if len(free.sets) > 0 {
 		d.say("Of the free ones of other models, %s.", free.text(req))
@@ -269,7 +269,7 @@ func (d *Decision) sayOthers(in *inventory, req *Request) {
 
 // lacking counts some GPUs by what keeps them from the request; those that nothing keeps from it
 // do not count.
-func (r *Request) lacking(gpus iter.Seq2[*Box, *GPU], among func(*GPU) bool) *lacking {
+func (r *Request) lacking(gpus iter.Seq[counted], among func(*GPU) bool) *lacking {
 	out := &lacking{}
 	all := *r
 	r = &all
@@ -277,7 +277,8 @@ func (r *Request) lacking(gpus iter.Seq2[*Box, *GPU], among func(*GPU) bool) *la
 	keys := slices.Sorted(maps.Keys(r.Labels))
 	var at *Box
 	var ofBox lack
-	for b, g := range gpus {
+	for of := range gpus {
+		b, g := of.box, of.gpu
 		if !among(g) {
 			continue
 		}
@@ -286,7 +287,7 @@ func (r *Request) lacking(gpus iter.Seq2[*Box, *GPU], among func(*GPU) bool) *la
 		}
 		l := ofBox | r.lacks(b, g)
 		if l != 0 {
-			out.add(l, g.Restriction)
+			out.add(l, g.Restriction, of.n)
 		}
 		if l == kept {
 			out.kept = append(out.kept, Ref{b.ID, g.Slot})
@@ -306,7 +307,7 @@ func setOf[T comparable](list []T) map[T]bool {
 }
 
 // noMatch returns the sentence for a request that no GPU meets, free or not.
-func noMatch(gpus iter.Seq2[*Box, *GPU], req *Request) string {
+func noMatch(gpus iter.Seq[counted], req *Request) string {
 	why := "The pool has no usable GPU"
 	if req.Brief {
 		return why + "."

@@ -1,7 +1,6 @@
 package placement
 
 import (
-	"iter"
 	"maps"
 	"slices"
 
@@ -43,27 +42,6 @@ func (p *Pool) placeGPUs(reserve Reserve, req *Request) Decision {
 		gpus: p.gpus, others: func(models []model) map[string]bool { return besides(maps.Keys(p.models), models) },
 	}
 	return in.decide(reserve, req)
-}
-
-// gpus returns the GPUs of the boxes with a model, "" for all, box by box. It may leave out those
-// that are not free: in a full pool that spares a look at most of its memory.
-func (p *Pool) gpus(model string, free bool) iter.Seq2[*Box, *GPU] {
-	boxes := p.boxes
-	if model != "" {
-		boxes = p.model(model).boxes
-	}
-	return func(yield func(*Box, *GPU) bool) {
-		for _, b := range boxes {
-			for i := range b.GPUs {
-				if free && b.flips && b.free&(1<<i) == 0 {
-					continue
-				}
-				if !yield(&b.Box, &b.GPUs[i]) {
-					return
-				}
-			}
-		}
-	}
 }
 
 // namedBoxes returns the boxes of the GPUs in req.Exclude and req.Together. They

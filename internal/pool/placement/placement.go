@@ -225,11 +225,11 @@ func Place(boxes []Box, reserve Reserve, req Request) Decision {
 	req.setSite()
 	in := inventory{
 		models: modelsOf(boxes, &req), stock: func(model string) stock { return candidates(boxes, &req, model) },
-		gpus: func(string, bool) iter.Seq2[*Box, *GPU] { return gpusOf(boxes) },
+		gpus: func(string, bool, []Ref) iter.Seq[counted] { return gpusOf(boxes) },
 		others: func(models []model) map[string]bool {
 			return besides(func(yield func(string) bool) {
-				for _, g := range gpusOf(boxes) {
-					if !yield(g.Model) {
+				for of := range gpusOf(boxes) {
+					if !yield(of.gpu.Model) {
 						return
 					}
 				}
@@ -245,8 +245,9 @@ type inventory struct {
 	// stock returns the groups of a model.
 	stock func(model string) stock
 	// gpus returns the GPUs of the boxes with a model, "" for all, box by box. It may leave out
-	// those that are not free.
-	gpus func(model string, free bool) iter.Seq2[*Box, *GPU]
+	// those that are not free, and count together those that lack the same. Excluded ones are
+	// told one by one.
+	gpus func(model string, free bool, exclude []Ref) iter.Seq[counted]
 	// others returns the models beside some.
 	others func([]model) map[string]bool
 }
@@ -263,11 +264,11 @@ func besides(names iter.Seq[string], models []model) map[string]bool {
 }
 
 // gpusOf returns the GPUs of boxes.
-func gpusOf(boxes []Box) iter.Seq2[*Box, *GPU] {
-	return func(yield func(*Box, *GPU) bool) {
+func gpusOf(boxes []Box) iter.Seq[counted] {
+	return func(yield func(counted) bool) {
 		for i := range boxes {
 			for j := range boxes[i].GPUs {
-				if !yield(&boxes[i], &boxes[i].GPUs[j]) {
+				if !yield(counted{&boxes[i], &boxes[i].GPUs[j], 1}) {
 					return
 				}
 			}
@@ -289,7 +290,7 @@ func (in *inventory) decide(reserve Reserve, req *Request) Decision {
 		}
 		d.sayFree(&m, req, held)
 		if allowed := min(m.common().free-held, m.available); allowed < req.Count {
-			d.sayLacks(in.gpus(m.name, true), m.name, req)
+			d.sayLacks(in.gpus(m.name, true, req.Exclude), m.name, req)
 			d.say("That leaves %d for this request, which needs %d.", allowed, req.Count)
 			continue
 		}
@@ -300,13 +301,13 @@ func (in *inventory) decide(reserve Reserve, req *Request) Decision {
 		}
 		why := slices.Clone(d.Why[said:])
 		d.Why, req.site = d.Why[:said], site // no host is chosen
-		d.sayLacks(in.gpus(m.name, true), m.name, req)
+		d.sayLacks(in.gpus(m.name, true, req.Exclude), m.name, req)
 		d.Why = append(d.Why, why...)
 	}
 	switch {
 	case d.silent:
 	case len(in.models) == 0:
-		d.say("%s", noMatch(in.gpus("", false), req))
+		d.say("%s", noMatch(in.gpus("", false, req.Exclude), req))
 	case req.Model == "":
 		d.sayOthers(in, req)
 	}

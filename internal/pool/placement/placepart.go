@@ -265,7 +265,7 @@ func (s *partSearch) sayObstacles(d *Decision, all *btree.BTree[*sharedGPU]) {
 		n++
 		l := s.lacks(g)
 		if l != 0 {
-			count.add(l, g.gpu.Restriction)
+			count.add(l, g.gpu.Restriction, 1)
 		}
 		if l == kept {
 			d.Kept = append(d.Kept, s.excludedOf(g)...)
@@ -345,7 +345,7 @@ func (p *Pool) placeNamedPart(reserve Reserve, s *partSearch) (d Decision) {
 			o := p.shared.boxes[r.Box][at]
 			if s.consider(o); s.best == nil {
 				var one lacking
-				one.add(s.lacks(o), o.gpu.Restriction)
+				one.add(s.lacks(o), o.gpu.Restriction, 1)
 				d.say("GPU %s %s.", r, one.sets[0].words(s.req))
 			}
 			continue

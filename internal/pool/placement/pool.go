@@ -20,6 +20,7 @@ type Pool struct {
 
 	shared       shared // the GPUs that parts share
 	labels       labelIndex
+	alikes       alikes
 	typical      []Typical
 	losses       map[lossKey]*loss // of typical, by kind of GPU
 	interference Interference
@@ -34,7 +35,9 @@ type indexedBox struct {
 	// the free GPUs, dense is set if the indexes are the slots, and restricted if a GPU has a
 	// restriction: most changes need no look at the GPUs, which take many lines of memory.
 	flips, dense, restricted bool
-	removed                  bool // handles may still have it
+	removed                  bool   // handles may still have it
+	labelled                 string // labelsKey of its labels
+	alike                    int    // the record in Pool.alikes of all of its GPUs, -1 if they have several
 	free                     uint64
 	model                    *modelIndex
 	in                       [maxViews]*viewBox
@@ -65,7 +68,7 @@ const maxViews = 8
 
 // NewPool returns an empty pool.
 func NewPool() *Pool {
-	return &Pool{boxes: map[string]*indexedBox{}, models: map[string]*modelIndex{}, shared: newShared(), labels: labelIndex{with: map[label]*labelled{}}, losses: map[lossKey]*loss{}}
+	return &Pool{boxes: map[string]*indexedBox{}, models: map[string]*modelIndex{}, shared: newShared(), labels: labelIndex{with: map[label]*labelled{}}, alikes: alikes{at: map[alikeKey]int{}}, losses: map[lossKey]*loss{}}
 }
 
 // Models returns the names of all models in the pool, sorted.
@@ -168,6 +171,7 @@ func (p *Pool) takeOut(b *indexedBox) []string {
 	for i := range b.GPUs {
 		p.models[b.GPUs[i].Model].count(&b.GPUs[i], -1)
 	}
+	p.alikes.leave(b)
 	models := modelsIn(&b.Box)
 	for _, name := range models {
 		p.models[name].remove(b.ID)
@@ -182,6 +186,7 @@ func (p *Pool) putIn(b *indexedBox) {
 	for i := range b.GPUs {
 		p.model(b.GPUs[i].Model).count(&b.GPUs[i], 1)
 	}
+	p.alikes.enter(b)
 	for _, name := range modelsIn(&b.Box) {
 		p.models[name].set(b)
 	}

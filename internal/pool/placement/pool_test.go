@@ -170,6 +170,9 @@ func TestPoolForgets(t *testing.T) {
 	if len(p.boxes)+len(p.models) != 0 {
 		t.Errorf("the index keeps %d boxes and %d models", len(p.boxes), len(p.models))
 	}
+	if n := len(p.alikes.of) - len(p.alikes.left); n+len(p.alikes.at) != 0 {
+		t.Errorf("the index keeps %d records of GPUs that are alike under %d keys", n, len(p.alikes.at))
+	}
 }
 
 // TestPoolBoundsViews checks that views for memory sizes are built on demand, and bounded.
@@ -230,6 +233,30 @@ func BenchmarkPool(b *testing.B) {
 			for i := 0; b.Loop(); i++ {
 				g := GPU{Slot: 7, Model: "model-0", Memory: 16 << 30, Usable: true, Free: i%2 == 0}
 				pool.SetGPU("box-00004", g)
+			}
+		})
+	}
+}
+
+// BenchmarkRefusal refuses requests with the reasons. A tenant can repeat such a request, and each one
+// takes its time under the lock of the leader.
+func BenchmarkRefusal(b *testing.B) {
+	_, pool := benchPool(12500)
+	for _, r := range []struct {
+		name string
+		req  Request
+	}{
+		{"memory", Request{Count: 1, MinMemory: 1 << 40}},
+		{"label", Request{Count: 1, Labels: map[string]string{"zone": "west"}}},
+		{"model", Request{Count: 8, Model: "none"}},
+		{"count", Request{Count: 500000}},
+	} {
+		b.Run(r.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if d := pool.Place(Reserve{Count: 4}, r.req); d.OK() {
+					b.Fatal("granted")
+				}
 			}
 		})
 	}
