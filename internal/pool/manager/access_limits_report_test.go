@@ -1,0 +1,62 @@
+package manager
+
+import (
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/auth"
+)
+
+// TestReportsOfManyChanges: a box that reports changes of all of its slots without pause keeps the
+// leader no longer than a tenth of the time, and one that reports a change at a time is not held up.
+func TestReportsOfManyChanges(t *testing.T) {
+	const slots = 512
+	box := boxNode("b1", slots)
+	w := newWorld(t, Config{}, box)
+	if err := w.m.update(t.Context(), func(t *tx) error {
+		t.nodes.edit("b1").CredentialHash = auth.Hash("secret")
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	handler := w.m.Handler()
+	report := func() answer {
+		raw, err := protojson.Marshal(&dxpuv1.ReportRequest{State: box.observe()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return callJSON(handler, "/dxpu.v1.NodeService/Report", "secret", "192.0.2.7:1", raw)
+	}
+	flood := func(change func(), n int) (last answer, passed int) {
+		for range n {
+			change()
+			if last = report(); last.code != "ok" {
+				return last, passed
+			}
+			passed++
+		}
+		return last, passed
+	}
+	one := func() { box.dead[0] = !box.dead[0] }
+	all := func() {
+		for i := range uint32(slots) {
+			box.dead[i] = !box.dead[i]
+		}
+	}
+	if last, passed := flood(one, 100); passed != 100 {
+		t.Errorf("%d reports of one change passed, the next got %+v", passed, last)
+	}
+	w.clock.pass(burstSeconds * time.Second)
+	const enough = nodeCallRate * burstSeconds * changesPerCall / slots
+	last, passed := flood(all, 2*enough)
+	if last.code != "resource_exhausted" || passed < enough/4 || passed > enough+1 {
+		t.Errorf("%d reports that change all of %d slots passed at once, want at most %d; the last got %+v", passed, slots, enough, last)
+	}
+	w.clock.pass(time.Second)
+	if _, passed := flood(all, enough); passed == 0 || passed > enough/burstSeconds+1 {
+		t.Errorf("%d passed a second later", passed)
+	}
+}
