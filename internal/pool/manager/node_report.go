@@ -95,6 +95,7 @@ func (m *Manager) reportLocked(ctx context.Context, o *dxpuv1.ObservedState, ess
 		t.inventory(o)
 		t.recordErrors(o, fallen)
 		t.pathEvents(before, o)
+		m.limits.chargeReport(callFrom(ctx), t.changes(), t.now)
 		return nil
 	})
 	if err != nil {

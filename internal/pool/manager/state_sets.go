@@ -7,16 +7,17 @@ func insertSorted[T any](s []T, v T, compare func(a, b T) int) []T {
 	return slices.Insert(s, at, v)
 }
 
-// removeSorted removes a value if it is in the slice. Removing the first one,
-// which is the usual case, costs nothing.
+// removeSorted removes a value if it is in the slice. It moves the values on the side with fewer of
+// them: usually one of the first ones goes, in a slice that may have tens of thousands.
 func removeSorted[T any](s []T, v T, compare func(a, b T) int) []T {
 	at, ok := slices.BinarySearchFunc(s, v, compare)
 	if !ok {
 		return s
 	}
-	if at > 0 {
+	if at >= len(s)/2 {
 		return slices.Delete(s, at, at+1)
 	}
+	copy(s[1:], s[:at])
 	var zero T
 	s[0] = zero
 	return s[1:]
