@@ -13,8 +13,9 @@ import (
 // nothing is left.
 func (n *nodesEnv) kubeletRestarts() {
 	node := n.nodes[0]
-	n.createPod(podSpec{name: "runs", command: loop, node: node.Name})
-	first := n.waitRunning("runs")
+	n.t.Cleanup(func() { _ = n.plugins[0].Resume() }) // the next tests need it, whatever ended this one
+	n.createPod(podSpec{name: "stays", command: loop, node: node.Name})
+	first := n.waitRunning("stays")
 	n.waitPrinted(first, computed, 1)
 	for _, name := range []string{"waits", "goes"} {
 		if err := n.plugins[0].Pause(); err != nil {
@@ -38,12 +39,12 @@ func (n *nodesEnv) kubeletRestarts() {
 		}
 		n.waitGone(name)
 	}
-	again, err := n.pod(n.t.Context(), "runs")
+	again, err := n.pod(n.t.Context(), "stays")
 	if err != nil || again.UID != first.UID || again.Status.ContainerStatuses[0].RestartCount > 0 {
 		n.t.Errorf("the pod that ran before: %v, %v", again, err)
 	}
 	n.waitPrinted(first, computed, n.printed(first, computed)+1)
-	n.deletePod("runs")
+	n.deletePod("stays")
 	n.waitNoLease()
 	n.noSpecifications()
 }

@@ -71,6 +71,7 @@ func (n *nodesEnv) functions(i int) {
 		n.must(exec.CommandContext(n.t.Context(), "cp", "-a", "/dev/null", filepath.Join(vfio, fmt.Sprint(groupAt(slot)))).Run())
 	}
 	n.must(n.inNode(i, "mount", "--bind", pci, "/sys/bus/pci"))
+	n.t.Cleanup(func() { _ = n.inNode(i, "umount", "/sys/bus/pci") }) // it fails where the test has done so
 }
 
 // inNode runs a program on a node to its end.
