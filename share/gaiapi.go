@@ -25,7 +25,9 @@ const (
 // a launch costs the time per block that earlier launches of its size took, so the
 // limit holds before the sensor has seen anything. At its end it costs what it took. The
 // sensor, which lags, only corrects the rate, by a bounded integral that rests while the
-// client does not use its limit, and while launches are long.
+// client does not use its limit, and while launches are long. A limit of all lets a client
+// launch freely when its bucket owes nothing. Launches that are in flight when such a client
+// gets a lower limit cost the time that passes until they have ended, and others wait for them.
 type gaiapi struct {
 	core[piClient]
 	refill time.Duration
@@ -33,6 +35,9 @@ type gaiapi struct {
 
 type piClient struct {
 	bucket     time.Duration
+	filled     time.Duration // until then
+	free       bool          // nothing is charged
+	drained    time.Duration // until when launches that were free are charged
 	correction PPM
 	starved    bool                   // launches waited since the last reading
 	perSize    [piSizes]time.Duration // moving average, by size of the grid: for 1, 2, 4 blocks and so on
@@ -44,12 +49,25 @@ type piClient struct {
 type piCharge struct {
 	launch LaunchID
 	cost   time.Duration
+	free   bool // it was permitted without a charge
+}
+
+// drains reports whether launches are in flight that were free.
+func (s *piClient) drains() bool {
+	return slices.ContainsFunc(s.charged, func(c piCharge) bool { return c.free })
 }
 
 // settle replaces the predicted cost of a launch that ended by what it took.
-func (s *piClient) settle(id LaunchID, ran time.Duration) {
+func (s *piClient) settle(now time.Duration, id LaunchID, ran time.Duration) {
 	if i := slices.IndexFunc(s.charged, func(c piCharge) bool { return c.launch == id }); i >= 0 {
-		s.bucket = min(max(s.bucket+s.charged[i].cost-ran, -piDebt), piBurst)
+		c := &s.charged[i]
+		switch {
+		case !c.free:
+			s.bucket = min(max(s.bucket+c.cost-ran, min(s.bucket, -piDebt)), piBurst)
+		case now > s.drained: // the GPU did nothing for it for some of the time
+			s.bucket = min(s.bucket+max(now-s.drained-ran, 0), piBurst)
+			s.drained = now
+		}
 		s.charged = slices.Delete(s.charged, i, i+1)
 	}
 }
@@ -77,6 +95,10 @@ func piSize(blocks int64) (n int, times float64) {
 
 // Receive implements Policy.
 func (p *gaiapi) Receive(now time.Duration, e Event) {
+	p.clock(now)
+	if c := p.find(e.Client); c != nil && (e.Kind == Resized || c.state.drains()) {
+		p.fill(c)
+	}
 	c := p.receive(now, &e)
 	if c == nil {
 		return
@@ -84,11 +106,13 @@ func (p *gaiapi) Receive(now time.Duration, e Event) {
 	s := &c.state
 	switch e.Kind {
 	case Join:
-		s.longest = newPeak(piLongest, 30)
+		s.longest, s.filled, s.free = newPeak(piLongest, 30), p.now, c.spec.Limit == Whole
+	case Resized:
+		p.charge(c)
 	case Killed:
-		s.settle(e.Launch, e.Ran)
+		s.settle(p.now, e.Launch, e.Ran)
 	case Completed:
-		s.settle(e.Launch, e.Ran)
+		s.settle(p.now, e.Launch, e.Ran)
 		s.longest.add(p.now, e.Ran)
 		n, times := piSize(e.Kernel.Blocks)
 		avg := &s.perSize[n]
@@ -112,6 +136,34 @@ func (p *gaiapi) Receive(now time.Duration, e Event) {
 	}
 }
 
+// fill fills the bucket of a client by the limit that it has had.
+func (p *gaiapi) fill(c *client[piClient]) {
+	s := &c.state
+	rate := min(max(c.spec.Limit+s.correction, 0), Whole)
+	passed := p.now - s.filled
+	s.bucket += rate.Of(passed)
+	if s.drains() {
+		s.bucket -= passed
+	}
+	s.bucket, s.filled = min(max(s.bucket, -maxExpected), piBurst), p.now
+	s.free = c.spec.Limit == Whole && (s.free || s.bucket >= 0)
+}
+
+// charge lets launches in flight cost something from now on, if their client was free.
+func (p *gaiapi) charge(c *client[piClient]) {
+	s := &c.state
+	if !s.free || c.spec.Limit == Whole {
+		return
+	}
+	s.free = false
+	for i := range c.flights {
+		f := &c.flights[i]
+		if !slices.ContainsFunc(s.charged, func(x piCharge) bool { return x.launch == f.id }) {
+			s.charged, s.drained = append(s.charged, piCharge{launch: f.id, free: true}), p.now
+		}
+	}
+}
+
 // cost returns what the client's waiting launch is predicted to take: 0 if no launch has ended.
 func (p *gaiapi) cost(c *client[piClient]) time.Duration {
 	k := &c.head.kernel
@@ -128,28 +180,30 @@ func (p *gaiapi) cost(c *client[piClient]) time.Duration {
 // fits reports whether the waiting launch of a client may start. The first of all goes alone:
 // nothing is known of it.
 func (p *gaiapi) fits(c *client[piClient]) bool {
-	return c.spec.Limit == Whole || c.state.bucket >= 0 && (len(c.flights) == 0 || p.cost(c) > 0)
+	s := &c.state
+	if s.free {
+		return true
+	}
+	return s.bucket >= 0 && (len(c.flights) == 0 || p.cost(c) > 0) && !s.drains()
 }
 
 // Transmit implements Policy.
 func (p *gaiapi) Transmit(now time.Duration, out []Decision) []Decision {
 	out = p.begin(now, out)
 	if p.now >= p.refill {
-		ticks := min((p.now-p.refill)/piTick+1, 100)
 		p.refill = (p.now/piTick + 1) * piTick
 		for _, c := range p.clients {
-			rate := min(max(c.spec.Limit+c.state.correction, 0), Whole)
-			c.state.bucket = min(c.state.bucket+rate.Of(piTick*ticks), piBurst)
+			p.fill(c)
 		}
 	}
 	for _, c := range p.clients {
 		switch {
 		case !c.ready():
 		case p.fits(c):
-			if c.spec.Limit < Whole {
+			if !c.state.free {
 				cost := p.cost(c)
 				c.state.bucket -= cost
-				c.state.charged = append(c.state.charged, piCharge{c.head.id, cost})
+				c.state.charged = append(c.state.charged, piCharge{launch: c.head.id, cost: cost})
 			}
 			out = p.permit(c, out, false, 0)
 		default:
@@ -163,9 +217,10 @@ func (p *gaiapi) Transmit(now time.Duration, out []Decision) []Decision {
 // buckets.
 func (p *gaiapi) Credits(out []Credit) []Credit {
 	for _, c := range p.clients {
-		if c.spec.Limit == Whole {
+		switch {
+		case c.state.free:
 			out = c.credit(out, MaxInFlight)
-		} else {
+		case !c.state.drains():
 			out = c.credit(out, within(int64(c.state.bucket), int64(c.state.longest.max(p.now))))
 		}
 	}

@@ -33,8 +33,9 @@ const geminiMost = 30 * time.Second
 // over. The prediction is the profile's, or else the longest kernel of the last
 // three seconds, one at a time while there is none. A launch that alone takes longer than the
 // limit of a window goes when the client has used nothing, and the limit holds over a window
-// that is as much longer. The usage of a client is the time
-// for which it holds the token, or what the sensors saw, if that is more.
+// that is as much longer. A limit that changes counts in the window for as long as it held. The
+// usage of a client is the time for which it holds the token, or what the sensors saw, if that
+// is more.
 type gemini struct {
 	core[geminiClient]
 	holder *client[geminiClient]
@@ -42,6 +43,7 @@ type gemini struct {
 	quota  time.Duration
 	count  time.Duration // until when the holder's usage is counted
 	over   bool          // the quota is used up: only drain
+	most   time.Duration // of its turn, without a debt
 }
 
 type geminiClient struct {
@@ -57,9 +59,8 @@ type geminiClient struct {
 	most    peak          // kernels, of a longer time
 	quota   time.Duration // the last one
 	joined  time.Duration
-	paid    time.Duration // when a turn that was longer than the limit has been paid for
-	long    time.Duration // that turn
-	longAt  time.Duration // its begin
+	allowed allowance
+	debt    Debt // for a turn that was longer than allowed
 }
 
 func newGemini(d Device, _ Settings) Policy {
@@ -68,6 +69,9 @@ func newGemini(d Device, _ Settings) Policy {
 
 // Receive implements Policy.
 func (p *gemini) Receive(now time.Duration, e Event) {
+	if e.Kind == Resized {
+		p.change(now, &e)
+	}
 	c := p.receive(now, &e)
 	if c == nil {
 		return
@@ -78,6 +82,7 @@ func (p *gemini) Receive(now time.Duration, e Event) {
 		*s = geminiClient{
 			used: newUsage(geminiWindow, geminiBuckets), bursts: newPeak(geminiPredict, 30), longest: newPeak(geminiPredict, 30),
 			most: newPeak(geminiMost, 30), end: -geminiMerge, quota: geminiBase, joined: p.now, past: p.past(c),
+			allowed: newAllowance(geminiWindow, geminiBuckets, p.now), debt: Debt{from: p.now},
 		}
 	case Leave:
 		if c == p.holder {
@@ -100,11 +105,18 @@ func (p *gemini) Receive(now time.Duration, e Event) {
 			b *= 2
 		}
 		s.bursts.add(p.now, b)
-	case Resized: // a higher limit pays a long turn off sooner
-		s.paid = min(s.paid, s.pays(c.spec.Limit))
 	case Sampled:
 		p.sampled(c, e.Sample)
 	default:
+	}
+}
+
+// change counts what a limit gave its client before another one holds.
+func (p *gemini) change(now time.Duration, e *Event) {
+	p.clock(now)
+	if c := p.find(e.Client); c != nil && c.spec.Limit != e.Spec.clamp(p.device).Limit {
+		c.state.allowed.change(p.now, c.spec.Limit)
+		c.state.debt.Pay(p.now, c.spec.Limit)
 	}
 }
 
@@ -133,20 +145,16 @@ func (p *gemini) charge() {
 // with the token: the wait for it does not count.
 func (p *gemini) release() {
 	p.charge()
-	s, limit := &p.holder.state, p.holder.spec.Limit
+	s := &p.holder.state
 	if s.inBurst {
 		s.part = p.now - s.burst
 	}
-	if used := min(p.now-p.from, maxExpected); used > limit.Of(geminiWindow) {
-		s.long, s.longAt = used, p.from
-		s.paid = s.pays(limit)
+	if used := p.now - p.from; used > p.most {
+		s.debt.End(p.now, used, p.holder.spec.Limit, machine.Never)
+	} else {
+		s.debt.Begin(p.now) // the window has all of it
 	}
 	p.holder, p.over = nil, false
-}
-
-// pays returns when the last turn that was longer than the limit has been paid for with a limit.
-func (s *geminiClient) pays(limit PPM) time.Duration {
-	return machine.After(s.longAt, (s.long/time.Duration(limit)+1)*time.Duration(Whole))
 }
 
 // Transmit implements Policy.
@@ -184,7 +192,7 @@ func (p *gemini) token() {
 
 // rest returns the time that the client may still use in the window.
 func (p *gemini) rest(c *client[geminiClient]) time.Duration {
-	return c.spec.Limit.Of(geminiWindow) - c.state.used.sum(p.now)
+	return c.state.allowed.sum(p.now, c.spec.Limit) - c.state.used.sum(p.now)
 }
 
 // expects predicts how long a launch takes. One that came before the first launch of its client
@@ -196,11 +204,22 @@ func (p *gemini) expects(c *client[geminiClient], f *flight, longest time.Durati
 	return max(f.kernel.Expected, longest)
 }
 
+// unlimited reports whether a client has had no limit for a whole window, and owes nothing.
+func (p *gemini) unlimited(c *client[geminiClient]) bool {
+	return c.spec.Limit == Whole && c.state.allowed.steady(p.now) && p.paid(c)
+}
+
+// paid reports whether a client owes nothing for a long turn.
+func (p *gemini) paid(c *client[geminiClient]) bool { return p.now >= c.state.debt.Due(c.spec.Limit) }
+
 // fits reports whether the client's waiting launch, behind those in flight, is
 // predicted to end within the limit.
 func (p *gemini) fits(c *client[geminiClient]) bool {
-	if c.spec.Limit == Whole {
+	if p.unlimited(c) {
 		return true
+	}
+	if !p.paid(c) {
+		return false
 	}
 	longest := c.state.longest.max(p.now)
 	need := p.expects(c, &c.head, longest)
@@ -210,10 +229,7 @@ func (p *gemini) fits(c *client[geminiClient]) bool {
 	if longest == 0 && c.head.kernel.Expected == 0 && len(c.flights) > 0 {
 		return false
 	}
-	if len(c.flights) == 0 && need > c.spec.Limit.Of(geminiWindow) {
-		return p.now >= c.state.paid && c.state.used.sum(p.now) == 0
-	}
-	return need <= p.rest(c) && p.now >= c.state.paid
+	return need <= p.rest(c) || len(c.flights) == 0 && c.state.used.sum(p.now) == 0
 }
 
 // Credits implements Creditor: the launches of a turn, as long as those that the client
@@ -223,7 +239,7 @@ func (p *gemini) Credits(out []Credit) []Credit {
 	if h == nil || p.over || p.now >= p.freshEnd() {
 		return out
 	}
-	if h.spec.Limit < Whole {
+	if !p.unlimited(h) {
 		most := h.state.most.max(p.now)
 		if most == 0 || 2*(sliceWindow+time.Duration(len(h.flights)))*most > p.rest(h) {
 			return out
@@ -287,6 +303,8 @@ func (p *gemini) give() {
 	if s.inBurst {
 		s.burst, s.part = p.now-s.part, 0
 	}
+	s.debt.Begin(p.now)
+	p.most = s.allowed.sum(p.now, best.spec.Limit)
 	p.holder, p.from, p.count, p.quota, p.over = best, p.now, p.now, s.quota, false
 }
 

@@ -111,8 +111,8 @@ func TestGeminiPaysALongLaunchByItsNewLimit(t *testing.T) {
 	for c.decide(); len(c.clients[1].flights) == 0 && c.now < time.Hour; {
 		c.pass(c.now + time.Second)
 	}
-	if c.now < 2*run || c.now > 2*run+2*time.Second {
-		t.Errorf("the next launch runs at %v, want 100 s: half of the time is its", c.now)
+	if want := 149 * time.Second; c.now < want || c.now > want+2*time.Second {
+		t.Errorf("the next launch runs at %v, want %v: 1 %% of the run has paid for 0.5 s, and half of the time since pays the rest", c.now, want)
 	}
 }
 

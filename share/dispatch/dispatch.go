@@ -94,12 +94,13 @@ type client struct {
 	ran     time.Duration // of the launch
 	follows bool          // it came when the last one ended
 	at      time.Duration // when the next part may begin, or the held launch ends
+	pace    share.Debt    // for the last part: at is when its share has paid it
 	told    time.Duration // until when the policy knows how long the launch waited for others
 	served  time.Duration // time for which its parts kept others waiting, by its weight
 	began   time.Duration // of the part that runs
 	late    bool          // the part runs beside those of others, see late.go
 	behind  time.Duration // time for which uncut launches of others kept it waiting, see late.go
-	paid    time.Duration // when the policy may see the next launch, see late.go
+	debt    share.Debt    // that its limit pays before the policy may see the next launch, see late.go
 	unseen  bool          // the launch waits for that
 	inBurst bool
 	evicted bool
@@ -322,6 +323,7 @@ func (d *Dispatcher) Next(now time.Duration) (Turn, bool) {
 	}
 	d.tellWaited(best)
 	d.out, best.began = best, d.now
+	best.debt.Begin(d.now)
 	t := Turn{Client: best.id, Launch: best.launch, First: best.first, client: best}
 	best.first = false
 	return t, true
@@ -357,16 +359,18 @@ func (d *Dispatcher) Ran(now time.Duration, t Turn, took time.Duration, more boo
 	}
 	took = min(max(took, 0), d.now)
 	long := stretch(took, c.share(d))
-	c.at = max(c.at, d.now-took-catchUp-c.behind) + long
-	if c.behind = min(c.behind, max(d.now-c.at, 0)); d.uncut {
-		c.at = min(c.at, machine.After(d.now, maxDebt))
+	began, until := max(c.at, d.now-took-catchUp-c.behind), machine.Never
+	if d.uncut {
+		until = machine.After(d.now, maxDebt)
 	}
-	if began := max(c.served, d.virtual); c == d.out {
-		c.served = began + stretch(max(took, d.now-c.began), c.weight(d))
-		d.virtual = began
+	c.at = c.paced(d, began, took, until)
+	c.behind = min(c.behind, max(d.now-c.at, 0))
+	if from := max(c.served, d.virtual); c == d.out {
+		c.served = from + stretch(max(took, d.now-c.began), c.weight(d))
+		d.virtual = from
 		d.out = nil
 	} else {
-		c.served = min(began+stretch(took, c.weight(d)), machine.After(began, maxDebt))
+		c.served = min(from+stretch(took, c.weight(d)), machine.After(from, maxDebt))
 	}
 	d.owe(c, took)
 	c.late = false
@@ -413,7 +417,7 @@ func (d *Dispatcher) Wake() time.Duration {
 		case c.state == held || c.state == running && d.out == nil && !c.late:
 			at = min(at, c.at)
 		case c.unseen:
-			at = min(at, c.paid)
+			at = min(at, c.paidAt())
 		}
 	}
 	return at
@@ -453,7 +457,7 @@ func (d *Dispatcher) apply(c *client, x share.Decision) {
 			d.begin(c)
 		}
 	case share.SetShare:
-		c.limit = x.Share
+		c.rescale(d, x.Share)
 	case share.Preempt:
 		switch {
 		case c.state != running || c.late:

@@ -12,7 +12,7 @@ import (
 // its permit back: the policy takes it as completed, and the parts of other clients run
 // beside it, as the hardware lets them. Its client has no other part meanwhile, and pays for
 // all of it at its end: the policy, which took it as completed, sees no launch of the client until
-// the rest is paid for by its limit. The owner may end a launch that does not end by itself.
+// the rest is paid for by its limits, each for as long as it holds. The owner may end a launch that does not end by itself.
 //
 // A client that waits for an uncut launch of another one may wait longer than catchUp. That
 // time is no idleness: it makes up for all of it, up to Patience.
@@ -71,12 +71,18 @@ func (d *Dispatcher) owe(c *client, took time.Duration) {
 	if !c.late || !d.limits {
 		return
 	}
-	c.paid = machine.After(d.now, min(stretch(took, max(c.limitOf(), leastUncut))-took, maxDebt))
+	c.debt.End(d.now, took, c.pays(), machine.After(d.now, maxDebt))
 }
+
+// pays returns the limit that pays for late parts.
+func (c *client) pays() share.PPM { return max(c.limitOf(), leastUncut) }
+
+// paidAt returns when the policy may see the next launch.
+func (c *client) paidAt() time.Duration { return c.debt.Due(c.pays()) }
 
 // postpone keeps a launch from the policy until its client has paid. It reports whether it did.
 func (d *Dispatcher) postpone(c *client) bool {
-	if c.unseen = d.now < c.paid; !c.unseen {
+	if c.unseen = d.now < c.paidAt(); !c.unseen {
 		return false
 	}
 	c.known = false
@@ -90,7 +96,7 @@ func (d *Dispatcher) postpone(c *client) bool {
 // checkPaid presents the launches of clients that have paid.
 func (d *Dispatcher) checkPaid() {
 	for _, c := range d.clients {
-		if c.unseen && d.now >= c.paid {
+		if c.unseen && d.now >= c.paidAt() {
 			c.launch-- // the same one
 			d.present(c, c.kernel)
 		}

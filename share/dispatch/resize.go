@@ -16,6 +16,7 @@ func (d *Dispatcher) Resize(now time.Duration, id share.ClientID, spec share.Cli
 	if c == nil || c.evicted || spec.Memory < 0 || spec.Memory > d.left()+c.spec.Memory {
 		return false
 	}
+	c.debt.Pay(d.now, c.pays())
 	if !d.rejoins {
 		return d.change(c, spec)
 	}

@@ -1,6 +1,8 @@
 package dispatch_test
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -83,5 +85,85 @@ func TestResizeAccountsMemory(t *testing.T) {
 				t.Errorf("the policy found %d events wrong", n)
 			}
 		})
+	}
+}
+
+// A client whose kernels are late, and whose limit changes again and again, has what its limits
+// give, each for as long as it holds, and a kernel: it sheds no debt by a higher limit for a moment,
+// and waits for no lower one of the past.
+func TestLateLaunchesPayByLimitsThatChange(t *testing.T) {
+	type change func(rng *rand.Rand, up bool) (after time.Duration, limit int)
+	for name, next := range map[string]change{
+		"all for a moment": func(_ *rand.Rand, up bool) (time.Duration, int) {
+			if up {
+				return 490 * time.Millisecond, 100
+			}
+			return 10 * time.Millisecond, 10
+		},
+		"any": func(rng *rand.Rand, _ bool) (time.Duration, int) {
+			return time.Duration(rng.Int64N(int64(20 * time.Second))), 10 + rng.IntN(91)
+		},
+		"all for a while": func(rng *rand.Rand, up bool) (time.Duration, int) {
+			if up {
+				return time.Duration(rng.Int64N(int64(40 * time.Second))), 100
+			}
+			return time.Duration(rng.Int64N(int64(10 * time.Second))), 10
+		},
+	} {
+		for _, policy := range []string{"mps", "gemini", "gaiapi"} {
+			for _, kernel := range []time.Duration{time.Second, 5 * time.Second} {
+				t.Run(fmt.Sprint(name, policy, kernel), func(t *testing.T) {
+					rng := rand.New(rand.NewPCG(3, 4))
+					p := &program{id: 1, spec: percent(10), kernel: kernel}
+					w := newUncutWorld(t, policy, p)
+					limit, up, given := 10, true, time.Duration(0)
+					for w.now < 500*time.Second {
+						after, to := next(rng, up)
+						w.run(w.now + after)
+						given += share.Percent(limit).Of(after)
+						limit, up = to, !up
+						if !w.d.Resize(w.now, 1, percent(limit)) {
+							t.Fatal("the share was not changed")
+						}
+						if got := w.d.Usage(1).Service; got > given+kernel+10*time.Second {
+							t.Fatalf("%v until %v, its limits give %v", got, w.now, given)
+						}
+					}
+					if got := w.d.Usage(1).Service; got > given+kernel || got < given*7/10-kernel {
+						t.Errorf("%v, its limits give %v", got, given)
+					}
+				})
+			}
+		}
+	}
+}
+
+// A client pays for a late launch for a minute at most, whatever resizes there are. A
+// higher limit makes the wait shorter, also where the launch is longer than the minute pays for.
+func TestResizesLeaveTheMostOfADebt(t *testing.T) {
+	for _, policy := range []string{"mps", "gemini", "gaiapi"} {
+		for _, c := range []struct {
+			name     string
+			limits   [2]int
+			from, to time.Duration // of the next kernel
+		}{
+			{"low", [2]int{1, 2}, 50 * time.Second, 61 * time.Second},
+			{"all", [2]int{100, 100}, 45 * time.Second, 61 * time.Second},
+		} {
+			t.Run(policy+"/"+c.name, func(t *testing.T) {
+				p := &program{id: 1, spec: percent(1), kernel: 50 * time.Second}
+				w := newUncutWorld(t, policy, p)
+				w.run(50*time.Second + time.Millisecond)
+				p.kernel, p.part = 10*time.Millisecond, 10*time.Millisecond
+				end, before := w.now, w.d.Usage(1).Service
+				for i := 0; w.d.Usage(1).Service == before && w.now < 10*time.Minute; i++ {
+					w.d.Resize(w.now, 1, percent(c.limits[i%2]))
+					w.run(w.now + 100*time.Millisecond)
+				}
+				if got := w.now - end; got < c.from || got > c.to {
+					t.Errorf("the next kernel ran after %v", got)
+				}
+			})
+		}
 	}
 }
