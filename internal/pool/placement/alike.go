@@ -30,12 +30,46 @@ type alike struct {
 	n    [2]int
 }
 
-// alikes has the GPUs of a pool by key. The records lie side by side: to go through them takes less
-// time than to follow as many pointers.
-type alikes struct {
-	at   map[alikeKey]int
-	of   []alike
+// records has records by key. They lie side by side: to go through them takes less time than to
+// follow as many pointers.
+type records[K comparable, R any] struct {
+	at   map[K]int
+	of   []R
 	left []int // records that are not in use
+}
+
+// index returns where the record of a key is, which is made if there is none.
+func (r *records[K, R]) index(k K, made func() R) int {
+	at, ok := r.at[k]
+	if ok {
+		return at
+	}
+	if r.at == nil {
+		r.at = map[K]int{}
+	}
+	if n := len(r.left); n > 0 {
+		at, r.left = r.left[n-1], r.left[:n-1]
+		r.of[at] = made()
+	} else {
+		at = len(r.of)
+		r.of = append(r.of, made())
+	}
+	r.at[k] = at
+	return at
+}
+
+// remove removes a record.
+func (r *records[K, R]) remove(k K) {
+	at := r.at[k]
+	delete(r.at, k)
+	var none R
+	r.of[at] = none
+	r.left = append(r.left, at)
+}
+
+// alikes has the GPUs of a pool by what requests can lack of them.
+type alikes struct {
+	records[alikeKey, alike]
 }
 
 // counted is a GPU that stands for n GPUs of which the request lacks the same.
@@ -88,37 +122,23 @@ func (a *alikes) enter(b *indexedBox) {
 
 // record returns the record of a GPU, which may be a new one.
 func (a *alikes) record(b *indexedBox, g *GPU) int {
-	k := b.alikeKey(g)
-	at, ok := a.at[k]
-	if ok {
-		return at
-	}
-	r := alike{box: Box{Kind: b.Kind, Labels: b.Labels}}
-	r.box.Paths = b.Paths
-	for i := range r.gpus {
-		r.gpus[i] = GPU{Model: g.Model, Memory: g.Memory, Usable: g.Usable, Restriction: g.Restriction, Modes: g.Modes, Free: i == asIndex(true)}
-	}
-	if n := len(a.left); n > 0 {
-		at, a.left = a.left[n-1], a.left[:n-1]
-		a.of[at] = r
-	} else {
-		at = len(a.of)
-		a.of = append(a.of, r)
-	}
-	a.at[k] = at
-	return at
+	return a.index(b.alikeKey(g), func() alike {
+		r := alike{box: Box{Kind: b.Kind, Labels: b.Labels}}
+		r.box.Paths = b.Paths
+		for i := range r.gpus {
+			r.gpus[i] = GPU{Model: g.Model, Memory: g.Memory, Usable: g.Usable, Restriction: g.Restriction, Modes: g.Modes, Free: i == asIndex(true)}
+		}
+		return r
+	})
 }
 
 // leave no longer counts the GPUs of a box.
 func (a *alikes) leave(b *indexedBox) {
 	for i := range b.GPUs {
 		g := &b.GPUs[i]
-		at := a.find(b, g)
-		r := &a.of[at]
+		r := &a.of[a.find(b, g)]
 		if r.n[asIndex(g.Free)]--; r.n == [2]int{} {
-			delete(a.at, b.alikeKey(g))
-			*r = alike{}
-			a.left = append(a.left, at)
+			a.remove(b.alikeKey(g))
 		}
 	}
 }

@@ -122,9 +122,10 @@ func PlaceHost(hosts []Host, req HostRequest) HostDecision {
 			best = betterOf(best, bestSlots(h, &req))
 		}
 	}
-	return decideHost(best, func(yield func(*Host) bool) {
+	return decideHost(best, func(yield func(countedHost) bool) {
 		for i := range hosts {
-			if (req.Host == "" || hosts[i].ID == req.Host) && !yield(&hosts[i]) {
+			h := &hosts[i]
+			if (req.Host == "" || h.ID == req.Host) && !yield(countedHost{h, freeSlotsOf(h), 1}) {
 				return
 			}
 		}
@@ -152,7 +153,7 @@ func betterOf(a, b *freeSlots) *freeSlots {
 
 // decideHost makes a decision from the best choice, which may be nil. hosts returns all hosts, or
 // the one that the request names.
-func decideHost(best *freeSlots, hosts iter.Seq[*Host], req *HostRequest) HostDecision {
+func decideHost(best *freeSlots, hosts iter.Seq[countedHost], req *HostRequest) HostDecision {
 	var d HostDecision
 	say := func(format string, args ...any) { d.Why = append(d.Why, fmt.Sprintf(format, args...)) }
 	switch {
@@ -170,13 +171,13 @@ func decideHost(best *freeSlots, hosts iter.Seq[*Host], req *HostRequest) HostDe
 }
 
 // refuse explains why no host will do, by what those lack that lack least.
-func (r *HostRequest) refuse(d *HostDecision, hosts iter.Seq[*Host]) {
+func (r *HostRequest) refuse(d *HostDecision, hosts iter.Seq[countedHost]) {
 	var all lacking
 	keys, excluded := slices.Sorted(maps.Keys(r.Labels)), setOf(r.Exclude)
-	for h := range hosts {
-		l := r.lacks(h, keys, excluded)
-		if all.add(l, h.Restriction, 1); l == keptSlots {
-			d.Kept = append(d.Kept, keptAt(h, excluded)...)
+	for c := range hosts {
+		l := r.lacks(&c, keys, excluded)
+		if all.add(l, c.host.Restriction, c.n); l == keptSlots {
+			d.Kept = append(d.Kept, keptAt(c.host, excluded)...)
 		}
 	}
 	slices.SortFunc(d.Kept, func(a, b HostSlotRef) int { return cmp.Or(cmp.Compare(a.Host, b.Host), cmp.Compare(a.Slot, b.Slot)) })
@@ -261,7 +262,8 @@ func (r *HostRequest) slotsText(l lack) string {
 
 // lacks returns what a host lacks for a request, whose labels have some keys, and which may not
 // have the excluded slots.
-func (r *HostRequest) lacks(h *Host, keys []string, excluded map[HostSlotRef]bool) (l lack) {
+func (r *HostRequest) lacks(c *countedHost, keys []string, excluded map[HostSlotRef]bool) (l lack) {
+	h := c.host
 	if !h.Usable {
 		l |= notUsable
 	}
@@ -269,15 +271,17 @@ func (r *HostRequest) lacks(h *Host, keys []string, excluded map[HostSlotRef]boo
 		l |= intolerable
 	}
 	free, most, allowed := 0, 0, 0
-	for _, o := range freeSlotsOf(h) {
+	for _, o := range c.free {
 		n := len(o.slots)
 		if free += n; r.Domain != "" && o.domain != r.Domain {
 			continue
 		}
 		most = max(most, n)
-		for _, s := range o.slots {
-			if excluded[HostSlotRef{h.ID, s}] {
-				n--
+		if len(excluded) > 0 {
+			for _, s := range o.slots {
+				if excluded[HostSlotRef{h.ID, s}] {
+					n--
+				}
 			}
 		}
 		allowed = max(allowed, n)

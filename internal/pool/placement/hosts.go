@@ -21,6 +21,7 @@ type Hosts struct {
 	// pathSets counts the hosts with each set of paths, racked those whose rack is known.
 	pathSets map[Paths]int
 	racked   int
+	alike    records[alikeHostKey, alikeHost]
 }
 
 // property is something that a request can ask for; the zero value is any host.
@@ -52,6 +53,7 @@ type hostOption struct {
 type indexedHost struct {
 	Host
 	options []*hostOption
+	alike   alikeHostKey
 }
 
 // NewHosts returns an empty index.
@@ -113,10 +115,12 @@ func compareHostSlots(a, b HostSlot) int { return cmp.Compare(a.Slot, b.Slot) }
 
 // insert adds the options of a usable host to the index.
 func (h *Hosts) insert(host *indexedHost) {
+	free := freeSlotsOf(&host.Host)
+	h.enter(host, free)
 	if !host.Usable {
 		return
 	}
-	for _, s := range freeSlotsOf(&host.Host) {
+	for _, s := range free {
 		host.options = append(host.options, &hostOption{*s, host})
 	}
 	if len(host.options) == 0 {
@@ -139,6 +143,7 @@ func (h *Hosts) insert(host *indexedHost) {
 
 // remove removes the options of a host from the index.
 func (h *Hosts) remove(host *indexedHost) {
+	h.leave(host)
 	for _, o := range host.options {
 		if h.restrictions[host.Restriction]--; h.restrictions[host.Restriction] == 0 {
 			delete(h.restrictions, host.Restriction)
@@ -192,13 +197,10 @@ func (h *Hosts) Place(req HostRequest) HostDecision {
 			best = betterOf(best, bestSlots(&row.Host, &req))
 		}
 	}
-	return decideHost(best, func(yield func(*Host) bool) {
-		for _, row := range h.hosts {
-			if !yield(&row.Host) {
-				return
-			}
-		}
-	}, &req)
+	if best != nil || req.Brief {
+		return decideHost(best, nil, &req)
+	}
+	return decideHost(nil, h.all(&req), &req)
 }
 
 // rarest returns the rarest of the properties that a request asks for.

@@ -26,7 +26,7 @@ func TestHostsDecideAsPlaceHost(t *testing.T) {
 		for id := range m.hosts {
 			m.index.RemoveHost(id)
 		}
-		if index := m.index; len(index.hosts)+len(index.options)+len(index.count)+len(index.pathSets)+index.racked != 0 {
+		if index := m.index; len(index.hosts)+len(index.options)+len(index.count)+len(index.pathSets)+index.racked+len(index.alike.at)+len(index.alike.of)-len(index.alike.left) != 0 {
 			t.Fatal("the index keeps something of hosts that were removed")
 		}
 	})
@@ -100,4 +100,31 @@ func BenchmarkHosts(b *testing.B) {
 			index.SetSlot("host-00005", HostSlot{Slot: 15, Domain: "vm0", Free: i%2 == 0})
 		}
 	})
+}
+
+// BenchmarkHostRefusal refuses requests with the reasons.
+func BenchmarkHostRefusal(b *testing.B) {
+	for _, labels := range []int{10, 22500} {
+		index := NewHosts()
+		for i := range 22500 {
+			h := Host{ID: fmt.Sprintf("host-%05d", i), Usable: true, Labels: map[string]string{"zone": fmt.Sprint("z", i%labels)}}
+			for s := range 8 {
+				h.Slots = append(h.Slots, HostSlot{Slot: uint32(s), Domain: "vm0", Free: s > i%8})
+			}
+			index.SetHost(h)
+		}
+		for name, req := range map[string]HostRequest{
+			"count": {Count: 8},
+			"label": {Count: 1, Labels: map[string]string{"zone": "none"}},
+		} {
+			b.Run(fmt.Sprintf("labels=%d/%s", labels, name), func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					if d := index.Place(req); d.OK() {
+						b.Fatal("granted")
+					}
+				}
+			})
+		}
+	}
 }

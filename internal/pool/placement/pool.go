@@ -68,7 +68,7 @@ const maxViews = 8
 
 // NewPool returns an empty pool.
 func NewPool() *Pool {
-	return &Pool{boxes: map[string]*indexedBox{}, models: map[string]*modelIndex{}, shared: newShared(), labels: labelIndex{with: map[label]*labelled{}}, alikes: alikes{at: map[alikeKey]int{}}, losses: map[lossKey]*loss{}}
+	return &Pool{boxes: map[string]*indexedBox{}, models: map[string]*modelIndex{}, shared: newShared(), labels: labelIndex{with: map[label]*labelled{}}, losses: map[lossKey]*loss{}}
 }
 
 // Models returns the names of all models in the pool, sorted.
