@@ -42,6 +42,7 @@ cl_event event_new(cl_context c, cl_command_queue q, cl_command_type type)
 	e->parts = 1;
 	object_retain(c);
 	if (q) {
+		e->object.held = 0; /* until the program gets it (end) */
 		object_retain(q);
 		__atomic_add_fetch(&q->pending, 1, __ATOMIC_ACQ_REL);
 	}
@@ -465,7 +466,7 @@ cl_int end(struct command *c, int blocking, cl_event *out)
 			code = CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST;
 	}
 	if (!code && out) {
-		object_retain(e);
+		object_hold(e);
 		*out = e;
 	}
 	retire(e);

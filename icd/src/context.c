@@ -100,8 +100,7 @@ cl_context CL_API_CALL dxpu_CreateContext(const cl_context_properties *propertie
 		memcpy(c->properties, properties, count * sizeof *properties);
 	c->property_count = count;
 	c->device = list[0];
-	c->held = 1;
-	c->own = (struct _cl_command_queue){.object = {&dxpu_dispatch, KIND_QUEUE, 1}, .context = c};
+	c->own = (struct _cl_command_queue){.object = {&dxpu_dispatch, KIND_QUEUE, 1, 0}, .context = c};
 	(void)create_refused(c, NULL);
 	code = new_queue(c, 0, &c->own.handle);
 	if (code) {
@@ -148,10 +147,7 @@ cl_int CL_API_CALL dxpu_RetainContext(cl_context c)
 {
 	if (!object_is(c, KIND_CONTEXT))
 		return CL_INVALID_CONTEXT;
-	pthread_mutex_lock(&dxpu_lock);
-	c->object.references++;
-	c->held++;
-	pthread_mutex_unlock(&dxpu_lock);
+	object_hold(c);
 	return CL_SUCCESS;
 }
 
@@ -159,11 +155,11 @@ cl_int CL_API_CALL dxpu_ReleaseContext(cl_context c)
 {
 	if (!object_is(c, KIND_CONTEXT))
 		return CL_INVALID_CONTEXT;
-	pthread_mutex_lock(&dxpu_lock);
-	int last = --c->held == 0;
-	pthread_mutex_unlock(&dxpu_lock);
+	int left = object_let(c);
+	if (left < 0)
+		return CL_INVALID_CONTEXT;
 	/* The events of what fills objects hold the context, which is to end with the program's objects. */
-	if (last) {
+	if (left == 0) {
 		channel_wait(c->device->channel, &c->own.pending);
 		sweep();
 	}
@@ -177,7 +173,7 @@ cl_int CL_API_CALL dxpu_GetContextInfo(cl_context c, cl_context_info param, size
 		return CL_INVALID_CONTEXT;
 	switch (param) {
 	case CL_CONTEXT_REFERENCE_COUNT:
-		return GIVE(cl_uint, object_references(c));
+		return GIVE(cl_uint, object_held(c));
 	case CL_CONTEXT_NUM_DEVICES:
 		return GIVE(cl_uint, 1);
 	case CL_CONTEXT_DEVICES:
@@ -259,7 +255,7 @@ cl_int CL_API_CALL dxpu_RetainCommandQueue(cl_command_queue q)
 {
 	if (!object_is(q, KIND_QUEUE))
 		return CL_INVALID_COMMAND_QUEUE;
-	object_retain(q);
+	object_hold(q);
 	return CL_SUCCESS;
 }
 
@@ -287,6 +283,8 @@ cl_int CL_API_CALL dxpu_ReleaseCommandQueue(cl_command_queue q)
 	if (!object_is(q, KIND_QUEUE))
 		return CL_INVALID_COMMAND_QUEUE;
 	channel_flush(q->context->device->channel);
+	if (object_let(q) < 0)
+		return CL_INVALID_COMMAND_QUEUE;
 	queue_release(q);
 	return CL_SUCCESS;
 }
@@ -302,7 +300,7 @@ cl_int CL_API_CALL dxpu_GetCommandQueueInfo(cl_command_queue q, cl_command_queue
 	case CL_QUEUE_DEVICE:
 		return GIVE(cl_device_id, q->context->device);
 	case CL_QUEUE_REFERENCE_COUNT:
-		return GIVE(cl_uint, object_references(q));
+		return GIVE(cl_uint, object_held(q));
 	case CL_QUEUE_PROPERTIES:
 		return GIVE(cl_command_queue_properties, q->properties);
 	case CL_QUEUE_DEVICE_DEFAULT:

@@ -25,7 +25,8 @@ enum kind { KIND_PLATFORM = 0x4450, KIND_DEVICE, KIND_CONTEXT, KIND_QUEUE, KIND_
 struct object {
 	struct _cl_icd_dispatch *dispatch;
 	enum kind kind;
-	int references;
+	int references; /* of the program, and of the driver itself */
+	int held;       /* of the program alone: what its queries tell */
 };
 
 /* property is a value that the engine returned. */
@@ -75,7 +76,6 @@ struct _cl_context {
 	cl_device_id device;
 	cl_context_properties *properties;
 	size_t property_count;
-	int held; /* references of the program, under the driver's lock */
 	struct _cl_command_queue own; /* for content that objects are made with */
 	struct destructor *destructors;
 	int prints; /* a kernel that may call printf was enqueued; atomic */
@@ -211,12 +211,16 @@ struct _cl_event {
 /* The driver's lock, for references and lists. */
 extern pthread_mutex_t dxpu_lock;
 
-/* object_new allocates an object with one reference. */
+/* object_new allocates an object with one reference, that of the program. */
 void *object_new(enum kind kind, size_t size);
 int object_is(const void *o, enum kind kind);
 void object_retain(void *o);
-/* object_references returns the number of references, which other threads may change. */
-cl_uint object_references(void *o);
+/* object_hold adds a reference of the program, and object_held returns their number, which other threads may
+ * change. object_let takes one back, and returns how many are left, or -1 if there was none; its caller then
+ * drops the reference. */
+void object_hold(void *o);
+cl_uint object_held(void *o);
+int object_let(void *o);
 /* object_drop returns 1 when the last reference is gone. */
 int object_drop(void *o);
 

@@ -57,7 +57,7 @@ cl_int CL_API_CALL dxpu_GetEventInfo(cl_event e, cl_event_info param, size_t roo
 			return CL_OUT_OF_RESOURCES;
 		return GIVE(cl_int, status);
 	case CL_EVENT_REFERENCE_COUNT:
-		return GIVE(cl_uint, object_references(e));
+		return GIVE(cl_uint, object_held(e));
 	}
 	return CL_INVALID_VALUE;
 }
@@ -84,13 +84,13 @@ cl_int CL_API_CALL dxpu_RetainEvent(cl_event e)
 {
 	if (!object_is(e, KIND_EVENT))
 		return CL_INVALID_EVENT;
-	object_retain(e);
+	object_hold(e);
 	return CL_SUCCESS;
 }
 
 cl_int CL_API_CALL dxpu_ReleaseEvent(cl_event e)
 {
-	if (!object_is(e, KIND_EVENT))
+	if (!object_is(e, KIND_EVENT) || object_let(e) < 0)
 		return CL_INVALID_EVENT;
 	event_release(e);
 	return CL_SUCCESS;

@@ -123,13 +123,13 @@ cl_int CL_API_CALL dxpu_RetainKernel(cl_kernel k)
 {
 	if (!object_is(k, KIND_KERNEL))
 		return CL_INVALID_KERNEL;
-	object_retain(k);
+	object_hold(k);
 	return CL_SUCCESS;
 }
 
 cl_int CL_API_CALL dxpu_ReleaseKernel(cl_kernel k)
 {
-	if (!object_is(k, KIND_KERNEL))
+	if (!object_is(k, KIND_KERNEL) || object_let(k) < 0)
 		return CL_INVALID_KERNEL;
 	if (!object_drop(k))
 		return CL_SUCCESS;
@@ -371,13 +371,14 @@ cl_int CL_API_CALL dxpu_GetKernelInfo(cl_kernel k, cl_kernel_info param, size_t 
 	case CL_KERNEL_NUM_ARGS:
 		return GIVE(cl_uint, k->count);
 	case CL_KERNEL_REFERENCE_COUNT:
-		return GIVE(cl_uint, object_references(k));
+		return GIVE(cl_uint, object_held(k));
 	case CL_KERNEL_CONTEXT:
 		return GIVE(cl_context, k->program->context);
 	case CL_KERNEL_PROGRAM:
 		return GIVE(cl_program, k->program);
 	}
-	return give_property(k, param, NO_INDEX, room, out, size, CL_INVALID_VALUE);
+	/* The properties also have those of work-groups. */
+	return param == CL_KERNEL_ATTRIBUTES ? give_property(k, param, NO_INDEX, room, out, size, CL_INVALID_VALUE) : CL_INVALID_VALUE;
 }
 
 /* local_arguments is the local memory of the arguments that are set. */
@@ -400,6 +401,8 @@ cl_int CL_API_CALL dxpu_GetKernelWorkGroupInfo(cl_kernel k, cl_device_id d, cl_k
 		return CL_INVALID_KERNEL;
 	if (d && d != k->program->context->device)
 		return CL_INVALID_DEVICE;
+	if (param < CL_KERNEL_WORK_GROUP_SIZE || param > CL_KERNEL_GLOBAL_WORK_SIZE)
+		return CL_INVALID_VALUE;
 	struct property p;
 	cl_ulong own;
 	/* The engine was asked when the kernel was made. */

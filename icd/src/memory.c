@@ -164,13 +164,13 @@ cl_int CL_API_CALL dxpu_RetainMemObject(cl_mem m)
 {
 	if (!object_is(m, KIND_MEM))
 		return CL_INVALID_MEM_OBJECT;
-	object_retain(m);
+	object_hold(m);
 	return CL_SUCCESS;
 }
 
 cl_int CL_API_CALL dxpu_ReleaseMemObject(cl_mem m)
 {
-	if (!object_is(m, KIND_MEM))
+	if (!object_is(m, KIND_MEM) || object_let(m) < 0)
 		return CL_INVALID_MEM_OBJECT;
 	mem_release(m);
 	return CL_SUCCESS;
@@ -192,7 +192,7 @@ cl_int CL_API_CALL dxpu_GetMemObjectInfo(cl_mem m, cl_mem_info param, size_t roo
 	case CL_MEM_MAP_COUNT:
 		return GIVE(cl_uint, mapping_count(m));
 	case CL_MEM_REFERENCE_COUNT:
-		return GIVE(cl_uint, object_references(m));
+		return GIVE(cl_uint, object_held(m));
 	case CL_MEM_CONTEXT:
 		return GIVE(cl_context, m->context);
 	case CL_MEM_ASSOCIATED_MEMOBJECT:

@@ -12,7 +12,7 @@ void *object_new(enum kind kind, size_t size)
 	if (o) {
 		o->dispatch = &dxpu_dispatch;
 		o->kind = kind;
-		o->references = 1;
+		o->references = o->held = 1;
 	}
 	return o;
 }
@@ -26,12 +26,30 @@ void object_retain(void *o)
 	pthread_mutex_unlock(&dxpu_lock);
 }
 
-cl_uint object_references(void *o)
+void object_hold(void *o)
 {
 	pthread_mutex_lock(&dxpu_lock);
-	int n = ((struct object *)o)->references;
+	((struct object *)o)->references++;
+	((struct object *)o)->held++;
+	pthread_mutex_unlock(&dxpu_lock);
+}
+
+cl_uint object_held(void *o)
+{
+	pthread_mutex_lock(&dxpu_lock);
+	int n = ((struct object *)o)->held;
 	pthread_mutex_unlock(&dxpu_lock);
 	return (cl_uint)n;
+}
+
+int object_let(void *o)
+{
+	struct object *object = o;
+
+	pthread_mutex_lock(&dxpu_lock);
+	int left = object->held > 0 ? --object->held : -1;
+	pthread_mutex_unlock(&dxpu_lock);
+	return left;
 }
 
 int object_drop(void *o)

@@ -75,7 +75,7 @@ static void add_device(const char *path)
 	if (!d)
 		return;
 	d->platform = &platforms[device_count];
-	d->platform->object = (struct object){&dxpu_dispatch, KIND_PLATFORM, 1};
+	d->platform->object = (struct object){&dxpu_dispatch, KIND_PLATFORM, 1, 1};
 	devices[device_count++] = d;
 }
 
@@ -457,7 +457,8 @@ cl_int CL_API_CALL dxpu_GetDeviceInfo(cl_device_id d, cl_device_info param, size
 		return CL_SUCCESS;
 	if (!device_groups(d) && no_groups(param, room, out, size, &code))
 		return code;
-	if (!properties_find(&d->properties, param, NO_INDEX, &p))
+	/* The properties also have those of the platform behind. */
+	if (param < CL_DEVICE_TYPE || !properties_find(&d->properties, param, NO_INDEX, &p))
 		return CL_INVALID_VALUE;
 	switch (param) {
 	case CL_DEVICE_GLOBAL_MEM_SIZE:

@@ -169,13 +169,13 @@ cl_int CL_API_CALL dxpu_RetainProgram(cl_program g)
 {
 	if (!object_is(g, KIND_PROGRAM))
 		return CL_INVALID_PROGRAM;
-	object_retain(g);
+	object_hold(g);
 	return CL_SUCCESS;
 }
 
 cl_int CL_API_CALL dxpu_ReleaseProgram(cl_program g)
 {
-	if (!object_is(g, KIND_PROGRAM))
+	if (!object_is(g, KIND_PROGRAM) || object_let(g) < 0)
 		return CL_INVALID_PROGRAM;
 	program_release(g);
 	return CL_SUCCESS;
@@ -332,7 +332,7 @@ cl_int CL_API_CALL dxpu_GetProgramInfo(cl_program g, cl_program_info param, size
 		return CL_INVALID_PROGRAM;
 	switch (param) {
 	case CL_PROGRAM_REFERENCE_COUNT:
-		return GIVE(cl_uint, object_references(g));
+		return GIVE(cl_uint, object_held(g));
 	case CL_PROGRAM_CONTEXT:
 		return GIVE(cl_context, g->context);
 	case CL_PROGRAM_NUM_DEVICES:

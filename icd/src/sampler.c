@@ -95,13 +95,13 @@ cl_int CL_API_CALL dxpu_RetainSampler(cl_sampler s)
 {
 	if (!object_is(s, KIND_SAMPLER))
 		return CL_INVALID_SAMPLER;
-	object_retain(s);
+	object_hold(s);
 	return CL_SUCCESS;
 }
 
 cl_int CL_API_CALL dxpu_ReleaseSampler(cl_sampler s)
 {
-	if (!object_is(s, KIND_SAMPLER))
+	if (!object_is(s, KIND_SAMPLER) || object_let(s) < 0)
 		return CL_INVALID_SAMPLER;
 	if (!object_drop(s))
 		return CL_SUCCESS;
@@ -117,7 +117,7 @@ cl_int CL_API_CALL dxpu_GetSamplerInfo(cl_sampler s, cl_sampler_info param, size
 		return CL_INVALID_SAMPLER;
 	switch (param) {
 	case CL_SAMPLER_REFERENCE_COUNT:
-		return GIVE(cl_uint, object_references(s));
+		return GIVE(cl_uint, object_held(s));
 	case CL_SAMPLER_CONTEXT:
 		return GIVE(cl_context, s->context);
 	case CL_SAMPLER_NORMALIZED_COORDS:

@@ -94,6 +94,8 @@ func buildOpenCL(bin string) error {
 		program("lost"),
 		program("absent"),
 		program("codes"),
+		program("counts"),
+		program("queries"),
 		program("first"),
 		program("turns"),
 		program("groups"),
