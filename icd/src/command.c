@@ -294,7 +294,7 @@ void add_waits(struct packet *p, const struct command *c)
 	uint64_t filling = create_filling(c->queue);
 
 	packet_u32(p, c->waits + (before != 0) + (filling != 0));
-	packet_u32(p, 0);
+	packet_u32(p, c->waits + (before != 0)); /* have to succeed; what fills is that of any object */
 	for (cl_uint i = 0; i < c->waits; i++)
 		packet_u64(p, c->list[i]->cookie); /* 0, that of a user event, is complete */
 	if (before)

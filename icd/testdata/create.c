@@ -223,6 +223,30 @@ static void taken(cl_command_queue q)
 	check(clReleaseEvent(go), "release");
 }
 
+/* waiting lets a command of another queue wait for one that the device refuses, and a third one for that: they do
+ * not run. */
+static void waiting(cl_mem bad, cl_mem good)
+{
+	unsigned char host[100] = {0};
+	cl_int code, finish;
+	cl_event go = clCreateUserEvent(context, &code), write, fill, last;
+
+	check(code, "user event");
+	check(clEnqueueWriteBuffer(queues[1], bad, CL_FALSE, 0, 1, host, 1, &go, &write), "write");
+	check(clEnqueueFillBuffer(queues[2], good, "y", 1, 0, 100, 1, &write, &fill), "fill");
+	check(clEnqueueMarkerWithWaitList(queues[1], 1, &fill, &last), "marker");
+	check(clSetUserEventStatus(go, CL_COMPLETE), "user event");
+	(void)clWaitForEvents(1, &last);
+	printf("waits for what was refused: %d %d %d\n", status_of(write), status_of(fill), status_of(last));
+	for (int i = 0; i < 4; i++)
+		(void)clFinish(queues[1 + i % 2]); /* they tell */
+	code = clEnqueueReadBuffer(queues[2], good, CL_TRUE, 0, 100, host, 0, NULL, NULL);
+	printf("what did not run: %d, %d\n", code, all(host, 100, 'x'));
+	(void)next(queues[1], good, &finish);
+	for (cl_event *e = (cl_event[]){go, write, fill, last, NULL}; *e; e++)
+		check(clReleaseEvent(*e), "release");
+}
+
 /* brief makes an object and releases it. */
 static void brief(int i)
 {
@@ -341,6 +365,7 @@ static void refused(void)
 		printf("unseen kernel: %d, then %d %d\n", unseen_code, again, finish);
 	}
 	taken(q);
+	waiting(bad, good);
 	cl_mem part = clCreateSubBuffer(bad, 0, CL_BUFFER_CREATE_TYPE_REGION, &(cl_buffer_region){0, 1}, &code);
 	printf("part: %d, %d\n", part != NULL, code);
 	check(clReleaseMemObject(bad), "release");

@@ -1,6 +1,6 @@
 /* Every query of OpenCL 3.0 of objects of every kind, in several states: its code, its size and its value, with too
  * little room and with none. The program prints one line for each object and parameter that has an answer, the
- * same on every platform that works; what belongs to a platform is left out (own). */
+ * same on every platform that works; answers that belong to a platform are left out (own). */
 #define CL_TARGET_OPENCL_VERSION 300
 #define CL_USE_DEPRECATED_OPENCL_1_2_APIS
 #include <CL/cl.h>

@@ -186,6 +186,7 @@ func (s *Session) end(q *queue, c command, err error) reg.Event {
 	e := reg.Event{Cookie: c.cookie, Out: c.out, Length: c.length}
 	if err != nil {
 		e.Status, e.Length = status(err), 0
+		s.failed.add(c.cookie)
 	}
 	var t [4]uint64
 	if q.times || c.gate != nil {

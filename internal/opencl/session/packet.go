@@ -75,18 +75,17 @@ func (c *cursor) count(limit uint32) uint32 {
 }
 
 // waits reads the list at the end of a packet that is enqueued: the cookies of the
-// packets that it waits for.
-func (c *cursor) waits() []uint64 {
+// packets that it waits for, the first must of which have to succeed.
+func (c *cursor) waits() (list []uint64, must uint32) {
 	n := c.count(reg.MaxWaits)
-	c.u32()
-	var list []uint64
+	must = c.count(n)
 	for range n {
 		list = append(list, c.u64())
 		if c.bad {
-			return nil
+			return nil, 0
 		}
 	}
-	return list
+	return list, must
 }
 
 // argument is an argument of PacketNDRange.

@@ -40,7 +40,7 @@ func FuzzPacket(f *testing.F) {
 		if size > len(b) || len(l.global) > 3 || len(l.args) > reg.MaxArgs {
 			t.Errorf("%d bytes gave %d arguments of %d bytes", len(b), len(l.args), size)
 		}
-		if waits := c.waits(); 8*len(waits) > len(b) || c.bad && waits != nil {
+		if waits, must := c.waits(); 8*len(waits) > len(b) || int(must) > len(waits) || c.bad && waits != nil {
 			t.Errorf("%d bytes gave %d waits", len(b), len(waits))
 		}
 		if c.bad && (c.u32() != 0 || c.u64() != 0) {

@@ -37,10 +37,14 @@ func (s *Session) start(q *queue, h reg.PacketHeader, c *cursor, out *command) (
 }
 
 // waits reads the list of packets that a command of a queue waits for, and finishes reading.
-// A packet that is not pending is complete.
+// A packet that is not pending is complete. After one that failed, a command does not start.
 func (s *Session) waits(q *queue, c *cursor) ([]cl.Event, error) {
+	cookies, must := c.waits()
+	if s.failed.any(cookies[:must]) {
+		return nil, cl.FailedWait
+	}
 	var list []cl.Event
-	for _, cookie := range c.waits() {
+	for _, cookie := range cookies {
 		e, err := s.eventOf(cookie, q)
 		if err != nil {
 			return nil, err

@@ -73,6 +73,7 @@ type Session struct {
 	scratch  []byte                  // of arguments
 	after    []uint64                // cookies that the packet being enqueued waits for
 	loose    map[uint64]looseCommand // by cookie: of out-of-order queues, not complete
+	failed   failures
 	turns    turns
 	born     uint32 // number of the last object
 	printed  []byte // what kernels printed before the context moved
@@ -236,6 +237,7 @@ func (s *Session) execute(h reg.PacketHeader, c *cursor) error {
 	switch {
 	case h.Op >= reg.FirstEnqueuePacket && h.Op < reg.EndEnqueuePacket:
 		if err := s.enqueue(h, c); err != nil {
+			s.failed.add(h.Cookie)
 			return s.send(reg.Event{Cookie: h.Cookie, Status: status(err)})
 		}
 		return nil
