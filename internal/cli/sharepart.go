@@ -297,7 +297,17 @@ func printShares(w io.Writer, l localShares) {
 		if s.Stale {
 			state += ", its program keeps the former compute"
 		}
-		if s.Evicted != "" {
+		waits := ""
+		for k := range s.Parts {
+			p := &s.Parts[k]
+			if p.Missing != "" {
+				waits += fmt.Sprintf(", waits for GPU %s: %s", p.GPU, p.Missing)
+			}
+			if p.Short != "" {
+				state += ", " + p.Short
+			}
+		}
+		if state += waits; s.Evicted != "" && waits == "" {
 			state += ", was evicted: " + s.Evicted
 		}
 		memory, compute, limit := sizeWords(s)

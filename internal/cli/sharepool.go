@@ -100,7 +100,7 @@ func (o *sharePool) check(cmd *cobra.Command, of *shareServe) error {
 }
 
 // member returns the nodes of the agent in the pool, nil without --manager.
-func (o *sharePool) member(ctx context.Context, a *agent.Agent, list []broker.GPU, policy string, log *slog.Logger) (*member.Member, error) {
+func (o *sharePool) member(ctx context.Context, a *agent.Agent, policy string, log *slog.Logger) (*member.Member, error) {
 	if o.conn.manager == "" {
 		return nil, nil
 	}
@@ -117,7 +117,7 @@ func (o *sharePool) member(ctx context.Context, a *agent.Agent, list []broker.GP
 	if err != nil {
 		return nil, err
 	}
-	offered, err := offeredGPUs(a, list)
+	offered, err := offeredGPUs(a, a.GPUs())
 	if err != nil {
 		return nil, err
 	}

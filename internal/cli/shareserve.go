@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"os"
 	"os/user"
@@ -62,6 +63,11 @@ share, or describes one by hand, with the memory in bytes or with a unit:
   --gpu 0000:3b:00.0
   --gpu 0000:3b:00.0,memory=15GiB,sms=80
   --gpu test,memory=4GiB                    # for the fake driver: the first device
+
+A GPU that cannot be read, or is not there, keeps the others from nothing. The agent says
+which one is missing and why, and "dxpu share gpus" shows it. Its shares wait for it, those
+with other GPUs go on with these, and an agent that finds it at its start gives it back.
+The agent knows a GPU by its UUID, at whatever address it is.
 
 The default policy is gemini: it keeps shares and limits of compute for programs with
 contexts of their own, and so needs neither MPS nor MIG. "dxpu share policies" lists the
@@ -127,7 +133,7 @@ func (o *shareServe) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	list, err := o.find(cmd.Context(), log)
+	list, missing, err := o.find(cmd.Context(), log)
 	if err != nil {
 		return err
 	}
@@ -142,12 +148,12 @@ func (o *shareServe) run(cmd *cobra.Command) error {
 		Broker: broker.Config{GPUs: list, Policy: o.policy, Closed: o.without == "closed", OverCommit: o.overCommit},
 		Dir:    o.dir, State: o.state, Group: group, Log: log,
 		KernelLog: openKernelLog(o.kernelLog, log), Reset: resetBy(nvidia.Programs{}, list),
-		MPS: service, MPSUser: uid, Pool: o.pool.conn.manager,
+		MPS: service, MPSUser: uid, Pool: o.pool.conn.manager, Missing: missing,
 	})
 	if err != nil {
 		return err
 	}
-	nodes, err := o.pool.member(cmd.Context(), a, list, o.policy, log)
+	nodes, err := o.pool.member(cmd.Context(), a, o.policy, log)
 	if err != nil {
 		return err
 	}
@@ -192,57 +198,82 @@ func groupID(name string) (int, error) {
 	return strconv.Atoi(g.Gid)
 }
 
-// find returns the GPUs to share.
-func (o *shareServe) find(ctx context.Context, log *slog.Logger) ([]broker.GPU, error) {
-	var all []broker.GPU
+// find returns the GPUs to share, and why others that are there, or that --gpu names, are missing.
+func (o *shareServe) find(ctx context.Context, log *slog.Logger) ([]broker.GPU, map[string]string, error) {
 	found, failed := gpus.Find(o.root)
+	missing := map[string]string{}
 	for _, err := range failed {
-		log.Error("GPU is left out, because it cannot be read: repair it, and restart the agent", "error", err)
+		var g *gpus.UnreadableError
+		if errors.As(err, &g) {
+			missing[g.Address] = fmt.Sprintf("it cannot be read: %v; repair it, and restart the agent", g.Err)
+		}
 	}
 	var memory map[string]int64
 	if len(found) > 0 {
 		memory = memorySizes(ctx, log)
 	}
+	var all []broker.GPU
 	for i := range found {
 		all = append(all, foundGPU(&found[i], memory))
-	}
-	if len(o.gpus) == 0 {
-		if len(all)+len(failed) == 0 {
-			return nil, withHint(fmt.Errorf("no NVIDIA GPU below %s", filepath.Join(o.root, "sys/bus/pci/devices")), "describe one with --gpu, to try the agent with the fake driver")
+		if g := &all[i]; g.Device.Memory == 0 {
+			missing[g.Name] = fmt.Sprintf("its memory is not known, because nvidia-smi does not list it: repair it, and restart the agent, or describe it with --gpu %s,memory=16GiB", g.Name)
 		}
-		warnOfModels(found, log)
-		return withMemory(all, failed, log)
 	}
-	var out []broker.GPU
-	for _, text := range o.gpus {
-		g, err := namedGPU(text, all)
-		if err != nil {
-			return nil, err
-		}
-		if slices.ContainsFunc(out, func(x broker.GPU) bool { return x.Name == g.Name }) {
-			return nil, usagef("--gpu %s is there twice", g.Name)
-		}
-		out = append(out, g)
+	if len(o.gpus) > 0 {
+		return o.named(all, missing, log)
 	}
-	return out, nil
+	if len(all)+len(failed) == 0 {
+		return nil, nil, withHint(fmt.Errorf("no NVIDIA GPU below %s", filepath.Join(o.root, "sys/bus/pci/devices")), "describe one with --gpu, to try the agent with the fake driver")
+	}
+	warnOfModels(found, log)
+	all = slices.DeleteFunc(all, func(g broker.GPU) bool { return g.Device.Memory == 0 })
+	return all, missing, leftOut(all, missing, nil, log)
 }
 
-// withMemory returns the GPUs whose memory is known. nvidia-smi does not list one that has fallen
-// off the bus.
-func withMemory(all []broker.GPU, failed []error, log *slog.Logger) (out []broker.GPU, err error) {
-	for i := range all {
-		if all[i].Device.Memory > 0 {
-			out = append(out, all[i])
+// named returns the GPUs that --gpu names.
+func (o *shareServe) named(all []broker.GPU, missing map[string]string, log *slog.Logger) (out []broker.GPU, _ map[string]string, err error) {
+	var names []string
+	var first error
+	for _, text := range o.gpus {
+		name, _, _ := strings.Cut(text, ",")
+		if slices.Contains(names, name) {
+			return nil, nil, usagef("--gpu %s is there twice", name)
+		}
+		names = append(names, name)
+		g, err := namedGPU(text, all)
+		if at, wrong := gpus.ParseAddress(name); err != nil && wrong == nil && at.Address == name && (missing[name] != "" || errors.Is(err, errNoGPU)) {
+			missing[name] = cmp.Or(missing[name], "there is no NVIDIA GPU at this address: bring it back, and restart the agent, or name another one")
+			first = cmp.Or(first, err)
 			continue
 		}
-		err := withHint(fmt.Errorf("the memory of GPU %s is not known: nvidia-smi does not list it", all[i].Name), "--gpu %s,memory=16GiB", all[i].Name)
-		failed = append(failed, err)
-		log.Error("GPU is left out: repair it, and restart the agent, or describe it with --gpu ADDRESS,memory=SIZE", "error", err)
+		if err != nil {
+			return nil, nil, err
+		}
+		delete(missing, name) // it is described
+		out = append(out, g)
 	}
 	if len(out) == 0 {
-		return nil, errors.Join(failed...)
+		return nil, nil, first
 	}
-	return out, nil
+	return out, missing, leftOut(out, missing, names, log)
+}
+
+// leftOut tells of the GPUs that are missing, as errors where --gpu names them. It is an error if
+// no GPU is left.
+func leftOut(list []broker.GPU, missing map[string]string, names []string, log *slog.Logger) error {
+	var failed []error
+	for _, name := range slices.Sorted(maps.Keys(missing)) {
+		failed = append(failed, fmt.Errorf("GPU %s: %s", name, missing[name]))
+		if slices.Contains(names, name) {
+			log.Error("GPU that --gpu names is missing: the agent starts without it", "gpu", name, "why", missing[name])
+		} else if len(names) == 0 {
+			log.Warn("GPU is left out", "gpu", name, "why", missing[name])
+		}
+	}
+	if len(list) == 0 {
+		return errors.Join(failed...)
+	}
+	return nil
 }
 
 // warnOfModels tells of GPUs whose multiprocessors are not known.
@@ -279,6 +310,9 @@ func foundGPU(g *gpus.GPU, memory map[string]int64) broker.GPU {
 	}
 }
 
+// errNoGPU says that there is no GPU.
+var errNoGPU = errors.New("no NVIDIA GPU at this address")
+
 // namedGPU returns the GPU that a value of --gpu names or describes.
 func namedGPU(text string, all []broker.GPU) (broker.GPU, error) {
 	name, rest, _ := strings.Cut(text, ",")
@@ -286,7 +320,7 @@ func namedGPU(text string, all []broker.GPU) (broker.GPU, error) {
 	if i := slices.IndexFunc(all, func(x broker.GPU) bool { return x.Name == name }); i >= 0 {
 		g = all[i]
 	} else if strings.Contains(name, ":") {
-		return g, usage(withHint(fmt.Errorf("--gpu %s: no NVIDIA GPU at this address", name), `"lspci -d 10de:" lists them`))
+		return g, usage(withHint(fmt.Errorf("--gpu %s: %w", name, errNoGPU), `"lspci -d 10de:" lists them`))
 	}
 	for _, setting := range strings.Split(rest, ",") {
 		key, value, _ := strings.Cut(setting, "=")

@@ -41,17 +41,33 @@ func TestFindLeavesOutGPUs(t *testing.T) {
 	smi("GPU-1, 00000000:01:00.0, NVIDIA A100-SXM4-40GB, 40960", "GPU-4, 00000000:04:00.0, NVIDIA A10M, 24576")
 	var text bytes.Buffer
 	log := slog.New(slog.NewTextHandler(&text, nil))
-	list, err := (&shareServe{root: root}).find(t.Context(), log)
-	if err != nil || len(list) != 2 || list[0].Name != "0000:01:00.0" || list[1].Name != "0000:04:00.0" {
+	list, missing, err := (&shareServe{root: root}).find(t.Context(), log)
+	if err != nil || len(missing) != 2 || len(list) != 2 || list[0].Name != "0000:01:00.0" || list[1].Name != "0000:04:00.0" {
 		t.Errorf("found %+v, %v", list, err)
 	}
-	for _, want := range []string{"GPU 0000:02:00.0: ", "memory of GPU 0000:03:00.0 is not known", `gpu=0000:04:00.0 model="NVIDIA A10M" taken=80`} {
+	for _, want := range []string{`level=WARN msg="GPU is left out" gpu=0000:02:00.0 why="it cannot be read: `, `level=WARN msg="GPU is left out" gpu=0000:03:00.0 why="its memory is not known`, `gpu=0000:04:00.0 model="NVIDIA A10M" taken=80`} {
 		if n := strings.Count(text.String(), want); n != 1 {
 			t.Errorf("%d of %q in the log:\n%s", n, want, text.String())
 		}
 	}
+	text.Reset()
+	o := &shareServe{root: root, gpus: []string{"0000:01:00.0", "0000:02:00.0", "0000:09:00.0", "0000:03:00.0,memory=1GiB"}}
+	list, missing, err = o.find(t.Context(), log)
+	if err != nil || len(list) != 2 || list[0].Name != "0000:01:00.0" || list[1].Name != "0000:03:00.0" || len(missing) != 2 || !strings.Contains(missing["0000:09:00.0"], "no NVIDIA GPU") {
+		t.Errorf("with --gpu: %+v, missing %v, %v", list, missing, err)
+	}
+	for _, want := range []string{`level=ERROR msg="GPU that --gpu names is missing: the agent starts without it" gpu=0000:02:00.0`, "gpu=0000:09:00.0"} {
+		if n := strings.Count(text.String(), want); n != 1 {
+			t.Errorf("%d of %q in the log:\n%s", n, want, text.String())
+		}
+	}
+	for _, wrong := range [][]string{{"0000:09:00.0"}, {"0000:01:00.0", "0000:01:00.0"}, {"0000:01:00.0", "9:0"}, {"0000:01:00.0", "test"}} {
+		if _, _, err := (&shareServe{root: root, gpus: wrong}).find(t.Context(), log); err == nil {
+			t.Errorf("--gpu %q: no error", wrong)
+		}
+	}
 	smi("GPU-9, 00000000:09:00.0, another one, 1024")
-	if _, err := (&shareServe{root: root}).find(t.Context(), log); err == nil || !strings.Contains(err.Error(), "memory of GPU 0000:01:00.0 is not known") || !strings.Contains(err.Error(), "GPU 0000:02:00.0") {
+	if _, _, err := (&shareServe{root: root}).find(t.Context(), log); err == nil || !strings.Contains(err.Error(), "GPU 0000:01:00.0: its memory is not known") || !strings.Contains(err.Error(), "GPU 0000:02:00.0") {
 		t.Errorf("without any GPU: %v", err)
 	}
 }

@@ -53,6 +53,8 @@ type Config struct {
 	MPSUser int // whose programs MPS serves
 	// Pool names the pool whose manager divides the GPUs; "": the users of this machine do.
 	Pool string
+	// Missing are GPUs that cannot be shared now, by name, and why.
+	Missing map[string]string
 }
 
 // Agent is a sharing agent. Make one with New, and let Run work.
@@ -74,6 +76,9 @@ type Agent struct {
 	watches map[int]*watch // by process ID
 	// The health of the GPUs, in their order.
 	patients []*patient
+	here     int               // number of GPUs that are not missing; those come behind
+	missing  []string          // why, of each one that is missing
+	uuids    map[string]string // by name, as a former agent knew them
 	next     broker.ProcessID
 	services []MPS  // of the GPUs; none: the policy is another one
 	clients  uint64 // that were admitted
@@ -116,7 +121,7 @@ func New(c Config) (*Agent, error) {
 	}
 	a := &Agent{
 		config: c, start: time.Now(), wake: make(chan struct{}, 1), save: make(chan struct{}, 1), uid: os.Getuid(),
-		broker: b, patients: newPatients(&c),
+		broker: b, patients: newPatients(&c), here: len(c.Broker.GPUs),
 		shares: map[string]*served{}, conns: map[broker.ProcessID]*conn{}, watches: map[int]*watch{}, wakeAt: machine.Never, settleAt: settleAfter,
 		stopped: make(chan struct{}, len(c.Broker.GPUs)), ready: make(chan struct{}), changed: make(chan struct{}, 1),
 	}
@@ -124,9 +129,15 @@ func New(c Config) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.places = assignPlaces(f.Places, c.Broker.GPUs)
+	if err := a.recognise(&f); err != nil {
+		return nil, err
+	}
+	a.places = assignPlaces(f.Places, a.config.Broker.GPUs)
 	return a, nil
 }
+
+// GPUs returns the GPUs that the agent knows. Those that are missing come last.
+func (a *Agent) GPUs() []broker.GPU { return a.config.Broker.GPUs }
 
 func (a *Agent) now() time.Duration { return time.Since(a.start) }
 

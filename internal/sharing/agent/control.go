@@ -40,7 +40,7 @@ type Share struct {
 	Parts    []GPUPart `json:"parts"`        // in the order of GPUs
 	Launches uint64    `json:"launches"`
 	GPUTime  Seconds   `json:"gpu_seconds"`
-	State    string    `json:"state"` // ready, held, ending
+	State    string    `json:"state"` // ready, held, ending; missing: none of its GPUs is there
 	Evicted  string    `json:"evicted,omitempty"`
 	Failures uint64    `json:"failures,omitempty"`
 	UID      int       `json:"uid"`
@@ -65,6 +65,9 @@ type GPUPart struct {
 	Leaving bool   `json:"leaving,omitempty"` // the share has it no more when the programs that use it have ended
 	Users   int    `json:"users"`             // processes that have used it
 	Binding string `json:"binding,omitempty"` // of the lease
+	// Missing says why the GPU is missing, Short why the share has less memory than it was given.
+	Missing string `json:"missing,omitempty"`
+	Short   string `json:"short,omitempty"`
 }
 
 // Entered answers a program that wants to run in a lease.
@@ -100,7 +103,7 @@ type GPU struct {
 	SMs     int32  `json:"multiprocessors"`
 	Free    int64  `json:"free_bytes"`
 	Compute int64  `json:"free_compute_ppm"`
-	// State is "in service", "reset due" or "out of service", the reason the error.
+	// State is "in service", "reset due", "out of service" or "missing", the reason the error.
 	State  string    `json:"state"`
 	Reason string    `json:"reason,omitempty"`
 	Until  time.Time `json:"until,omitzero"` // out of service

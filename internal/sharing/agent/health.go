@@ -100,7 +100,7 @@ func (a *Agent) watchHealth(ctx context.Context, messages <-chan gpuerr.Message)
 	tick := time.NewTicker(healthPeriod)
 	defer tick.Stop()
 	for {
-		for i := range a.patients {
+		for i := range a.patients[:a.here] {
 			a.treat(ctx, i)
 		}
 		select {
@@ -190,6 +190,9 @@ func (a *Agent) repair(r *http.Request) (any, error) {
 	defer a.mu.Unlock()
 	for i := range a.patients {
 		if a.config.Broker.GPUs[i].Name == name {
+			if why := a.missingLocked(i); why != "" {
+				return nil, fmt.Errorf("GPU %s is missing: %s", name, why)
+			}
 			a.patients[i].Repair(time.Now())
 			a.broker.Start(i)
 			signal(a.changed)
@@ -224,6 +227,9 @@ func (a *Agent) healthLocked() map[string]*gpuerr.Health {
 
 // stateLocked says whether a GPU is in service, and why it is not.
 func (a *Agent) stateLocked(i int) (state, why string, until time.Time) {
+	if why := a.missingLocked(i); why != "" {
+		return "missing", why, time.Time{}
+	}
 	p := a.patients[i]
 	service, class := p.Service(time.Now())
 	if service != gpuerr.InService {

@@ -62,7 +62,7 @@ func (a *Agent) openMPS() error {
 	if a.config.MPS == nil {
 		return nil
 	}
-	for gpu := range a.config.Broker.GPUs {
+	for gpu := range a.config.Broker.GPUs[:a.here] {
 		s, err := a.config.MPS(gpu, func(n mps.Notice) { a.notice(gpu, n) })
 		if err != nil {
 			return err
@@ -165,6 +165,9 @@ func (a *Agent) admit(id string, p peer) (*client, error) {
 // admitLocked admits the owner of a share. A client that runs was admitted before.
 func (a *Agent) admitLocked(s *served, l mps.Limits, running bool) error {
 	gpu := slices.IndexFunc(a.config.Broker.GPUs, func(g broker.GPU) bool { return g.Name == s.record.Parts[0].GPU })
+	if why := a.missingLocked(gpu); why != "" {
+		return fmt.Errorf("GPU %s is missing: %s", s.record.Parts[0].GPU, why)
+	}
 	a.clients++
 	c := &client{id: mps.ClientID(a.clients), gpu: gpu, limits: l, ready: make(chan struct{})}
 	err := a.services[gpu].Admit(mps.Client{

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"net"
 	"net/http"
@@ -148,6 +149,14 @@ func (a *Agent) gpus() []GPU {
 			Name: g.Name, Model: g.Model, UUID: UUIDText(g.UUID), Memory: g.Device.Memory, SMs: g.Device.SMs, Free: memory, Compute: int64(compute),
 		})
 	}
+	known := func(name string) bool {
+		return slices.ContainsFunc(a.config.Broker.GPUs, func(g broker.GPU) bool { return g.Name == name })
+	}
+	for _, name := range slices.Sorted(maps.Keys(a.config.Missing)) {
+		if !known(name) {
+			out = append(out, GPU{Name: name, State: "missing", Reason: a.config.Missing[name]})
+		}
+	}
 	return out
 }
 
@@ -198,6 +207,9 @@ func (a *Agent) report(s *served, st *broker.Status) Share {
 		out.State = "held"
 	}
 	a.reportParts(&out, s, st)
+	if !slices.ContainsFunc(out.Parts, func(p GPUPart) bool { return p.Missing == "" }) && !st.Ending {
+		out.State = "missing"
+	}
 	for _, p := range st.Processes {
 		out.Processes = append(out.Processes, Process{
 			PID: p.PID, Connected: p.Connected, Memory: p.Memory, Launches: p.Launches, GPUTime: seconds(p.GPUTime), Waiting: p.Waiting, Wrong: p.Wrong, Failures: p.Failures,
@@ -227,6 +239,7 @@ func (a *Agent) reportParts(out *Share, s *served, st *broker.Status) {
 		q := &st.Parts[k]
 		part := GPUPart{
 			GPU: p.GPU, Memory: q.Memory, Used: q.Used, Compute: int64(q.Compute), Limit: int64(q.Limit), Leaving: q.Leaving, Users: q.Users,
+			Missing: a.missingLocked(q.GPU), Short: p.short(q.Memory),
 		}
 		if p.Lease != nil {
 			part.Binding = p.Lease.ID

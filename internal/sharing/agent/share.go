@@ -84,6 +84,7 @@ type file struct {
 	Shares  []Record                  `json:"shares"`
 	Health  map[string]*gpuerr.Health `json:"health,omitempty"` // by the name of the GPU
 	Places  map[string]int            `json:"places,omitempty"` // of the GPUs in the pool
+	GPUs    map[string]knownGPU       `json:"gpus,omitempty"`
 }
 
 // The version of the state file. Version 1 had one size for all GPUs of a share.
@@ -157,15 +158,15 @@ func (a *Agent) restore() error {
 		return err
 	}
 	signal(a.save)
+	if err := a.recognise(&f); err != nil { // the former agent may have written it since New
+		return err
+	}
 	for i := range f.Shares {
-		r := &f.Shares[i]
-		if len(r.Parts) == 0 {
-			continue
-		}
-		if err := a.openLocked(r, true); err != nil {
-			a.config.Log.Error("share of the state file is lost", "share", r.ID, "error", err)
+		if len(f.Shares[i].Parts) > 0 {
+			a.reopenLocked(&f, &f.Shares[i])
 		}
 	}
+	a.stopMissingLocked()
 	a.restoreHealthLocked(&f)
 	a.flushLocked()
 	return nil
@@ -264,7 +265,7 @@ func (a *Agent) store() error {
 	defer a.saving.Unlock()
 	f := file{Version: fileVersion, Shares: []Record{}}
 	a.mu.Lock()
-	f.Number, f.Health, f.Places = a.number, a.healthLocked(), a.places
+	f.Number, f.Health, f.Places, f.GPUs = a.number, a.healthLocked(), a.places, a.knownLocked()
 	for _, st := range a.broker.Status() {
 		if s := a.shares[st.ID]; s != nil {
 			f.Shares = append(f.Shares, a.recordLocked(s, &st))

@@ -131,6 +131,17 @@ func New(c Config) (*Broker, error) {
 	return b, nil
 }
 
+// AddGPU adds a GPU behind the others.
+func (b *Broker) AddGPU(x GPU) error {
+	g, err := gate.New(x.Device, b.config.Policy)
+	if err != nil {
+		return fmt.Errorf("GPU %s: %w", x.Name, err)
+	}
+	b.config.GPUs = append(slices.Clip(b.config.GPUs), x)
+	b.gates, b.stopped = append(b.gates, g), append(b.stopped, "")
+	return nil
+}
+
 // maxOverCommit bounds the memory that is given out, in percent of the GPU's.
 const maxOverCommit = 1000
 

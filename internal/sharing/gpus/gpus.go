@@ -24,6 +24,16 @@ type GPU struct {
 	UUID     [16]byte // zero without the driver
 }
 
+// UnreadableError is a GPU on the PCI bus that cannot be read.
+type UnreadableError struct {
+	Address string
+	Err     error
+}
+
+func (e *UnreadableError) Error() string { return fmt.Sprintf("GPU %s: %v", e.Address, e.Err) }
+
+func (e *UnreadableError) Unwrap() error { return e.Err }
+
 const (
 	nvidia = "0x10de"
 	// display is the PCI base class of display controllers, 0x03: VGA and 3D.
@@ -51,7 +61,7 @@ func Find(root string) (out []GPU, failed []error) {
 			err = g.describe(filepath.Join(root, "proc/driver/nvidia/gpus", g.Address, "information"))
 		}
 		if err != nil {
-			failed = append(failed, fmt.Errorf("GPU %s: %w", filepath.Base(dir), err))
+			failed = append(failed, &UnreadableError{filepath.Base(dir), err})
 			continue
 		}
 		out = append(out, g)
