@@ -363,8 +363,8 @@ func (w *timedWorld) advance(d time.Duration) {
 	}
 }
 
-// times returns when something happens.
-func (w *timedWorld) times() (out []time.Time) {
+// times returns when something happens by the clock alone.
+func (w *world) times() (out []time.Time) {
 	_ = w.m.view(func(tx *tx) error {
 		for _, id := range tx.leases.ids() {
 			if l := tx.leases.get(id); !l.ended() {

@@ -344,23 +344,6 @@ func (w *poolWalk) advance(d time.Duration) {
 	}
 }
 
-// times returns when something happens.
-func (w *poolWalk) times() (out []time.Time) {
-	_ = w.m.view(func(tx *tx) error {
-		for _, id := range tx.leases.ids() {
-			if l := tx.leases.get(id); !l.ended() {
-				out = append(out, l.expires(), startTime(l.spec), startTime(l.spec).Add(-promiseLead))
-			}
-		}
-		for _, id := range tx.plans.ids() {
-			p := tx.plans.get(id)
-			out = append(out, p.closes(), p.Start, p.End)
-		}
-		return nil
-	})
-	return out
-}
-
 // rest lets the nodes attach and release GPUs, and looks at the pool after each round. It takes
 // some seconds, so that what could not move at once has moved.
 func (w *poolWalk) rest() {
