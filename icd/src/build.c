@@ -1,4 +1,5 @@
 /* Programs are built, compiled and linked. */
+#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -67,14 +68,26 @@ static cl_int send_build(cl_program g, uint16_t op, const char *options, const s
 	return code;
 }
 
+/* check_options refuses options that end with one that wants a name behind it. PoCL's process ends with them. */
+static cl_int check_options(uint16_t op, const char *options)
+{
+	size_t n = strlen(options);
+
+	while (n > 0 && isspace((unsigned char)options[n - 1]))
+		n--;
+	if (n < 2 || options[n - 2] != '-' || (options[n - 1] != 'D' && options[n - 1] != 'I') || (n > 2 && !isspace((unsigned char)options[n - 3])))
+		return CL_SUCCESS;
+	return op == PACKET_BUILD ? CL_INVALID_BUILD_OPTIONS : op == PACKET_COMPILE ? CL_INVALID_COMPILER_OPTIONS : CL_INVALID_LINKER_OPTIONS;
+}
+
 /* compile sends the packet of a build, and keeps its options and outcome. */
 static cl_int compile(cl_program g, uint16_t op, const char *options, const struct inputs *in, cl_program_binary_type type)
 {
 	char *copy = strdup(options ? options : "");
-	cl_int code = CL_SUCCESS;
 
 	if (!copy)
 		return CL_OUT_OF_HOST_MEMORY;
+	cl_int code = check_options(op, copy);
 	free(g->options);
 	g->options = copy;
 	g->status = CL_BUILD_IN_PROGRESS;
@@ -84,7 +97,7 @@ static cl_int compile(cl_program g, uint16_t op, const char *options, const stru
 	cache_forget(g);
 	if (files)
 		g->prints |= strstr(files, "printf") != NULL;
-	if (op != PACKET_BUILD || !source || !cache_load(g, source)) {
+	if (!code && (op != PACKET_BUILD || !source || !cache_load(g, source))) {
 		if (files || g->loaded)
 			code = send_source(g, source);
 		if (!code)

@@ -79,6 +79,8 @@ static void programs(void)
 	MADE(clLinkProgram(c, 1, &d, "", 1, list, NULL, buffer, &code), CL_INVALID_VALUE);
 	MADE(clLinkProgram(c, 1, &wrong, "", 1, list, NULL, NULL, &code), CL_INVALID_DEVICE);
 	MADE(clLinkProgram(NULL, 1, &d, "", 1, list, NULL, NULL, &code), CL_INVALID_CONTEXT);
+	CHECK(clBuildProgram(whole, 1, &d, "-DA -I", NULL, NULL), CL_INVALID_BUILD_OPTIONS);
+	CHECK(clCompileProgram(whole, 1, &d, "-D ", 0, NULL, NULL, NULL, NULL), CL_INVALID_COMPILER_OPTIONS);
 	MADE(clLinkProgram(c, 1, &d, "-no-such-option", 1, list, NULL, NULL, &code), CL_INVALID_LINKER_OPTIONS);
 	CHECK(clBuildProgram(whole, 1, &d, "", built, buffer), CL_SUCCESS);
 	CHECK(clGetProgramBuildInfo(g, wrong, CL_PROGRAM_BUILD_STATUS, 0, NULL, &size), CL_INVALID_DEVICE);
