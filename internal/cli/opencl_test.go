@@ -96,6 +96,8 @@ func buildOpenCL(bin string) error {
 		program("codes"),
 		program("counts"),
 		program("queries"),
+		program("pixels"),
+		program("builds"),
 		program("first"),
 		program("turns"),
 		program("groups"),
