@@ -1,5 +1,6 @@
 // Package loglimit bounds what a proxy logs. A guest, a peer or a device can cause
-// many lines of a log at any rate, so each cause has an allowance for each slot.
+// many lines of a log at any rate, so each cause has an allowance for each slot. So do the
+// programs of a share of a GPU, for each share.
 package loglimit
 
 import (
@@ -11,7 +12,7 @@ import (
 )
 
 const (
-	// burst is how many lines of one cause and slot pass at once: several attaches,
+	// burst is how many lines of one cause and slot or share pass at once: several attaches,
 	// with their failures, in a row.
 	burst = 50
 	// interval is the time after which one more passes. A cause that goes on for a
@@ -23,7 +24,7 @@ const (
 )
 
 // Handler is a slog.Handler that drops lines beyond the allowance of their cause:
-// their level, message and attribute "slot". The next line of a cause that passes
+// their level, message and attribute "slot" or "share". The next line of a cause that passes
 // has the number of dropped ones in the attribute "suppressed". Lines of level
 // Debug are not limited: they are asked for.
 type Handler struct {
@@ -37,6 +38,7 @@ type state struct {
 
 	mu     sync.Mutex // guards causes
 	causes map[cause]*allowance
+	swept  time.Time // the last search for causes that are over
 }
 
 type cause struct {
@@ -79,9 +81,9 @@ func (h *Handler) WithGroup(name string) slog.Handler {
 	return &out
 }
 
-// note notes the slot of a line, and reports whether a is one.
+// note notes the slot or share of a line, and reports whether a is one.
 func (h *Handler) note(a slog.Attr) bool {
-	if a.Key == "slot" {
+	if a.Key == "slot" || a.Key == "share" {
 		h.slot = a.Value.String()
 		return true
 	}
@@ -125,14 +127,19 @@ func (s *state) spend(c cause, now time.Time) (missed uint64, ok bool) {
 	return missed, true
 }
 
-// allowance returns that of a cause. To make room it forgets those that are whole.
+// sweepPause is the least time between two searches: each one looks at all causes.
+const sweepPause = interval
+
+// allowance returns that of a cause. To make room it forgets those that are whole: as they are
+// over, no line of theirs would tell how many others were dropped, and Suppressed counts those.
 func (s *state) allowance(c cause, now time.Time) *allowance {
 	if a := s.causes[c]; a != nil {
 		return a
 	}
-	if len(s.causes) >= maxCauses {
+	if len(s.causes) >= maxCauses && now.Sub(s.swept) >= sweepPause {
+		s.swept = now
 		for other, a := range s.causes {
-			if a.until.Before(now) && a.suppressed == 0 {
+			if a.until.Before(now) {
 				delete(s.causes, other)
 			}
 		}

@@ -117,3 +117,17 @@ func TestGroups(t *testing.T) {
 		t.Error("the level of the next handler does not apply")
 	}
 }
+
+// Shares come and go, and each floods the log until its end. A share has an allowance of its own
+// beside them, also after more of them than the handler remembers.
+func TestSharesAreForgotten(t *testing.T) {
+	l := newLog(t)
+	for i := range 6000 {
+		id := slog.String("share", fmt.Sprint("s-", i))
+		l.write(l.h, 60, slog.LevelInfo, "process is refused", id)
+		l.now = l.now.Add(time.Second)
+		if n := l.write(l.h, 60, slog.LevelInfo, "process is refused", slog.String("share", fmt.Sprint("other-", i))); n != 50 {
+			t.Fatalf("after %d shares %d lines of another one passed, want 50", i, n)
+		}
+	}
+}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/dxpu-project/dxpu/internal/atomicfile"
 	"github.com/dxpu-project/dxpu/internal/dirlock"
+	"github.com/dxpu-project/dxpu/internal/loglimit"
 	"github.com/dxpu-project/dxpu/internal/pool/gpuerr"
 	"github.com/dxpu-project/dxpu/internal/rawio/rights"
 	"github.com/dxpu-project/dxpu/internal/sharing/broker"
@@ -115,6 +116,7 @@ type served struct {
 func New(c Config) (*Agent, error) {
 	c.Broker.Silence = silence
 	c.Broker.Agent = rand.Uint64()
+	c.Log = slog.New(loglimit.New(c.Log.Handler())) // programs cause lines at any rate
 	b, err := broker.New(c.Broker)
 	if err != nil {
 		return nil, err

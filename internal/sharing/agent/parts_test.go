@@ -5,6 +5,7 @@ package agent_test
 import (
 	"context"
 	"encoding/json"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -256,7 +257,7 @@ func TestStateOfVersion1(t *testing.T) {
 	if err := os.WriteFile(state, []byte(`{"version": 3}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := agent.New(agent.Config{Broker: broker.Config{Policy: "gemini", GPUs: []broker.GPU{{Name: "a", Device: share.Device{SMs: 80, ThreadsPerSM: 2048, Memory: gib}}}}, State: state}); err == nil || !strings.Contains(err.Error(), "version 3, want 1 to 2") {
+	if _, err := agent.New(agent.Config{Broker: broker.Config{Policy: "gemini", GPUs: []broker.GPU{{Name: "a", Device: share.Device{SMs: 80, ThreadsPerSM: 2048, Memory: gib}}}}, State: state, Log: slog.New(slog.DiscardHandler)}); err == nil || !strings.Contains(err.Error(), "version 3, want 1 to 2") {
 		t.Errorf("a later version: %v", err)
 	}
 }
