@@ -14,17 +14,17 @@ import (
 func (n *nodesEnv) kubeletRestarts() {
 	node := n.nodes[0]
 	n.t.Cleanup(func() { _ = n.plugins[0].Resume() }) // the next tests need it, whatever ended this one
-	n.createPod(podSpec{name: "stays", command: loop, node: node.Name})
-	first := n.waitRunning("stays")
+	n.createPod(podSpec{name: "kept", command: loop, node: node.Name})
+	first := n.waitRunning("kept")
 	n.waitPrinted(first, computed, 1)
-	for _, name := range []string{"waits", "goes"} {
+	for _, name := range []string{"waits-kubelet", "goes-kubelet"} {
 		if err := n.plugins[0].Pause(); err != nil {
 			n.t.Fatal(err)
 		}
 		n.createPod(podSpec{name: name, command: "exec program", once: true, node: node.Name})
 		n.waitPreparing(name)
 		node.KillKubelet()
-		if name == "goes" {
+		if name == "goes-kubelet" {
 			n.deletePod(name)
 		}
 		if _, err := node.StartKubelet(); err != nil {
@@ -33,18 +33,18 @@ func (n *nodesEnv) kubeletRestarts() {
 		if err := n.plugins[0].Resume(); err != nil {
 			n.t.Fatal(err)
 		}
-		if name == "waits" {
+		if name == "waits-kubelet" {
 			n.waitDone(name)
 			n.deletePod(name)
 		}
 		n.waitGone(name)
 	}
-	again, err := n.pod(n.t.Context(), "stays")
+	again, err := n.pod(n.t.Context(), "kept")
 	if err != nil || again.UID != first.UID || again.Status.ContainerStatuses[0].RestartCount > 0 {
 		n.t.Errorf("the pod that ran before: %v, %v", again, err)
 	}
 	n.waitPrinted(first, computed, n.printed(first, computed)+1)
-	n.deletePod("stays")
+	n.deletePod("kept")
 	n.waitNoLease()
 	n.noSpecifications()
 }
