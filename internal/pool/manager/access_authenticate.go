@@ -219,6 +219,7 @@ func (m *Manager) admit(r *http.Request) (context.Context, error) {
 	if rule, _ := auth.Lookup(c.procedure); connect.CodeOf(err) == connect.CodeUnauthenticated && rule.Anonymous != auth.Deny {
 		id, err = auth.Identity{Actor: auth.Anonymous}, nil // a node with an old credential may enrol again
 	}
+	err = m.asLeader(err)
 	if err != nil {
 		if connect.CodeOf(err) != connect.CodeUnauthenticated {
 			return nil, err

@@ -235,7 +235,7 @@ func (s *poolService) GetLease(ctx context.Context, req *connect.Request[dxpuv1.
 }
 
 func (s *poolService) ListEvents(ctx context.Context, req *connect.Request[dxpuv1.ListEventsRequest]) (*connect.Response[dxpuv1.ListEventsResponse], error) {
-	if err := s.hasReached(req.Msg.AfterRevision); err != nil {
+	if err := s.hasReached(ctx, req.Msg.AfterRevision); err != nil {
 		return nil, err
 	}
 	events, newest, _, complete := s.m.events.after(req.Msg.AfterRevision)

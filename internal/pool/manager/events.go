@@ -101,19 +101,15 @@ func matches(e *dxpuv1.Event, f *dxpuv1.EventFilter) bool {
 }
 
 // hasReached returns an error if a caller has seen a later revision than the pool has: it
-// would wait for events that it takes for known.
-func (s *poolService) hasReached(after uint64) error {
+// would wait for events that it takes for known. It also returns one while the state is being
+// loaded, because the events come with it.
+func (s *poolService) hasReached(ctx context.Context, after uint64) error {
 	s.m.mu.Lock()
-	state := s.m.state
-	newest := uint64(0)
-	if state != nil {
-		newest = state.meta.Revision
+	defer s.m.mu.Unlock()
+	if err := s.m.readyLocked(ctx); err != nil {
+		return err
 	}
-	s.m.mu.Unlock()
-	if state == nil {
-		return nil // it is being loaded, and the events are those of before
-	}
-	return reached(newest, after)
+	return reached(s.m.state.meta.Revision, after)
 }
 
 func reached(newest, after uint64) error {
@@ -129,7 +125,7 @@ func errForgotten() error {
 
 func (s *poolService) WatchEvents(ctx context.Context, req *connect.Request[dxpuv1.WatchEventsRequest], stream *connect.ServerStream[dxpuv1.WatchEventsResponse]) error {
 	at, visible, over := req.Msg.AfterRevision, scopeOf(ctx), s.m.termEnded()
-	if err := s.hasReached(at); err != nil {
+	if err := s.hasReached(ctx, at); err != nil {
 		return err
 	}
 	switch {

@@ -296,6 +296,20 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
+// asLeader returns the error of a call as this manager may give it. A refusal is an answer
+// too: a manager that may have been deposed does not know the tokens and the objects of the
+// next leader, so it does not say that there is none.
+func (m *Manager) asLeader(err error) error {
+	switch connect.CodeOf(err) {
+	case connect.CodeUnavailable, connect.CodeCanceled, connect.CodeDeadlineExceeded, connect.CodeUnknown, connect.CodeInternal:
+		return err
+	}
+	if err == nil || m.cluster == nil || m.cluster.Valid() {
+		return err
+	}
+	return unavailable("%w, so it does not refuse the call either; nothing was changed: try again", errNotLeading)
+}
+
 // leaderOnly refuses calls before anything is done for them while another
 // manager is the leader, and names the leader in a header, so that package
 // client can repeat the call there. An answer is the leader's answer: a manager
@@ -331,7 +345,7 @@ func (l leaderOnly) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 		if err == nil && l.m.cluster != nil && !l.m.cluster.Valid() {
 			return nil, errDeposed()
 		}
-		return res, err
+		return res, l.m.asLeader(err)
 	}
 }
 
@@ -341,7 +355,7 @@ func (l leaderOnly) WrapStreamingHandler(next connect.StreamingHandlerFunc) conn
 			conn.ResponseHeader().Set(client.LeaderHeader, header)
 			return err
 		}
-		return next(ctx, conn)
+		return l.m.asLeader(next(ctx, conn))
 	}
 }
 

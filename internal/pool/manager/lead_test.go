@@ -36,6 +36,7 @@ type electionMember struct {
 	term int
 	lost chan struct{}
 	gate chan struct{} // Commit waits for it; nil: open
+	load chan struct{} // Load waits for it; nil: open
 	// ended delays the read of the leases that have ended; nil: it does not wait. loaded
 	// counts the records of the last Load.
 	ended  chan struct{}
@@ -107,7 +108,14 @@ func (f *electionMember) Managers() (out []*dxpuv1.ManagerInfo) {
 	return out
 }
 
-func (f *electionMember) Load(_ context.Context, except string) (map[string][]byte, error) {
+func (f *electionMember) Load(ctx context.Context, except string) (map[string][]byte, error) {
+	if f.load != nil {
+		select {
+		case <-f.load:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
 	if !f.Valid() {
 		return nil, errors.New("deposed")
 	}

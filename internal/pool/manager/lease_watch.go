@@ -17,7 +17,7 @@ import (
 func (s *poolService) WatchLeases(ctx context.Context, req *connect.Request[dxpuv1.WatchLeasesRequest], stream *connect.ServerStream[dxpuv1.WatchLeasesResponse]) error {
 	r, over := req.Msg, s.m.termEnded()
 	at := r.AfterRevision
-	if err := s.hasReached(at); err != nil {
+	if err := s.hasReached(ctx, at); err != nil {
 		return err
 	}
 	if at == 0 {
