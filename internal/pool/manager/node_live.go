@@ -165,11 +165,16 @@ func (t *tx) observed(node string, b *bindingRecord) *dxpuv1.ObservedBinding {
 }
 
 // applied reports whether a node has applied the desired state of a revision
-// and has examined itself since. A revision that this incarnation of the pool
-// has not given out does not count: it is from before a restore.
+// and has examined itself since. What a node applied before a restore does not count. A
+// revision of before the restore is part of the first state of this incarnation, although its
+// number may be larger.
 func (t *tx) applied(node string, revision uint64) bool {
 	applied := t.live[node].report().GetAppliedRevision()
-	return revision != 0 && applied >= max(revision, t.meta.FirstRevision) && applied <= t.meta.Revision
+	least := t.meta.FirstRevision
+	if revision <= t.meta.Revision {
+		least = max(least, revision)
+	}
+	return revision != 0 && applied >= least && applied <= t.meta.Revision
 }
 
 // confirmedGone reports whether a node has confirmed that nothing is left of a

@@ -2,12 +2,14 @@ package manager
 
 import (
 	"context"
+	"encoding/json"
 	"maps"
 	"slices"
 	"strings"
 	"testing"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/revision"
 )
 
 // After a restore the pool is as in the backup, whatever the nodes were told since:
@@ -57,10 +59,51 @@ func TestRestored(t *testing.T) {
 	}
 }
 
+// A binding that was being taken down when the backup was made is released after the restore,
+// also when the incarnation of the restored pool has a smaller number than that of the backup.
+func TestRestoredReleasesBindings(t *testing.T) {
+	store := &MemoryStore{}
+	w := newWorld(t, Config{Store: store}, hostNode("h1", 2), boxNode("b1", 2))
+	m := w.m.state.meta
+	m.Incarnation = revision.MaxIncarnation
+	m.FirstRevision = revision.First(m.Incarnation)
+	m.Revision = m.FirstRevision
+	records := maps.Clone(store.records)
+	var err error
+	if records[metaKey], err = json.Marshal(m); err != nil {
+		t.Fatal(err)
+	}
+	store = &MemoryStore{records: records}
+	w.restoredPoolIn(store)
+	w.settle()
+	ended := w.create(&dxpuv1.LeaseSpec{Count: 1})
+	w.settle()
+	w.wantLease(ended, leaseActive)
+	w.delete(ended, true)
+	saved := maps.Clone(store.records)
+	w.settle()
+
+	records, err = Restored(saved)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.restoredPool(records)
+	w.settle()
+	w.wantLease(ended, leaseReleased)
+	all := w.create(&dxpuv1.LeaseSpec{Count: 2})
+	w.settle()
+	w.wantLease(all, leaseActive)
+}
+
 // restoredPool makes a world's manager one that was restored from records.
 func (w *world) restoredPool(records map[string][]byte) {
 	w.t.Helper()
-	m, err := New(context.Background(), Config{JoinToken: "token-for-tests", Store: &MemoryStore{records: records}, Now: w.clock.now})
+	w.restoredPoolIn(&MemoryStore{records: records})
+}
+
+func (w *world) restoredPoolIn(store Store) {
+	w.t.Helper()
+	m, err := New(context.Background(), Config{JoinToken: "token-for-tests", Store: store, Now: w.clock.now})
 	if err != nil {
 		w.t.Fatalf("New: %v", err)
 	}
