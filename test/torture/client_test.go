@@ -20,19 +20,23 @@ func (h *history) client(storm, deadline context.Context, id int, r *rand.Rand) 
 		var err error
 		first := r.IntN(len(h.managers))
 		switch k := r.IntN(100); {
-		case k < 36:
+		case k < 32:
 			spec := &dxpuv1.LeaseSpec{Count: uint32(1 + r.IntN(2))}
 			if r.IntN(4) == 0 { // a reservation
 				spec.StartAfter = durationpb.New(time.Duration(1+r.IntN(3000)) * time.Millisecond)
 				spec.ExpiresAfter = durationpb.New(time.Duration(1+r.IntN(5000)) * time.Millisecond)
 			}
 			err = h.create(deadline, id, first, fmt.Sprintf("%s-%d-%d", h.tenant, id, n), spec)
-		case k < 54:
+		case k < 46:
 			err = h.migrate(deadline, id, first, fmt.Sprintf("%s-%d-%d", h.tenant, id, n), r)
-		case k < 78:
+		case k < 62:
+			err = h.resize(deadline, id, first, r)
+		case k < 80:
 			err = h.delete(deadline, id, first, r)
-		case k < 89:
-			err = h.get(deadline, id, first, r)
+		case k < 90:
+			if l := h.anyLease(r); l != "" {
+				_, err = h.get(deadline, id, first, l)
+			}
 		default:
 			_, err = h.listAll(deadline, id, first)
 		}
@@ -64,12 +68,12 @@ func (h *history) create(ctx context.Context, client, first int, request string,
 	})
 	switch {
 	case err == nil:
-		h.record(client, call, opInput{kind: "create"}, opOutput{lease: res.Msg.Lease.Id})
+		h.record(client, call, opInput{kind: "create", count: spec.Count}, opOutput{lease: res.Msg.Lease.Id})
 		h.mu.Lock()
 		h.known = append(h.known, res.Msg.Lease.Id)
 		h.mu.Unlock()
 	case connect.CodeOf(err) == connect.CodeResourceExhausted:
-		i := h.record(client, call, opInput{kind: "create"}, opOutput{full: true})
+		i := h.record(client, call, opInput{kind: "create", count: spec.Count}, opOutput{full: true})
 		if ambiguous {
 			h.mu.Lock()
 			h.maybe[request] = i
@@ -97,30 +101,24 @@ func (h *history) delete(ctx context.Context, client, first int, r *rand.Rand) e
 		return nil
 	}
 	call := time.Now()
-	_, _, err := ask(ctx, h.pool, client, first, func(ctx context.Context, api dxpuv1connect.PoolServiceClient) (*connect.Response[dxpuv1.DeleteLeaseResponse], error) {
+	res, _, err := ask(ctx, h.pool, client, first, func(ctx context.Context, api dxpuv1connect.PoolServiceClient) (*connect.Response[dxpuv1.DeleteLeaseResponse], error) {
 		return api.DeleteLease(ctx, connect.NewRequest(&dxpuv1.DeleteLeaseRequest{LeaseId: lease}))
 	})
 	if err != nil {
 		return fmt.Errorf("delete %s: %w", lease, err)
 	}
-	h.record(client, call, opInput{kind: "delete", lease: lease}, opOutput{})
+	h.record(client, call, opInput{kind: "delete", lease: lease}, opOutput{leases: map[string]seen{lease: seenOf(res.Msg.Lease)}})
 	return nil
 }
 
-func (h *history) get(ctx context.Context, client, first int, r *rand.Rand) error {
-	lease := h.anyLease(r)
-	if lease == "" {
-		return nil
-	}
+func (h *history) get(ctx context.Context, client, first int, id string) (*dxpuv1.Lease, error) {
 	call := time.Now()
-	res, _, err := ask(ctx, h.pool, client, first, func(ctx context.Context, api dxpuv1connect.PoolServiceClient) (*connect.Response[dxpuv1.GetLeaseResponse], error) {
-		return api.GetLease(ctx, connect.NewRequest(&dxpuv1.GetLeaseRequest{LeaseId: lease}))
-	})
+	l, err := h.lease(ctx, client, first, id)
 	if err != nil {
-		return fmt.Errorf("get %s: %w", lease, err)
+		return nil, err
 	}
-	h.record(client, call, opInput{kind: "get", lease: lease}, opOutput{phases: map[string]phase{lease: phaseOf(res.Msg.Lease)}})
-	return nil
+	h.record(client, call, opInput{kind: "get", lease: id}, opOutput{leases: map[string]seen{id: seenOf(l)}})
+	return l, nil
 }
 
 // listAll lists all leases.
@@ -130,10 +128,15 @@ func (h *history) listAll(ctx context.Context, client, first int) ([]*dxpuv1.Lea
 	if err != nil {
 		return nil, fmt.Errorf("list: %w", err)
 	}
-	out := opOutput{phases: map[string]phase{}}
-	for _, l := range leases {
-		out.phases[l.Id] = phaseOf(l)
-	}
-	h.record(client, call, opInput{kind: "list"}, out)
+	h.record(client, call, opInput{kind: "list"}, listed(leases))
 	return leases, nil
+}
+
+// listed returns the answer that has all leases.
+func listed(leases []*dxpuv1.Lease) opOutput {
+	out := opOutput{leases: map[string]seen{}}
+	for _, l := range leases {
+		out.leases[l.Id] = seenOf(l)
+	}
+	return out
 }

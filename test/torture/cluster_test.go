@@ -27,6 +27,7 @@ const joinToken = "token-of-the-torture"
 type manager struct {
 	index   int
 	url     string
+	dir     string // for files of the test
 	dataDir string
 	log     string // path
 	clock   string // path of the file with the error of its clock, in ns
@@ -57,7 +58,7 @@ func newCluster(t *testing.T, n *network, count int) *cluster {
 	}
 	for i := range count {
 		m := &manager{
-			index: i, url: fmt.Sprintf("http://%s:7470", n.manager(i)), ns: n.namespaces[i],
+			index: i, url: fmt.Sprintf("http://%s:7470", n.manager(i)), ns: n.namespaces[i], dir: dir,
 			dataDir: filepath.Join(dir, fmt.Sprintf("m%d", i)), log: filepath.Join(dir, fmt.Sprintf("m%d.log", i)),
 			clock: filepath.Join(dir, fmt.Sprintf("m%d.clock", i)),
 		}
@@ -134,7 +135,7 @@ func (m *manager) start() error {
 func (m *manager) signal(s syscall.Signal) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.cmd.Process.Signal(s)
+	return unlessDead(m.cmd.Process.Signal(s))
 }
 
 // kill sends SIGKILL and waits for the end of the process.
@@ -148,7 +149,29 @@ func (m *manager) kill() error {
 	_ = cmd.Process.Signal(syscall.SIGCONT)
 	err := cmd.Process.Kill()
 	<-exited
+	return unlessDead(err)
+}
+
+// unlessDead returns the error of a signal. A manager whose disk was full may end after it has
+// room again.
+func unlessDead(err error) error {
+	if errors.Is(err, os.ErrProcessDone) {
+		return nil
+	}
 	return err
+}
+
+// revive starts the managers that have ended by themselves, as a service manager does.
+func (c *cluster) revive() error {
+	for _, m := range c.managers {
+		if m.running() {
+			continue
+		}
+		if err := m.start(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // running reports whether the process runs.

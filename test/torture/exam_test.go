@@ -88,6 +88,7 @@ func (e *exam) run() error {
 		{"a quota", e.quota},
 		{"a reservation", e.reservation},
 		{"a migration", e.migration},
+		{"resizing", e.resizing},
 		{"events", e.events},
 	} {
 		if err := part.do(); err != nil {

@@ -1,6 +1,7 @@
 package torture
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -72,7 +73,7 @@ var faults = []fault{
 			}
 			return err
 		}
-		for i := range len(p.nodes) + clients {
+		for i := range len(p.nodes) + callers {
 			if r.IntN(2) == 0 {
 				continue
 			}
@@ -92,10 +93,7 @@ var faults = []fault{
 	{name: "disk full", inject: func(p *pool, r *rand.Rand) (func() error, error) {
 		m := p.pick(r)
 		return func() error {
-			if err := m.emptyDisk(); err != nil || m.running() {
-				return err
-			}
-			return m.start() // as a service manager does
+			return cmp.Or(m.emptyDisk(), p.revive())
 		}, m.fillDisk()
 	}},
 	{name: "node restarts", inject: func(p *pool, r *rand.Rand) (func() error, error) {
@@ -165,6 +163,7 @@ func (p *pool) storm(ctx context.Context, r *rand.Rand) (log []string, err error
 		}
 		log = append(log, fmt.Sprintf("%6.3f s: healed", time.Since(start).Seconds()))
 		wait(ctx, time.Duration(r.IntN(1000))*time.Millisecond)
+		err = cmp.Or(err, p.revive())
 	}
 	return log, err
 }

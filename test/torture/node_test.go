@@ -13,6 +13,7 @@ import (
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/pool/revision"
 )
 
 // simNode is a proxy without a data path. It applies its desired state after short
@@ -25,13 +26,15 @@ type simNode struct {
 	managers  string
 	http      *http.Client
 	violation func(format string, args ...any)
+	placed    func(binding *dxpuv1.DesiredBinding, at string)
 	log       lastLines
 
 	mu      sync.Mutex
 	rng     *rand.Rand
 	applied uint64
 	have    []slotState
-	first   bool // the next desired state is the first since the start: it may come from disk
+	era     uint64 // the incarnation of the pool
+	first   bool   // the next desired state is the first since the start: it may come from disk
 	client  *agent.Agent
 	stop    context.CancelFunc
 	done    chan struct{}
@@ -43,6 +46,10 @@ type slotState struct {
 	has   *dxpuv1.DesiredBinding // the actual binding; nil: nothing
 	state dxpuv1.BindingState
 	due   time.Time // of the next step
+	// wantEra and hasEra are the incarnations of the pool that gave want and has.
+	wantEra, hasEra uint64
+	// wantOld and hasOld are set for a binding that the node has read from its disk.
+	wantOld, hasOld bool
 	// stale: the binding comes from a disk that may be older than the manager's state.
 	stale bool
 	// reported is set once a report has said that the last binding is gone: only
@@ -96,6 +103,11 @@ func (n *simNode) halt() {
 // call of keepState.
 func (n *simNode) restart(old bool) error {
 	n.halt()
+	return n.comeBack(old)
+}
+
+// comeBack starts a node that was stopped; old: see restart.
+func (n *simNode) comeBack(old bool) error {
 	if old {
 		if _, err := os.Stat(n.stateDir + ".old"); err == nil {
 			if err := os.RemoveAll(n.stateDir); err != nil {
@@ -158,7 +170,7 @@ func (n *simNode) stepLocked(s *slotState, now time.Time) bool {
 	case s.has != nil && !same:
 		s.has, s.move, s.state, s.stale, s.reported = nil, nil, 0, false, false // the slot is clean
 	case s.has == nil && s.want != nil && s.reported:
-		s.has, s.state = s.want, preparing
+		s.has, s.state, s.hasEra, s.hasOld = s.want, preparing, s.wantEra, s.wantOld
 	case s.has == nil || s.state == attached || s.state == lost:
 		return false
 	case s.state == preparing && !host:
@@ -192,11 +204,16 @@ const (
 func (n *simNode) Apply(d *dxpuv1.DesiredState) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if !n.first && d.Revision < n.applied {
+	if !n.first && d.Revision != n.applied && !revision.Replaces(d.Revision, n.applied) {
 		n.violation("%s received revision %d after %d", n.name, d.Revision, n.applied)
 	}
+	n.era = revision.Incarnation(d.Revision)
 	for i := range n.have {
-		n.wantLocked(i, agent.Wanted(d, i))
+		want := agent.Wanted(d, i)
+		if want != nil {
+			n.placed(want, fmt.Sprintf("%s slot %d", n.name, i))
+		}
+		n.wantLocked(i, want)
 	}
 	n.first = false
 	n.applied = d.Revision
@@ -206,7 +223,7 @@ func (n *simNode) Apply(d *dxpuv1.DesiredState) {
 func (n *simNode) wantLocked(slot int, want *dxpuv1.DesiredBinding) {
 	s := &n.have[slot]
 	box := n.kind == dxpuv1.NodeKind_NODE_KIND_BOX
-	if box && want != nil && s.has != nil && !s.stale && (want.BindingId != s.has.BindingId || want.Epoch != s.has.Epoch) {
+	if box && want != nil && s.has != nil && !s.stale && s.hasEra == n.era && (want.BindingId != s.has.BindingId || want.Epoch != s.has.Epoch) {
 		n.violation("%s slot %d received %s (epoch %d) while it has %s (epoch %d, %v)",
 			n.name, slot, want.BindingId, want.Epoch, s.has.BindingId, s.has.Epoch, s.state)
 	}
@@ -216,10 +233,10 @@ func (n *simNode) wantLocked(slot int, want *dxpuv1.DesiredBinding) {
 		began = ready
 	}
 	if want != nil && s.has == nil && want.State != began && s.reported {
-		s.has, s.state = want, lost
+		s.has, s.state, s.hasEra, s.hasOld = want, lost, n.era, n.first
 		s.stale = n.first
 	}
-	s.want = want
+	s.want, s.wantEra, s.wantOld = want, n.era, n.first
 }
 
 // Observe implements agent.Handler.

@@ -54,6 +54,13 @@ type history struct {
 	// settling is the time from the last fault until the pool was healthy again.
 	settling time.Duration
 	unstable bool // most nodes were lost several times, so there was no exam
+
+	access
+	accessOps []porcupine.Operation
+	from      uint64 // the revision at which the history began
+	watched   watch
+	backup    *saved // nil: the history restores none
+	restored  int    // restores
 }
 
 func TestTorture(t *testing.T) {
@@ -84,9 +91,10 @@ func TestTorture(t *testing.T) {
 func (p *pool) torture(t *testing.T, seed uint64, all *tally) {
 	t.Helper()
 	h := &history{pool: p, tenant: fmt.Sprintf("t%d", seed), start: time.Now(), maybe: map[string]int{}}
+	h.deletions = map[string]time.Time{}
 	if err := h.run(t.Context(), seed); err != nil {
 		t.Fatalf("history %d (-seed %d -histories 1): %v\nfaults:\n%s\nnodes:\n%v\nhistory:\n%s",
-			seed, seed, err, strings.Join(h.trail, "\n"), p.nodes, describe(h.ops))
+			seed, seed, err, strings.Join(h.trail, "\n"), p.nodes, describe(model, h.ops))
 	}
 	if n := all.add(h); n%10 == 0 {
 		t.Log(all)
@@ -102,6 +110,8 @@ type tally struct {
 	moves     int // migrations that began
 	unstable  int // histories without an exam
 	faults    map[string]int
+	restores  int
+	uses      int             // calls with tokens
 	settling  []time.Duration // from the last fault until the pool was healthy
 }
 
@@ -109,7 +119,9 @@ func (a *tally) add(h *history) (histories int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.histories++
-	a.calls += len(h.ops)
+	a.calls += len(h.ops) + len(h.accessOps)
+	a.restores += h.restored
+	a.uses += len(h.uses)
 	if h.unstable {
 		a.unstable++
 	}
@@ -138,8 +150,8 @@ func (a *tally) String() string {
 	for _, n := range a.faults {
 		faults += n
 	}
-	return fmt.Sprintf("%d histories (%d without an exam) with %d calls, %d of them migrations, under %d faults are linearizable, after %v; healthy again %v after the last fault (median; %v at most); %v",
-		a.histories, a.unstable, a.calls, a.moves, faults, time.Since(a.began).Round(time.Second),
+	return fmt.Sprintf("%d histories (%d without an exam) with %d calls, %d of them migrations, and %d with tokens, under %d faults and %d restores are linearizable, after %v; healthy again %v after the last fault (median; %v at most); %v",
+		a.histories, a.unstable, a.calls, a.moves, a.uses, faults, a.restores, time.Since(a.began).Round(time.Second),
 		a.settling[len(a.settling)/2].Round(time.Millisecond), a.settling[len(a.settling)-1].Round(time.Millisecond), a.faults)
 }
 
@@ -153,12 +165,25 @@ func (h *history) run(ctx context.Context, seed uint64) error {
 	defer calmDown()
 	deadline, cancel := context.WithTimeout(ctx, *lasting+calm+2*time.Second)
 	defer cancel()
-	errs := make([]error, clients+1)
-	var work sync.WaitGroup
-	for c := range clients {
-		work.Go(func() { errs[c] = h.client(storming, deadline, c, rand.New(rand.NewPCG(seed, uint64(c)))) })
+	if err := h.begin(deadline); err != nil {
+		return err
 	}
-	work.Go(func() { h.trail, errs[clients] = h.storm(storming, rand.New(rand.NewPCG(seed, 99))) })
+	errs := make([]error, callers+2)
+	var work sync.WaitGroup
+	random := func(who uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, who)) }
+	for c := range clients {
+		work.Go(func() { errs[c] = h.client(storming, deadline, c, random(uint64(c))) })
+	}
+	for c := clients; c < clients+admins; c++ {
+		work.Go(func() { errs[c] = h.admin(storming, deadline, c, random(uint64(c))) })
+	}
+	work.Go(func() { errs[operator] = h.operate(storming, deadline, random(operator)) })
+	work.Go(func() { errs[watcher] = h.watched.run(storming, h.pool) })
+	work.Go(func() { h.trail, errs[callers] = h.storm(storming, random(99)) })
+	if seed%restoreEvery == 0 {
+		wait(storming, time.Duration(random(98).Int64N(int64(*lasting))))
+		errs[callers+1] = h.backUp(deadline)
+	}
 	work.Wait()
 	for _, err := range errs {
 		if err != nil {
@@ -168,11 +193,28 @@ func (h *history) run(ctx context.Context, seed uint64) error {
 	return h.finish(ctx)
 }
 
+// begin gives the tenant a quota and the watch its revision.
+func (h *history) begin(ctx context.Context) error {
+	if _, _, err := h.callPutTenant(ctx, 0, 0, &dxpuv1.Tenant{Id: h.tenant, Quota: &dxpuv1.Quota{MaxGpus: quota}}); err != nil {
+		return err
+	}
+	res, _, err := ask(ctx, h.pool, 0, 0, func(ctx context.Context, api dxpuv1connect.PoolServiceClient) (*connect.Response[dxpuv1.ListEventsResponse], error) {
+		return api.ListEvents(ctx, connect.NewRequest(&dxpuv1.ListEventsRequest{PageSize: 1}))
+	})
+	if err != nil {
+		return err
+	}
+	h.limit(h.tenant)
+	h.from = res.Msg.Revision
+	h.watched.at = h.from
+	return nil
+}
+
 // finish waits until the pool is healthy, lists the leases, checks the history and
 // deletes the leases.
 func (h *history) finish(ctx context.Context) error {
 	calmed := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, 2*calm)
+	ctx, cancel := context.WithTimeout(ctx, 3*calm)
 	defer cancel()
 	settling, done := context.WithTimeout(ctx, calm)
 	defer done()
@@ -188,11 +230,9 @@ func (h *history) finish(ctx context.Context) error {
 	if v := h.violated(); len(v) > 0 {
 		return fmt.Errorf("violations: %s", strings.Join(v, "; "))
 	}
-	switch porcupine.CheckOperationsTimeout(model, h.ops, checkLimit) {
-	case porcupine.Illegal:
-		return fmt.Errorf("the history is not linearizable")
-	case porcupine.Unknown:
-		return fmt.Errorf("the history could not be checked within %v", checkLimit)
+	h.resolveAccess()
+	if err := cmp.Or(h.checkModels(), h.checkTokens(), h.checkEvents(ctx)); err != nil {
+		return err
 	}
 	e := &exam{history: h, ctx: ctx}
 	for _, l := range leases {
@@ -206,11 +246,20 @@ func (h *history) finish(ctx context.Context) error {
 	if err := h.settled(ctx, h.tenant, 0); err != nil {
 		return fmt.Errorf("after all leases were deleted: %w", err)
 	}
+	if err := h.examineTokens(ctx); err != nil {
+		return err
+	}
 	if err := e.run(); err != nil {
 		return err
 	}
 	if err := h.settled(ctx, h.tenant, 0); err != nil {
 		return fmt.Errorf("after the exam: %w", err)
+	}
+	if err := e.restoring(); err != nil {
+		return fmt.Errorf("restore: %w", err)
+	}
+	if v := h.violated(); len(v) > 0 {
+		return fmt.Errorf("violations: %s", strings.Join(v, "; "))
 	}
 	return nil
 }
