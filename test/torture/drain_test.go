@@ -55,7 +55,7 @@ func (h *history) setCordon(ctx context.Context, first int, n *simNode, drain bo
 	}
 	for {
 		call := time.Now()
-		node, version, err := h.readNode(ctx, operator, first, n)
+		_, version, err := h.readNode(ctx, operator, first, n)
 		if err != nil {
 			return err
 		}
@@ -81,7 +81,8 @@ func (h *history) setCordon(ctx context.Context, first int, n *simNode, drain bo
 			h.recordAccess(operator, call, in, accessOutput{conflict: true, version: at})
 			continue
 		case isConflict: // no other caller changes the cordon
-			if node, _, err = h.readNodeSilently(ctx, operator, first, n); err != nil {
+			node, _, err := h.readNodeSilently(ctx, operator, first, n)
+			if err != nil {
 				return err
 			}
 			if node.CordonReason != value {
