@@ -165,7 +165,7 @@ func (t *tx) observed(node string, b *bindingRecord) *dxpuv1.ObservedBinding {
 }
 
 // applied reports whether a node has applied the desired state of a revision
-// and has examined itself since. What a node applied before a restore does not count. A
+// and has examined itself since. A state that it applied before a restore does not count. A
 // revision of before the restore is part of the first state of this incarnation, although its
 // number may be larger.
 func (t *tx) applied(node string, revision uint64) bool {
