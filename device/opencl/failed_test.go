@@ -55,3 +55,27 @@ func TestCommandsBehindARefusedOne(t *testing.T) {
 	// More than those in the list cannot have to succeed.
 	r.do(int32(cl.InvalidValue), reg.PacketMarker, hQueue, 0, fields(uint32(0), uint32(1)))
 }
+
+// A packet that waits for one that failed may be in the ring when the context moves: it does not start on the
+// other device either.
+func TestMoveBehindARefusedCommand(t *testing.T) {
+	r := newTenant(t, opencl.Spec{Memory: 256 << 20})
+	const hNone = hKernel + 1
+	r.do(0, reg.PacketQueue, 0, 0, fields(u32(hQueue), uint32(0)))
+	r.do(0, reg.PacketBuffer, 0, 0, fields(u32(hA), uint32(0), uint64(1), uint64(4)))
+	fill := func(want cl.Status, buffer int, waits ...any) uint64 {
+		list := append(fields(u32(len(waits)), u32(len(waits))), fields(waits...)...)
+		cookie := r.post(reg.PacketFill, hQueue, 0, fields(u32(buffer), uint32(1), uint64(0), uint64(4), make([]byte, 8), list))
+		if e, _, ok := r.next(); !ok || e.Cookie != cookie || e.Status != int32(want) {
+			t.Errorf("%v %+v, want status %d of packet %d", ok, e, want, cookie)
+		}
+		return cookie
+	}
+	refused := fill(cl.InvalidMemObject, hNone)
+	done := fill(0, hA)
+	for range 2 {
+		r.move()
+		fill(cl.FailedWait, hA, done, refused)
+		fill(0, hA, done)
+	}
+}

@@ -1,6 +1,10 @@
 package session
 
-import "github.com/dxpu-project/dxpu/device/gpu/reg"
+import (
+	"encoding/binary"
+
+	"github.com/dxpu-project/dxpu/device/gpu/reg"
+)
 
 // maxFailed bounds the commands that are known to have failed: the driver knows of older ones, because no
 // more are without their event.
@@ -39,4 +43,25 @@ func (f *failures) any(cookies []uint64) bool {
 		}
 	}
 	return false
+}
+
+// words returns the failures for the stream of a move, the oldest first: a packet that waits for one may
+// still be in the ring.
+func (f *failures) words() (out []byte) {
+	for i := range f.order {
+		out = binary.LittleEndian.AppendUint64(out, f.order[(f.oldest+i)%len(f.order)])
+	}
+	return out
+}
+
+// take replaces the failures by those of words.
+func (f *failures) take(words []byte) error {
+	if len(words)/8 > maxFailed {
+		return errRecord
+	}
+	*f = failures{}
+	for ; len(words) >= 8; words = words[8:] {
+		f.add(binary.LittleEndian.Uint64(words))
+	}
+	return nil
 }

@@ -118,7 +118,9 @@ func (m *mover) execute(record []byte) error {
 		s.printed = append([]byte(nil), data...)
 	case recordEnd:
 		m.loader.ended = true
-		err = s.rename(data)
+		if err = s.failed.take(body); err == nil {
+			err = s.rename(data)
+		}
 	default:
 		err = errRecord
 	}

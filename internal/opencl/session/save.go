@@ -27,7 +27,7 @@ import (
 //	PacketWrite       data                          number   Out: offset
 //	PacketWriteImage  origin and region, data       number
 //	PacketOutput      text
-//	recordEnd         handle and number (4 each) of each object
+//	recordEnd         failed packets (8 each); handle and number (4 each) of each object
 //
 // Room is the size of text or data, which end a record and are padded to 8 bytes.
 const (
@@ -420,7 +420,7 @@ func (m *mover) addProgram(p *program, sent bool) {
 	m.addConstants(p, p.set)
 }
 
-// addEnd appends what kernels have printed, and the handles.
+// addEnd appends what kernels have printed, the packets that failed, and the handles.
 func (m *mover) addEnd() {
 	s := m.s
 	s.mu.Lock()
@@ -431,5 +431,5 @@ func (m *mover) addEnd() {
 	for _, handle := range slices.Sorted(maps.Keys(s.objects)) {
 		handles = append(handles, words(handle, s.objects[handle].(numbered).born())...)
 	}
-	m.add(reg.PacketHeader{Op: recordEnd}, nil, handles)
+	m.add(reg.PacketHeader{Op: recordEnd}, s.failed.words(), handles)
 }
