@@ -48,8 +48,8 @@ func (k knownGPU) broker(name string, least int64) broker.GPU {
 func (f *file) names() []string {
 	all := map[string]bool{}
 	for i := range f.Shares {
-		for k := range f.Shares[i].Parts {
-			all[f.Shares[i].Parts[k].GPU] = true
+		for _, name := range f.Shares[i].page() {
+			all[name] = true
 		}
 	}
 	for name := range f.GPUs {
@@ -103,6 +103,9 @@ func (f *file) rename(now map[string]string) {
 			p := &f.Shares[i].Parts[k]
 			p.GPU = now[p.GPU]
 		}
+		for k, name := range f.Shares[i].Page {
+			f.Shares[i].Page[k] = now[name]
+		}
 	}
 	f.GPUs, f.Health, f.Places = renamed(f.GPUs, now), renamed(f.Health, now), renamed(f.Places, now)
 }
@@ -119,10 +122,15 @@ func renamed[V any](m map[string]V, now map[string]string) map[string]V {
 func (f *file) missing(here []broker.GPU) []broker.GPU {
 	memory := map[string]int64{}
 	for i := range f.Shares {
-		for _, p := range f.Shares[i].Parts {
-			if !slices.ContainsFunc(here, func(g broker.GPU) bool { return g.Name == p.GPU }) {
-				memory[p.GPU] = min(memory[p.GPU]+max(p.Memory, p.Kept, 0), 1<<50)
+		for _, name := range f.Shares[i].page() {
+			if slices.ContainsFunc(here, func(g broker.GPU) bool { return g.Name == name }) {
+				continue
 			}
+			var n int64 // zero: the page only keeps its place
+			if p := f.Shares[i].part(name); p != nil {
+				n = max(p.Memory, p.Kept, 0)
+			}
+			memory[name] = min(memory[name]+n, 1<<50)
 		}
 	}
 	var out []broker.GPU
@@ -187,6 +195,9 @@ func (a *Agent) stopMissingLocked() {
 			if s.record.part(name) != nil {
 				shares = append(shares, id)
 			}
+		}
+		if len(shares) == 0 { // only its place in their pages is kept
+			continue
 		}
 		slices.Sort(shares)
 		a.config.Log.Error("GPU is missing, and its shares wait for it", "gpu", name, "uuid", UUIDText(a.config.Broker.GPUs[gpu].UUID), "shares", shares, "why", why)

@@ -197,6 +197,45 @@ func TestLeaseLosesAGPU(t *testing.T) {
 	m.until("the share has ended", func() bool { return len(m.shares()) == 0 })
 }
 
+// A GPU keeps its place in the page of its share, also when another one has left the share, or
+// has come back, and the agent is another one: programs that run know it by that place.
+func TestPlacesOutliveTheAgent(t *testing.T) {
+	m := start(t, "", "gemini", twoGPUs, inPool)
+	for gpu := range 2 {
+		m.actOn(offer.Open, gpu, 16*gib, 0)
+		m.actOn(offer.Attach, gpu, 0, 0)
+	}
+	s := m.shares()[0]
+	m.actOn(offer.End, 0, 0, time.Hour)
+	m.until("the GPU has left", func() bool { return len(m.agent.Offered().Shares) == 1 })
+	for _, what := range []string{"both GPUs are there", "the one that has left is missing", "it is there again"} {
+		m.stop()
+		m = start(t, m.dir, "gemini", twoGPUs, inPool, func(c *agent.Config) {
+			if strings.Contains(what, "missing") {
+				c.Broker.GPUs = c.Broker.GPUs[1:]
+			}
+		})
+		c := m.connect(s)
+		if err := c.send(wire.Message{Type: wire.Holds, GPU: 1, Bytes: 2 * gib}); err != nil {
+			t.Fatal(err)
+		}
+		m.until(what+": the memory of the program is known", func() bool { return m.used() == 2*gib })
+		if p := c.state(t); p.GPUs[0].Limit != 0 || p.GPUs[1].Limit != 16*gib || p.GPUs[1].UUID[0] != 3 {
+			t.Errorf("%s: page %+v", what, p)
+		}
+		if got := m.shares()[0]; !slices.Equal(got.GPUs, []string{"gpu1"}) {
+			t.Errorf("%s: share %+v", what, got)
+		}
+		_ = c.socket.Close()
+	}
+	m.actOn(offer.Open, 0, gib, 0)
+	m.stop()
+	m = start(t, m.dir, "gemini", twoGPUs, inPool)
+	if p := m.connect(s).state(t); p.GPUs[0].Limit != gib || p.GPUs[1].Limit != 16*gib {
+		t.Errorf("page %+v", p)
+	}
+}
+
 // stateV1 is a state file as agents before the parts of shares wrote it.
 const stateV1 = `{
 	"version": 1,

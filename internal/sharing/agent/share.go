@@ -28,11 +28,14 @@ type Record struct {
 	ID      string       `json:"id"`
 	Offline bool         `json:"offline,omitempty"`
 	Parts   []RecordPart `json:"parts"` // one for each GPU, in the order of the user
-	UID     int          `json:"uid"`
-	GID     int          `json:"gid"`
-	Owner   *OwnerStamp  `json:"owner,omitempty"` // the share ends with this process and those in the share
-	MPS     bool         `json:"mps,omitempty"`   // the owner is a client of MPS
-	Held    bool         `json:"held,omitempty"`  // its launches wait
+	// Page names the GPUs in the order of the page, where that is not the order of Parts: also
+	// those that the share has no more, because programs know a GPU by its place.
+	Page  []string    `json:"page,omitempty"`
+	UID   int         `json:"uid"`
+	GID   int         `json:"gid"`
+	Owner *OwnerStamp `json:"owner,omitempty"` // the share ends with this process and those in the share
+	MPS   bool        `json:"mps,omitempty"`   // the owner is a client of MPS
+	Held  bool        `json:"held,omitempty"`  // its launches wait
 }
 
 // RecordPart is what a share has of one GPU, as the state file has it.
@@ -98,14 +101,31 @@ func (r *Record) spec(gpus []broker.GPU) (broker.Spec, error) {
 	if r.Offline {
 		s.Class = share.Offline
 	}
-	for i := range r.Parts {
-		p, err := r.Parts[i].of(gpus)
+	for _, name := range r.page() {
+		q := r.part(name)
+		gone := q == nil
+		if gone {
+			q = &RecordPart{GPU: name}
+		}
+		p, err := q.of(gpus)
 		if err != nil {
 			return s, err
 		}
+		p.Gone = gone
 		s.Parts = append(s.Parts, p)
 	}
 	return s, nil
+}
+
+// page returns the names of the GPUs in the order of the page.
+func (r *Record) page() []string {
+	out := slices.Clone(r.Page)
+	for i := range r.Parts {
+		if name := r.Parts[i].GPU; !slices.Contains(r.Page, name) {
+			out = append(out, name)
+		}
+	}
+	return out
 }
 
 // of returns the part as the broker has it.
@@ -282,7 +302,7 @@ func (a *Agent) store() error {
 // recordLocked returns the record of a share with the room that it has.
 func (a *Agent) recordLocked(s *served, st *broker.Status) Record {
 	r := s.record
-	r.Parts = slices.Clone(r.Parts)
+	r.Parts, r.Page = slices.Clone(r.Parts), nil
 	for i := range r.Parts {
 		r.Parts[i].Kept = 0
 	}
@@ -291,6 +311,13 @@ func (a *Agent) recordLocked(s *served, st *broker.Status) Record {
 		if p := r.part(a.config.Broker.GPUs[q.GPU].Name); p != nil && q.Kept > p.Memory {
 			p.Kept = q.Kept
 		}
+	}
+	var page []string
+	for _, gpu := range st.Page {
+		page = append(page, a.config.Broker.GPUs[gpu].Name)
+	}
+	if !slices.Equal(page, r.page()) {
+		r.Page = page
 	}
 	return r
 }

@@ -18,6 +18,7 @@ type Part struct {
 	Limit   share.PPM // highest; 0 means all
 	Memory  int64     // bytes
 	Kept    int64     // memory that a former agent kept for it, if that is more; for Create
+	Gone    bool      // the share had it, and its place is kept; for Create
 }
 
 // Dropped is a GPU that a share has no more.
@@ -47,6 +48,11 @@ type part struct {
 	gone     bool
 }
 
+// gonePart keeps the place of a GPU that a share has no more.
+func gonePart(gpu int) part {
+	return part{Part: Part{GPU: gpu}, gone: true, state: wire.Held, window: 1}
+}
+
 // limit returns how much memory processes may have in all.
 func (q *part) limit() uint64 {
 	if q.leaving || q.gone {
@@ -73,9 +79,15 @@ func (s *Spec) check(gpus int) error {
 		if p.GPU < 0 || p.GPU >= gpus || slices.ContainsFunc(s.Parts[:i], func(o Part) bool { return o.GPU == p.GPU }) {
 			return fmt.Errorf("GPU %d is not there, or twice", p.GPU)
 		}
+		if p.Gone {
+			continue
+		}
 		if err := p.check(); err != nil {
 			return err
 		}
+	}
+	if !slices.ContainsFunc(s.Parts, func(p Part) bool { return !p.Gone }) {
+		return errors.New("the share has no GPU any more")
 	}
 	return nil
 }
@@ -155,6 +167,10 @@ func (b *Broker) Create(now time.Duration, s Spec) error {
 	b.next++
 	r := &room{id: s.ID, class: s.Class, client: b.next, dirty: true, killAt: machine.Never}
 	for _, p := range s.Parts {
+		if p.Gone {
+			r.parts = append(r.parts, gonePart(p.GPU))
+			continue
+		}
 		q, err := b.join(now, r, p)
 		if err != nil {
 			for i := range r.parts {
@@ -271,7 +287,7 @@ func (b *Broker) depart(now time.Duration, r *room) {
 			b.gates[q.GPU].Exit(now, m.id)
 		}
 		b.gates[q.GPU].Leave(now, r.client)
-		*q = part{Part: Part{GPU: q.GPU}, gone: true, state: wire.Held, window: 1}
+		*q = gonePart(q.GPU)
 		r.dirty = true
 		b.out.Dropped = append(b.out.Dropped, Dropped{r.id, q.GPU})
 	}

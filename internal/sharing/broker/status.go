@@ -11,6 +11,7 @@ type Status struct {
 	ID        string
 	Class     share.Class
 	Parts     []PartStatus
+	Page      []int // the GPUs in the order of the page, also those that it has no more
 	Used      int64 // memory that it uses on all its GPUs, in bytes
 	Launches  uint64
 	GPUTime   time.Duration
@@ -52,6 +53,7 @@ func (b *Broker) Status() []Status {
 		s := Status{ID: r.id, Class: r.class, Held: r.held, Ending: r.end, Evicted: r.evicted, Failures: r.failures}
 		for i := range r.parts {
 			p := &r.parts[i]
+			s.Page = append(s.Page, p.GPU)
 			if p.gone {
 				continue
 			}
