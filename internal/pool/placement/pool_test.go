@@ -78,8 +78,11 @@ func drawBoxID(t *rapid.T) string { return fmt.Sprintf("b%d", rapid.IntRange(0, 
 
 func drawBox(t *rapid.T) Box {
 	b := Box{
-		ID: drawBoxID(t), Kind: Kind(rapid.IntRange(0, 2).Draw(t, "kind")), Location: drawLocation(t), Labels: drawLabels(t),
+		ID: drawBoxID(t), Kind: Kind(rapid.IntRange(0, 2).Draw(t, "kind")), Location: drawLocation(t),
 		ProxyGPUs: rapid.SampledFrom([]int{0, 0, 1, 2, 4}).Draw(t, "proxy"),
+	}
+	if rapid.Bool().Draw(t, "labelled") { // boxes without labels differ by the rest alone
+		b.Labels = drawLabels(t)
 	}
 	stride := rapid.SampledFrom([]int{1, 1, 1, 2}).Draw(t, "stride")
 	for i := range rapid.IntRange(0, 8).Draw(t, "gpus") {
