@@ -208,13 +208,13 @@ func (o *shareServe) find(ctx context.Context, log *slog.Logger) ([]broker.GPU, 
 			missing[g.Address] = fmt.Sprintf("it cannot be read: %v; repair it, and restart the agent", g.Err)
 		}
 	}
-	var memory map[string]int64
+	var listed map[string]nvidia.Device
 	if len(found) > 0 {
-		memory = memorySizes(ctx, log)
+		listed = listedGPUs(ctx, log)
 	}
 	var all []broker.GPU
 	for i := range found {
-		all = append(all, foundGPU(&found[i], memory))
+		all = append(all, foundGPU(&found[i], listed))
 		if g := &all[i]; g.Device.Memory == 0 {
 			missing[g.Name] = fmt.Sprintf("its memory is not known, because nvidia-smi does not list it: repair it, and restart the agent, or describe it with --gpu %s,memory=16GiB", g.Name)
 		}
@@ -286,27 +286,32 @@ func warnOfModels(found []gpus.GPU, log *slog.Logger) {
 	}
 }
 
-// memorySizes returns the memory of the GPUs by UUID and by PCI address, as far as
-// nvidia-smi knows it.
-func memorySizes(ctx context.Context, log *slog.Logger) map[string]int64 {
-	out := map[string]int64{}
+// listedGPUs returns what nvidia-smi knows of the GPUs, by PCI address.
+func listedGPUs(ctx context.Context, log *slog.Logger) map[string]nvidia.Device {
+	out := map[string]nvidia.Device{}
 	devices, err := nvidia.Programs{}.Devices(ctx)
 	if err != nil {
 		log.Info("nvidia-smi gives no memory of GPUs", "error", err)
 	}
 	for _, d := range devices {
 		if g, err := gpus.ParseAddress(strings.ToLower(strings.TrimPrefix(d.PCI, "0000"))); err == nil {
-			out[g.Address] = d.Memory
+			out[g.Address] = d
 		}
 	}
 	return out
 }
 
-func foundGPU(g *gpus.GPU, memory map[string]int64) broker.GPU {
+// foundGPU returns a GPU as the broker has it. The files of the driver have no UUID before the
+// first program has opened the GPU, which nvidia-smi does.
+func foundGPU(g *gpus.GPU, listed map[string]nvidia.Device) broker.GPU {
 	sms, _ := gpus.Multiprocessors(g.Model)
+	uuid := g.UUID
+	if uuid == [16]byte{} {
+		uuid, _ = gpus.ParseUUID(listed[g.Address].UUID)
+	}
 	return broker.GPU{
-		Name: g.Address, Model: g.Model, UUID: g.UUID, Domain: g.Domain, Address: g.Function,
-		Device: gpushare.Device{SMs: sms, ThreadsPerSM: threadsPerSM, Memory: memory[g.Address]},
+		Name: g.Address, Model: g.Model, UUID: uuid, Domain: g.Domain, Address: g.Function,
+		Device: gpushare.Device{SMs: sms, ThreadsPerSM: threadsPerSM, Memory: listed[g.Address].Memory},
 	}
 }
 

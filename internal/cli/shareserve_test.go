@@ -38,12 +38,14 @@ func TestFindLeavesOutGPUs(t *testing.T) {
 		write(filepath.Join(bin, "nvidia-smi"), "#!/bin/sh\ncat <<END\n"+strings.Join(lines, "\n")+"\nEND\n")
 	}
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
-	smi("GPU-1, 00000000:01:00.0, NVIDIA A100-SXM4-40GB, 40960", "GPU-4, 00000000:04:00.0, NVIDIA A10M, 24576")
+	smi("GPU-1, 00000000:01:00.0, NVIDIA A100-SXM4-40GB, 40960", "GPU-04000000-0000-0000-0000-000000000000, 00000000:04:00.0, NVIDIA A10M, 24576")
 	var text bytes.Buffer
 	log := slog.New(slog.NewTextHandler(&text, nil))
 	list, missing, err := (&shareServe{root: root}).find(t.Context(), log)
 	if err != nil || len(missing) != 2 || len(list) != 2 || list[0].Name != "0000:01:00.0" || list[1].Name != "0000:04:00.0" {
 		t.Errorf("found %+v, %v", list, err)
+	} else if list[1].UUID[0] != 4 { // no program had opened it before nvidia-smi did
+		t.Errorf("the UUID is %x, not that of nvidia-smi", list[1].UUID)
 	}
 	for _, want := range []string{`level=WARN msg="GPU is left out" gpu=0000:02:00.0 why="it cannot be read: `, `level=WARN msg="GPU is left out" gpu=0000:03:00.0 why="its memory is not known`, `gpu=0000:04:00.0 model="NVIDIA A10M" taken=80`} {
 		if n := strings.Count(text.String(), want); n != 1 {
