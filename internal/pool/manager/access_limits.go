@@ -33,6 +33,9 @@ const (
 	// call: to change one takes some 30 us of the leader's time, so that a box which reports
 	// changes of all of its slots without pause takes a tenth of it.
 	changesPerCall = 8
+	// maxCharge bounds the calls that a report is charged: the next one waits for half a second at
+	// most, because a node that is not heard for a second counts as lost.
+	maxCharge = nodeCallRate / 2
 	// unauthenticatedRate is the rate of calls without a valid credential from
 	// one address. It suffices for a rack that enrols with a wrong token, and
 	// not for guessing tokens.
@@ -120,15 +123,15 @@ func (l *limiters) take(key string, now time.Time) (wait time.Duration, ok bool)
 	return l.wait(r, now), false
 }
 
-// charge takes more from a caller's allowance for a call that was admitted; the caller's next
-// calls wait for what was not there.
+// charge takes more from a caller's allowance, at most its burst, for a call that was admitted; the
+// caller's next calls wait for what was not there.
 func (l *limiters) charge(key string, calls int, now time.Time) {
 	if calls <= 0 || math.IsInf(float64(l.rate), 1) {
 		return
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.limiterOf(key, now).ReserveN(now, min(calls, l.burst))
+	l.limiterOf(key, now).ReserveN(now, calls)
 }
 
 // empty reports whether a caller has no allowance left, and for how long.
@@ -237,7 +240,7 @@ func (l *limits) admit(c *call, now time.Time) error {
 // chargeReport charges a node for what its report has changed.
 func (l *limits) chargeReport(c *call, changes int, now time.Time) {
 	if !l.isLocal(c) && c.caller.IsNode() {
-		l.nodes.charge(c.caller.Actor, changes/changesPerCall, now)
+		l.nodes.charge(c.caller.Actor, min(changes/changesPerCall, maxCharge), now)
 	}
 }
 

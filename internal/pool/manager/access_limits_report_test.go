@@ -60,3 +60,20 @@ func TestReportsOfManyChanges(t *testing.T) {
 		t.Errorf("%d passed a second later", passed)
 	}
 }
+
+// TestChargesAreBounded: a node that has no allowance left, and reports as many changes as there can
+// be, is heard again in time.
+func TestChargesAreBounded(t *testing.T) {
+	l := newLimits(0, OpenLoopback)
+	c := &call{caller: auth.Identity{Actor: "b1", Role: dxpuv1.Role_ROLE_BOX, Node: "b1"}, peer: "192.0.2.7:1"}
+	now := time.Unix(1_700_000_000, 0)
+	for l.admit(c, now) == nil {
+	}
+	l.chargeReport(c, 1<<30, now)
+	if err := l.admit(c, now.Add(400*time.Millisecond)); err == nil {
+		t.Error("the report was not charged")
+	}
+	if err := l.admit(c, now.Add(600*time.Millisecond)); err != nil {
+		t.Error(err)
+	}
+}

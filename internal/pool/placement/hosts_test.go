@@ -32,6 +32,45 @@ func TestHostsDecideAsPlaceHost(t *testing.T) {
 	})
 }
 
+// TestHostsThatDiffer: a refusal tells hosts apart that differ in one thing.
+func TestHostsThatDiffer(t *testing.T) {
+	slot := func(domains ...string) (out []HostSlot) {
+		for i, d := range domains {
+			out = append(out, HostSlot{Slot: uint32(i), Domain: d, Free: true})
+		}
+		return out
+	}
+	differ := []Host{
+		{Usable: true, Slots: slot("vm0", "vm0")},
+		{Usable: false, Slots: slot("vm0", "vm0")},
+		{Usable: true, Slots: slot("vm0", "vm0"), Restriction: NewRestriction(Taint{Key: "a"})},
+		{Usable: true, Slots: slot("vm0", "vm0"), Labels: map[string]string{"zone": "a"}},
+		{Usable: true, Slots: slot("vm0")},
+		{Usable: true, Slots: slot("vm0", "vm1")},
+		{Usable: true, Slots: slot("vm1", "vm1")},
+	}
+	requests := []HostRequest{
+		{Count: 3}, {Count: 2, Labels: map[string]string{"zone": "b"}}, {Count: 2, Labels: map[string]string{"zone": "a"}, Domain: "vm1"},
+		{Count: 1, Domain: "vm2"}, {Count: 2, Domain: "vm1"}, {Count: 2, Exclude: []HostSlotRef{{"h0", 0}, {"h1", 0}, {"h2", 1}}},
+	}
+	for i := range differ {
+		for j := range differ {
+			var hosts []Host
+			index := NewHosts()
+			for n, h := range []Host{differ[i], differ[j], differ[j]} {
+				h.ID = fmt.Sprint("h", n)
+				hosts = append(hosts, h)
+				index.SetHost(h)
+			}
+			for _, req := range requests {
+				if diff := cmp.Diff(PlaceHost(hosts, req), index.Place(req)); diff != "" {
+					t.Errorf("hosts %d and %d, %+v (-scan +index)\n%s", i, j, req, diff)
+				}
+			}
+		}
+	}
+}
+
 func drawHost(t *rapid.T) Host {
 	h := Host{ID: drawHostID(t), Location: drawLocation(t), Usable: rapid.IntRange(0, 5).Draw(t, "usable") > 0, Labels: drawLabels(t), Restriction: drawRestriction(t)}
 	for i := range rapid.IntRange(0, 6).Draw(t, "slots") {
