@@ -1,6 +1,6 @@
 // Package loglimit bounds what a proxy logs. A guest, a peer or a device can cause
 // many lines of a log at any rate, so each cause has an allowance for each slot. So do the
-// programs of a share of a GPU, for each share.
+// programs of a share, for each share and each of its GPUs.
 package loglimit
 
 import (
@@ -24,13 +24,13 @@ const (
 )
 
 // Handler is a slog.Handler that drops lines beyond the allowance of their cause:
-// their level, message and attribute "slot" or "share". The next line of a cause that passes
+// their level, message and attributes "slot", "share" and "gpu". The next line of a cause that passes
 // has the number of dropped ones in the attribute "suppressed". Lines of level
 // Debug are not limited: they are asked for.
 type Handler struct {
 	next  slog.Handler
 	state *state // shared by the handlers that WithAttrs and WithGroup return
-	slot  string
+	of    string // what its lines are of
 }
 
 type state struct {
@@ -42,8 +42,8 @@ type state struct {
 }
 
 type cause struct {
-	level         slog.Level
-	message, slot string
+	level       slog.Level
+	message, of string
 }
 
 // allowance is a token bucket in time: a line costs interval, and burst of them
@@ -81,13 +81,12 @@ func (h *Handler) WithGroup(name string) slog.Handler {
 	return &out
 }
 
-// note notes the slot or share of a line, and reports whether a is one.
-func (h *Handler) note(a slog.Attr) bool {
-	if a.Key == "slot" || a.Key == "share" {
-		h.slot = a.Value.String()
-		return true
+// note notes the slot, share or GPU of a line.
+func (h *Handler) note(a slog.Attr) {
+	switch a.Key {
+	case "slot", "share", "gpu":
+		h.of += a.Key + "=" + a.Value.String() + "\x00"
 	}
-	return false
 }
 
 // Handle implements slog.Handler. It takes the time from the record.
@@ -96,8 +95,11 @@ func (h *Handler) Handle(ctx context.Context, r slog.Record) error {
 		return h.next.Handle(ctx, r)
 	}
 	line := *h
-	r.Attrs(func(a slog.Attr) bool { return !line.note(a) })
-	missed, ok := h.state.spend(cause{r.Level, r.Message, line.slot}, r.Time)
+	r.Attrs(func(a slog.Attr) bool {
+		line.note(a)
+		return true
+	})
+	missed, ok := h.state.spend(cause{r.Level, r.Message, line.of}, r.Time)
 	if !ok {
 		return nil
 	}

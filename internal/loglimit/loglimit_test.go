@@ -131,3 +131,20 @@ func TestSharesAreForgotten(t *testing.T) {
 		}
 	}
 }
+
+// TestGPUsHaveTheirOwn: the errors of one GPU leave those of another one, and of its shares, their
+// allowance.
+func TestGPUsHaveTheirOwn(t *testing.T) {
+	l := newLog(t)
+	share := slog.String("share", "s1")
+	for _, attrs := range [][]slog.Attr{
+		{slog.String("gpu", "a")}, {slog.String("gpu", "b")}, {share, slog.String("gpu", "a")}, {share, slog.String("gpu", "b")}, {share},
+	} {
+		if n := l.write(l.h, 200, slog.LevelError, "error of a GPU", attrs...); n != 50 {
+			t.Errorf("%v: %d of 200 lines passed, want 50", attrs, n)
+		}
+	}
+	if n := l.write(l.h.WithAttrs([]slog.Attr{share}), 200, slog.LevelError, "error of a GPU", slog.String("gpu", "a")); n != 0 {
+		t.Errorf("%d lines passed of a share and a GPU whose allowance is spent", n)
+	}
+}

@@ -89,6 +89,9 @@ func TestBadTokens(t *testing.T) {
 		}
 		return res.Msg.Token.Id, res.Msg.Secret
 	}
+	whoIs := func(w *world, secret string) answer {
+		return callJSON(w.m.Handler(), "/dxpu.v1.PoolService/WhoAmI", secret, "192.0.2.7:1", []byte("{}"))
+	}
 	operator := &dxpuv1.CreateTokenRequest{Role: dxpuv1.Role_ROLE_OPERATOR, ExpiresAfter: durationpb.New(time.Hour)}
 	ofTenant := &dxpuv1.CreateTokenRequest{Role: dxpuv1.Role_ROLE_TENANT, Tenant: "a"}
 	tests := []struct {
@@ -114,6 +117,14 @@ func TestBadTokens(t *testing.T) {
 			}
 			return s
 		}, false},
+		{"deleted after it was used", func(w *world) string {
+			id, s := mint(w, operator)
+			whoIs(w, s)
+			if _, err := w.api().DeleteToken(t.Context(), connect.NewRequest(&dxpuv1.DeleteTokenRequest{TokenId: id})); err != nil {
+				t.Fatal(err)
+			}
+			return s
+		}, false},
 		{"another's secret", func(w *world) string {
 			_, a := mint(w, operator)
 			_, b := mint(w, operator)
@@ -130,6 +141,7 @@ func TestBadTokens(t *testing.T) {
 		{"never made", func(*world) string { _, s, _ := auth.NewToken(); return s }, false},
 		{"its tenant was deleted", func(w *world) string {
 			_, s := mint(w, ofTenant)
+			whoIs(w, s)
 			w.deleteTenant("a")
 			return s
 		}, false},
@@ -169,7 +181,7 @@ func TestBadTokens(t *testing.T) {
 			w.firstAdmin()
 			w.putTenant("a", nil)
 			secret := tt.do(w)
-			got := callJSON(w.m.Handler(), "/dxpu.v1.PoolService/WhoAmI", secret, "192.0.2.7:1", []byte("{}"))
+			got := whoIs(w, secret)
 			if (got.code == "ok") != tt.good {
 				t.Errorf("got %v", got)
 			}
