@@ -156,6 +156,10 @@ func TestGPUWithLessMemory(t *testing.T) {
 	if p := m.page(s[0]); p.GPUs[0].Limit != 6*gib {
 		t.Errorf("page %+v", p)
 	}
+	half := int64(share.Whole / 2)
+	if s, err := m.api.Resize(t.Context(), s[0].ID, agent.Part{Compute: &half}); err != nil || s.Memory != 6*gib || s.Compute != half || s.Parts[0].Short == "" {
+		t.Errorf("with other compute: %+v, %v", s, err)
+	}
 	if s, err := m.api.Resize(t.Context(), s[1].ID, agent.Part{Memory: gib}); err != nil || s.Memory != gib || s.Parts[0].Short != "" {
 		t.Errorf("resized: %+v, %v", s, err)
 	}

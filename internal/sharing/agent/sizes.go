@@ -113,6 +113,9 @@ func (a *Agent) sizesLocked(s *served, part *Part) (parts []broker.Part, next Re
 		if err != nil {
 			return nil, next, err
 		}
+		if part.size(i).Memory == 0 { // it stays, even if the GPU has less than the record
+			q.Memory = a.broker.Memory(s.record.ID, q.GPU)
+		}
 		parts, next = append(parts, q), next.withPart(size)
 	}
 	return parts, next, nil

@@ -127,6 +127,16 @@ func (b *Broker) Left(gpu int) (memory int64, compute share.PPM) {
 	return int64(m), c
 }
 
+// Memory returns the bytes that a share has of a GPU now, 0 without a part of it.
+func (b *Broker) Memory(id string, gpu int) int64 {
+	if r := b.find(id); r != nil {
+		if i := r.index(gpu); i >= 0 {
+			return r.parts[i].Memory
+		}
+	}
+	return 0
+}
+
 func (b *Broker) left(gpu int, without *room) (memory uint64, compute share.PPM) {
 	memory = uint64(b.config.GPUs[gpu].Device.Memory) * uint64(b.config.OverCommit) / 100 // below 2^60
 	compute = share.Whole
