@@ -50,8 +50,12 @@ func TestHostsThatDiffer(t *testing.T) {
 		{Usable: true, Slots: slot("vm1", "vm1")},
 	}
 	requests := []HostRequest{
-		{Count: 3}, {Count: 2, Labels: map[string]string{"zone": "b"}}, {Count: 2, Labels: map[string]string{"zone": "a"}, Domain: "vm1"},
-		{Count: 1, Domain: "vm2"}, {Count: 2, Domain: "vm1"}, {Count: 2, Exclude: []HostSlotRef{{"h0", 0}, {"h1", 0}, {"h2", 1}}},
+		{Count: 3},
+		{Count: 2, Labels: map[string]string{"zone": "b"}},
+		{Count: 2, Labels: map[string]string{"zone": "a"}, Domain: "vm1"},
+		{Count: 1, Domain: "vm2"},
+		{Count: 2, Domain: "vm1"},
+		{Count: 2, Exclude: []HostSlotRef{{"h0", 0}, {"h1", 0}, {"h2", 1}}},
 	}
 	for i := range differ {
 		for j := range differ {
