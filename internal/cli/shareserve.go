@@ -241,7 +241,7 @@ func (o *shareServe) named(all []broker.GPU, missing map[string]string, log *slo
 		}
 		names = append(names, name)
 		g, err := namedGPU(text, all)
-		if at, wrong := gpus.ParseAddress(name); err != nil && wrong == nil && at.Address == name && (missing[name] != "" || errors.Is(err, errNoGPU)) {
+		if at, wrong := gpus.ParseAddress(name); wrong == nil && at.Address == name && (errors.Is(err, errNoGPU) || errors.Is(err, errNoMemory) && missing[name] != "") {
 			missing[name] = cmp.Or(missing[name], "there is no NVIDIA GPU at this address: bring it back, and restart the agent, or name another one")
 			first = cmp.Or(first, err)
 			continue
@@ -315,17 +315,19 @@ func foundGPU(g *gpus.GPU, listed map[string]nvidia.Device) broker.GPU {
 	}
 }
 
-// errNoGPU says that there is no GPU.
-var errNoGPU = errors.New("no NVIDIA GPU at this address")
+// What namedGPU says of a GPU that may come back, and not of a wrong flag.
+var (
+	errNoGPU    = errors.New("no NVIDIA GPU at this address")
+	errNoMemory = errors.New("its memory is not known")
+)
 
 // namedGPU returns the GPU that a value of --gpu names or describes.
 func namedGPU(text string, all []broker.GPU) (broker.GPU, error) {
 	name, rest, _ := strings.Cut(text, ",")
 	g := broker.GPU{Name: name, Device: gpushare.Device{SMs: 80, ThreadsPerSM: threadsPerSM}}
-	if i := slices.IndexFunc(all, func(x broker.GPU) bool { return x.Name == name }); i >= 0 {
+	i := slices.IndexFunc(all, func(x broker.GPU) bool { return x.Name == name })
+	if i >= 0 {
 		g = all[i]
-	} else if strings.Contains(name, ":") {
-		return g, usage(withHint(fmt.Errorf("--gpu %s: %w", name, errNoGPU), `"lspci -d 10de:" lists them`))
 	}
 	for _, setting := range strings.Split(rest, ",") {
 		key, value, _ := strings.Cut(setting, "=")
@@ -347,8 +349,11 @@ func namedGPU(text string, all []broker.GPU) (broker.GPU, error) {
 			return g, usagef("--gpu %s: unknown setting %q: want memory or sms", name, key)
 		}
 	}
+	if i < 0 && strings.Contains(name, ":") {
+		return g, usage(withHint(fmt.Errorf("--gpu %s: %w", name, errNoGPU), `"lspci -d 10de:" lists them`))
+	}
 	if name == "" || g.Device.Memory == 0 {
-		return g, usage(withHint(fmt.Errorf("--gpu %q: its memory is not known", text), "--gpu %s,memory=16GiB", cmp.Or(name, "NAME")))
+		return g, usage(withHint(fmt.Errorf("--gpu %q: %w", text, errNoMemory), "--gpu %s,memory=16GiB", cmp.Or(name, "NAME")))
 	}
 	return g, nil
 }

@@ -63,7 +63,7 @@ func TestFindLeavesOutGPUs(t *testing.T) {
 			t.Errorf("%d of %q in the log:\n%s", n, want, text.String())
 		}
 	}
-	for _, wrong := range [][]string{{"0000:09:00.0"}, {"0000:01:00.0", "0000:01:00.0"}, {"0000:01:00.0", "9:0"}, {"0000:01:00.0", "test"}} {
+	for _, wrong := range [][]string{{"0000:09:00.0"}, {"0000:01:00.0", "0000:01:00.0"}, {"0000:01:00.0", "9:0"}, {"0000:01:00.0", "test"}, {"0000:01:00.0", "0000:03:00.0,memory=many"}, {"0000:01:00.0", "0000:09:00.0,sms=0"}} {
 		if _, _, err := (&shareServe{root: root, gpus: wrong}).find(t.Context(), log); err == nil {
 			t.Errorf("--gpu %q: no error", wrong)
 		}
