@@ -126,9 +126,6 @@ func (l *limiters) take(key string, now time.Time) (wait time.Duration, ok bool)
 // charge takes more from a caller's allowance, at most its burst, for a call that was admitted; the
 // caller's next calls wait for what was not there.
 func (l *limiters) charge(key string, calls int, now time.Time) {
-	if calls <= 0 || math.IsInf(float64(l.rate), 1) {
-		return
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.limiterOf(key, now).ReserveN(now, calls)

@@ -296,15 +296,18 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
+// deposed reports whether another manager may lead by now.
+func (m *Manager) deposed() bool { return m.cluster != nil && !m.cluster.Valid() }
+
 // asLeader returns the error of a call as this manager may give it. A refusal is an answer
 // too: a manager that may have been deposed does not know the tokens and the objects of the
 // next leader, so it does not say that there is none.
 func (m *Manager) asLeader(err error) error {
-	switch connect.CodeOf(err) {
-	case connect.CodeUnavailable, connect.CodeCanceled, connect.CodeDeadlineExceeded, connect.CodeUnknown, connect.CodeInternal:
+	if err == nil || !m.deposed() {
 		return err
 	}
-	if err == nil || m.cluster == nil || m.cluster.Valid() {
+	switch connect.CodeOf(err) {
+	case connect.CodeUnavailable, connect.CodeCanceled, connect.CodeDeadlineExceeded, connect.CodeUnknown, connect.CodeInternal:
 		return err
 	}
 	return unavailable("%w, so it does not refuse the call either; nothing was changed: try again", errNotLeading)
@@ -342,7 +345,7 @@ func (l leaderOnly) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 			return nil, err
 		}
 		res, err := next(ctx, req)
-		if err == nil && l.m.cluster != nil && !l.m.cluster.Valid() {
+		if err == nil && l.m.deposed() {
 			return nil, errDeposed()
 		}
 		return res, l.m.asLeader(err)

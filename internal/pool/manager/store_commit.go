@@ -217,7 +217,7 @@ func (m *Manager) answer(ctx context.Context, c *commit, err error) error {
 		}
 		return werr
 	}
-	if m.cluster != nil && !m.cluster.Valid() {
+	if m.deposed() {
 		return errDeposed()
 	}
 	return err
