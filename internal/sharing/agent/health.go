@@ -188,19 +188,18 @@ func (a *Agent) repair(r *http.Request) (any, error) {
 	name := r.PathValue("name")
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for i := range a.patients {
-		if a.config.Broker.GPUs[i].Name == name {
-			if why := a.missingLocked(i); why != "" {
-				return nil, fmt.Errorf("GPU %s is missing: %s", name, why)
-			}
-			a.patients[i].Repair(time.Now())
-			a.broker.Start(i)
-			signal(a.changed)
-			signal(a.save)
-			return struct{}{}, nil
-		}
+	i := indexOf(a.config.Broker.GPUs, name)
+	if i < 0 {
+		return nil, fmt.Errorf("no GPU %q", name)
 	}
-	return nil, fmt.Errorf("no GPU %q", name)
+	if why := a.missingLocked(i); why != "" {
+		return nil, fmt.Errorf("GPU %s is missing: %s", name, why)
+	}
+	a.patients[i].Repair(time.Now())
+	a.broker.Start(i)
+	signal(a.changed)
+	signal(a.save)
+	return struct{}{}, nil
 }
 
 // restoreHealthLocked takes over what a former agent knew of the GPUs.

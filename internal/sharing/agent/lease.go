@@ -42,16 +42,13 @@ func assignPlaces(had map[string]int, gpus []broker.GPU) map[string]int {
 			out[name], taken[place] = place, true
 		}
 	}
-	here := func(name string) bool {
-		return slices.ContainsFunc(gpus, func(g broker.GPU) bool { return g.Name == name })
-	}
 	for _, g := range gpus {
 		if _, ok := out[g.Name]; ok {
 			continue
 		}
 		if len(taken) == offer.MaxGPUs {
 			for name, place := range out {
-				if !here(name) {
+				if indexOf(gpus, name) < 0 {
 					delete(out, name)
 					delete(taken, place)
 				}

@@ -93,7 +93,7 @@ func (f *file) recognise(here []broker.GPU) {
 
 // same reports whether the GPU with a name, if there is one, may be the file's.
 func (f *file) same(name string, here []broker.GPU) bool {
-	i := slices.IndexFunc(here, func(g broker.GPU) bool { return g.Name == name })
+	i := indexOf(here, name)
 	return i < 0 || here[i].UUID == [16]byte{} || f.GPUs[name].UUID == ""
 }
 
@@ -123,7 +123,7 @@ func (f *file) missing(here []broker.GPU) []broker.GPU {
 	memory := map[string]int64{}
 	for i := range f.Shares {
 		for _, name := range f.Shares[i].page() {
-			if slices.ContainsFunc(here, func(g broker.GPU) bool { return g.Name == name }) {
+			if indexOf(here, name) >= 0 {
 				continue
 			}
 			var n int64 // zero: the page only keeps its place
@@ -222,7 +222,7 @@ func (f *file) fit(r *Record, list []broker.GPU, percent int) Record {
 	out.Parts = slices.Clone(r.Parts)
 	for i := range out.Parts {
 		p := &out.Parts[i]
-		g := slices.IndexFunc(list, func(g broker.GPU) bool { return g.Name == p.GPU })
+		g := indexOf(list, p.GPU)
 		if g < 0 {
 			continue
 		}

@@ -8,13 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/dxpu-project/dxpu/internal/sharing/broker"
 	"github.com/dxpu-project/dxpu/internal/sharing/mps"
 	"github.com/dxpu-project/dxpu/share"
 )
@@ -164,7 +162,7 @@ func (a *Agent) admit(id string, p peer) (*client, error) {
 
 // admitLocked admits the owner of a share. A client that runs was admitted before.
 func (a *Agent) admitLocked(s *served, l mps.Limits, running bool) error {
-	gpu := slices.IndexFunc(a.config.Broker.GPUs, func(g broker.GPU) bool { return g.Name == s.record.Parts[0].GPU })
+	gpu := indexOf(a.config.Broker.GPUs, s.record.Parts[0].GPU)
 	if why := a.missingLocked(gpu); why != "" {
 		return fmt.Errorf("GPU %s is missing: %s", s.record.Parts[0].GPU, why)
 	}

@@ -149,11 +149,8 @@ func (a *Agent) gpus() []GPU {
 			Name: g.Name, Model: g.Model, UUID: UUIDText(g.UUID), Memory: g.Device.Memory, SMs: g.Device.SMs, Free: memory, Compute: int64(compute),
 		})
 	}
-	known := func(name string) bool {
-		return slices.ContainsFunc(a.config.Broker.GPUs, func(g broker.GPU) bool { return g.Name == name })
-	}
 	for _, name := range slices.Sorted(maps.Keys(a.config.Missing)) {
-		if !known(name) {
+		if indexOf(a.config.Broker.GPUs, name) < 0 {
 			out = append(out, GPU{Name: name, State: "missing", Reason: a.config.Missing[name]})
 		}
 	}

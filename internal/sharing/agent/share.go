@@ -128,9 +128,14 @@ func (r *Record) page() []string {
 	return out
 }
 
+// indexOf returns the index of the GPU with a name, -1 without one.
+func indexOf(list []broker.GPU, name string) int {
+	return slices.IndexFunc(list, func(g broker.GPU) bool { return g.Name == name })
+}
+
 // of returns the part as the broker has it.
 func (p *RecordPart) of(gpus []broker.GPU) (broker.Part, error) {
-	i := slices.IndexFunc(gpus, func(g broker.GPU) bool { return g.Name == p.GPU })
+	i := indexOf(gpus, p.GPU)
 	if i < 0 {
 		return broker.Part{}, fmt.Errorf("no GPU %q", p.GPU)
 	}
