@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "numbers.h"
+
 static cl_context c;
 static cl_device_id d;
 static cl_command_queue q;
@@ -18,25 +20,9 @@ static uint64_t state, digest;
 static unsigned long seed;
 static int show;
 
-static uint64_t next(void)
-{
-	uint64_t z = state += 0x9e3779b97f4a7c15u;
-
-	z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-	z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-	return z ^ z >> 31;
-}
+static uint64_t next(void) { return next_number(&state); }
 
 static size_t any(size_t n) { return (size_t)(next() >> 11) % n; }
-
-static uint64_t hash(const void *bytes, size_t n)
-{
-	uint64_t h = 0xcbf29ce484222325u;
-
-	for (size_t i = 0; i < n; i++)
-		h = (h ^ ((const unsigned char *)bytes)[i]) * 0x100000001b3u;
-	return h;
-}
 
 __attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
 {

@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "numbers.h"
+
 enum { IMAGES = 6, BUFFER = 1 << 15, MOST_PIXEL = 16 };
 
 struct image {
@@ -39,26 +41,10 @@ static const cl_mem_object_type types[] = {
 	CL_MEM_OBJECT_IMAGE1D, CL_MEM_OBJECT_IMAGE2D, CL_MEM_OBJECT_IMAGE3D, CL_MEM_OBJECT_IMAGE1D_ARRAY, CL_MEM_OBJECT_IMAGE2D_ARRAY, CL_MEM_OBJECT_IMAGE1D_BUFFER,
 };
 
-static uint64_t next(void)
-{
-	uint64_t z = state += 0x9e3779b97f4a7c15u;
-
-	z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-	z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-	return z ^ z >> 31;
-}
+static uint64_t next(void) { return next_number(&state); }
 
 static size_t any(size_t n) { return (size_t)(next() >> 11) % n; }
 static size_t between(size_t low, size_t high) { return low + any(high - low + 1); }
-
-static uint64_t hash(const void *bytes, size_t n)
-{
-	uint64_t h = 0xcbf29ce484222325u;
-
-	for (size_t i = 0; i < n; i++)
-		h = (h ^ ((const unsigned char *)bytes)[i]) * 0x100000001b3u;
-	return h;
-}
 
 __attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
 {

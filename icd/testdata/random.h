@@ -13,6 +13,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "numbers.h"
+
 static pthread_mutex_t calls_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t calls_change = PTHREAD_COND_INITIALIZER;
 
@@ -116,30 +118,13 @@ struct run {
 static _Thread_local struct run r;
 static int verbose;
 
-static uint64_t next(void)
-{
-	uint64_t z = r.state += 0x9e3779b97f4a7c15u;
-
-	z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-	z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-	return z ^ z >> 31;
-}
+static uint64_t next(void) { return next_number(&r.state); }
 
 /* any returns a number below n. */
 static size_t any(size_t n) { return (size_t)(next() >> 11) % n; }
 
 /* between returns a number from low to high. */
 static size_t between(size_t low, size_t high) { return low + any(high - low + 1); }
-
-static uint64_t hash(const void *bytes, size_t n)
-{
-	const unsigned char *b = bytes;
-	uint64_t h = 0xcbf29ce484222325u;
-
-	for (size_t i = 0; i < n; i++)
-		h = (h ^ b[i]) * 0x100000001b3u;
-	return h;
-}
 
 /* say adds a line to what the program has found. */
 __attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
