@@ -288,6 +288,11 @@ func (c *Controller) startSlices(ctx context.Context) (err error) {
 // sliceDelay is the time after which foreign changes of the devices are undone.
 const sliceDelay = 10 * time.Second
 
+// slicesAgain is the time after which all slices are compared with the devices again. The publisher
+// believes for a minute ([resourceslice.DefaultMutationCacheTTL]) that a slice which it wrote is there,
+// also when a user has deleted it meanwhile, and looks no more.
+const slicesAgain = time.Minute
+
 const (
 	// publishPause and publishShare bound the work of publishing: a burst of changes of
 	// claims and GPUs causes one update, and updates take a fifth of the time at most.
@@ -316,19 +321,23 @@ func (c *Controller) keepPublished(ctx context.Context) error {
 	}
 	defer c.devices.Stop()
 	var selected time.Time
-	timer := time.NewTimer(0)
+	timer, again := time.NewTimer(0), time.NewTicker(slicesAgain)
 	defer timer.Stop()
+	defer again.Stop()
 	for {
+		compare := false
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-c.publish:
 		case <-timer.C:
+		case <-again.C:
+			compare = true
 		}
 		began := time.Now()
 		wait := selectorPause - began.Sub(selected)
 		changed, selects, held := c.renew(wait > 0)
-		if changed {
+		if changed || compare {
 			c.devices.Update(c.current().Resources())
 		}
 		if selects {

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
 )
 
 // again is a manager that has just been started again: no node has reported to it.
@@ -134,5 +135,20 @@ func TestSlicesOfLost(t *testing.T) {
 		o.wantOffered("soon after a restart", "not w1", 0)
 		o.after(time.Minute)
 		o.wantOffered("after a restart", "not w1"+unreached, 1)
+	})
+}
+
+// TestSlicesDeleted: a slice that a user deletes soon after the controller wrote it is made again.
+func TestSlicesDeleted(t *testing.T) {
+	inOutage(t, always, func(o *outage) {
+		o.wantOffered("at first", allOffered, 1)
+		if err := o.kube.ResourceV1().ResourceSlices().Delete(o.Context(), sliceBefore().Name, metav1.DeleteOptions{}); err != nil {
+			o.Fatal(err)
+		}
+		o.wantOffered("deleted", "", 1)
+		for end := time.Now().Add(slicesAgain + resourceslice.DefaultMutationCacheTTL + time.Second); o.offered() == "" && time.Now().Before(end); {
+			o.after(time.Second)
+		}
+		o.wantOffered("later", allOffered, 1)
 	})
 }
