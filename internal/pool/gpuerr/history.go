@@ -31,6 +31,20 @@ func Append(history []Occurrence, next Occurrence) []Occurrence {
 	return out
 }
 
+// Join returns the history with one occurrence of each code, at the latest time. It does not change
+// its argument.
+func Join(history []Occurrence) []Occurrence {
+	codes := map[uint32]bool{}
+	for _, h := range history {
+		codes[h.Code] = true
+	}
+	out := slices.Clone(history)
+	for len(out) > len(codes) {
+		out = shorten(out)
+	}
+	return out
+}
+
 // shorten joins the two occurrences of one code that are nearest in time, at the later time, so
 // that none is forgotten within its window. Without two of one code it drops the oldest.
 func shorten(history []Occurrence) []Occurrence {

@@ -131,6 +131,13 @@ func (l *limiters) charge(key string, calls int, now time.Time) {
 	l.limiterOf(key, now).ReserveN(now, calls)
 }
 
+// refund gives back what charge has taken. The limiter bounds what it has then by its burst.
+func (l *limiters) refund(key string, calls int, now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.limiterOf(key, now).ReserveN(now, -calls)
+}
+
 // empty reports whether a caller has no allowance left, and for how long.
 func (l *limiters) empty(key string, now time.Time) (wait time.Duration, yes bool) {
 	l.mu.Lock()
@@ -234,10 +241,21 @@ func (l *limits) admit(c *call, now time.Time) error {
 	return nil
 }
 
-// chargeReport charges a node for what its report has changed.
-func (l *limits) chargeReport(c *call, changes int, now time.Time) {
-	if !l.isLocal(c) && c.caller.IsNode() {
-		l.nodes.charge(c.caller.Actor, min(changes/changesPerCall, maxCharge), now)
+// chargeReport charges a node for what its report has changed, and returns for how many calls.
+func (l *limits) chargeReport(c *call, changes int, now time.Time) int {
+	if l.isLocal(c) || !c.caller.IsNode() {
+		return 0
+	}
+	calls := min(changes/changesPerCall, maxCharge)
+	l.nodes.charge(c.caller.Actor, calls, now)
+	return calls
+}
+
+// refundReport takes back the charge for changes that the manager could not keep: the node has to
+// report them again, and did nothing wrong.
+func (l *limits) refundReport(c *call, calls int, now time.Time) {
+	if calls > 0 {
+		l.nodes.refund(c.caller.Actor, calls, now)
 	}
 }
 

@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -75,5 +76,42 @@ func TestChargesAreBounded(t *testing.T) {
 	}
 	if err := l.admit(c, now.Add(600*time.Millisecond)); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestLostReportsAreNotCharged: a node that repeats a report, because the store has not kept its
+// changes, is not held up for that.
+func TestLostReportsAreNotCharged(t *testing.T) {
+	const slots = 512
+	box := boxNode("b1", slots)
+	s := &gatedStore{}
+	w := newWorld(t, Config{Store: s}, box)
+	if err := w.m.update(t.Context(), func(t *tx) error {
+		t.nodes.edit("b1").CredentialHash = auth.Hash("secret")
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	handler := w.m.Handler()
+	report := func() answer {
+		raw, err := protojson.Marshal(&dxpuv1.ReportRequest{State: box.observe()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return callJSON(handler, "/dxpu.v1.NodeService/Report", "secret", "192.0.2.7:1", raw)
+	}
+	for i := range uint32(slots) {
+		box.dead[i] = true
+	}
+	s.gate = make(chan error, 1)
+	for i := range 100 {
+		s.gate <- errors.New("the disk is full")
+		if got := report(); got.code != "unavailable" {
+			t.Fatalf("report %d: %+v", i, got)
+		}
+	}
+	s.gate = nil
+	if got := report(); got.code != "ok" {
+		t.Errorf("after the store works again: %+v", got)
 	}
 }

@@ -1,8 +1,6 @@
 package manager
 
 import (
-	"encoding/json"
-
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
@@ -34,7 +32,7 @@ const (
 	maxAvoid = 256
 	// maxRecord bounds an encoded record, in bytes: etcd with its default
 	// settings takes 1.5 MiB in a request, with the key and the guard.
-	maxRecord = 1_000_000
+	maxRecord = 1_300_000
 )
 
 // textLimits lists the fields with a limit other than maxText, in bytes.
@@ -165,60 +163,6 @@ func checkReport(o *dxpuv1.ObservedState) error {
 		return invalid("state.slots: %d errors, at most %d", errs, maxReportErrors)
 	}
 	return nil
-}
-
-// checkNodes checks the size of the node records that the transaction has changed. A
-// node with many slots could exceed maxRecord with texts that are each allowed.
-func (t *tx) checkNodes() error {
-	for id := range t.nodes.before {
-		n := t.nodes.get(id)
-		if n == nil || t.nodes.unindexed[id] || n.sizeBound() <= maxRecord/2 {
-			continue // no need to encode it
-		}
-		raw, err := json.Marshal(n)
-		if err != nil {
-			return err
-		}
-		// The rules for health and drains may add to the record: leave a tenth to them.
-		if len(raw) > maxRecord*9/10 {
-			return invalid("node %s: its record would take %d bytes, at most %d: report fewer slots or shorter texts", id, len(raw), maxRecord*9/10)
-		}
-	}
-	return nil
-}
-
-// sizeBound returns an upper bound of the size of the encoded record, in bytes.
-// JSON encodes a byte of text with at most six.
-func (n *nodeRecord) sizeBound() int {
-	const perText, perError, perHit, perSlot = 6, 200, 100, 1000
-	text := len(n.Rack) + len(n.Version)
-	for k, v := range n.Labels {
-		text += len(k) + len(v) + 1
-	}
-	for _, a := range n.Addresses {
-		text += len(a.Address) + len(a.Network) + 16
-	}
-	size := maxTaintSize * len(n.Taints)
-	for i := range n.Slots {
-		s := &n.Slots[i]
-		text += len(s.Domain) + len(s.HealthDetail)
-		if d := s.Device; d != nil {
-			text += len(d.Model) + len(d.Serial) + len(d.NVLinkDomain) + len(d.PCIeSwitch)
-		}
-		if s.Cordon != nil {
-			text += len(s.Cordon.Reason)
-		}
-		size += maxTaintSize * len(s.Taints)
-		if c := s.Fault; c != nil {
-			text += len(c.Serial) + len(c.Instance) + len(c.Why)
-			size += perHit * len(c.Recent)
-			for _, e := range c.Errors {
-				text += len(e.Detail)
-				size += perError
-			}
-		}
-	}
-	return perText*text + size + perSlot*(len(n.Slots)+1)
 }
 
 // explain adds sentences to the explanation of a lease and drops the oldest.

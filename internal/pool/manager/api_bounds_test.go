@@ -200,7 +200,7 @@ func TestNodeRecordIsBounded(t *testing.T) {
 	if err := report("serial number 0123456789"); err != nil {
 		t.Errorf("a large node: %v", err)
 	}
-	if err := report(strings.Repeat("<", maxText)); err == nil || !strings.Contains(err.Error(), "node b1: its record would take") {
+	if err := report(strings.Repeat("<", maxText)); err == nil || !strings.Contains(err.Error(), "node b1: its report would take") {
 		t.Errorf("a node that is too large: %v", err)
 	}
 	var worst nodeRecord

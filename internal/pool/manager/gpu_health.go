@@ -52,18 +52,24 @@ func (t *tx) recordErrors(o *dxpuv1.ObservedState, fallen map[uint32]bool) {
 		return
 	}
 	t.reindexBindings() // once: the errors of a box change no binding
+	classes := t.nodes.get(o.NodeId).errorClasses()
 	for _, s := range o.Slots {
 		slot := t.nodes.get(o.NodeId).slot(s.Slot)
 		if slot == nil || slot.Device == nil || len(s.Errors) == 0 && !fallen[s.Slot] && slot.Fault == nil {
 			continue
 		}
 		c := slot.Fault.forDevice(slot.Device.Serial, o.InstanceId)
+		others := classes - slot.Fault.classes()
 		var news []gpuerr.Occurrence
 		for _, e := range s.Errors[:min(len(s.Errors), maxErrors)] {
+			if !t.admitError(o.NodeId, s.Slot, c, e, &others) {
+				continue
+			}
 			if n := c.count(e, t.now); n > 0 {
 				news = append(news, gpuerr.Occurrence{Code: e.Code, Count: n, Time: t.now})
 			}
 		}
+		classes = others + len(c.Errors)
 		if fallen[s.Slot] {
 			news = append(news, gpuerr.Occurrence{Code: gpuerr.DeviceFailed, Count: 1, Time: t.now})
 		}
@@ -76,22 +82,27 @@ func (t *tx) recordErrors(o *dxpuv1.ObservedState, fallen map[uint32]bool) {
 			t.handleError(n, n.slot(s.Slot), h)
 		}
 	}
+	if classes < maxNodeErrors/2 && t.nodes.get(o.NodeId).ErrorsFull {
+		t.nodes.edit(o.NodeId).ErrorsFull = false
+	}
 }
 
 // forDevice returns an editable copy for the device that is in the slot now and
 // for the run of the box proxy that reports.
 func (c *faultRecord) forDevice(serial, instance string) *faultRecord {
+	serial, instance = identity(serial), identity(instance)
 	out := &faultRecord{Serial: serial, Instance: instance}
 	if c == nil {
 		return out
 	}
-	if c.Serial != serial { // another device, the same reset counter
+	if identity(c.Serial) != serial { // another device, the same reset counter
 		out.Reset, out.Done = c.Reset, c.Reset
 		return out
 	}
 	*out = *c
+	out.Serial = serial
 	out.Errors, out.Recent = slices.Clone(c.Errors), slices.Clone(c.Recent)
-	if c.Instance != instance { // the proxy counts from 0 again
+	if identity(c.Instance) != instance { // the proxy counts from 0 again
 		out.Instance = instance
 		for i := range out.Errors {
 			out.Errors[i].Seen = 0

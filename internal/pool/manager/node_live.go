@@ -27,6 +27,7 @@ type liveNode struct {
 	rates      rates
 	uses       uses
 	runs       runs
+	paths      pathBudget
 	// certificate is the serial number of the certificate of the last report; "": none.
 	certificate string
 	published   uint64        // the newest durable revision of the desired state; 0: not known

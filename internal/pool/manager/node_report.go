@@ -9,6 +9,8 @@ import (
 	"time"
 	"unicode"
 
+	"connectrpc.com/connect"
+
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
@@ -36,7 +38,7 @@ func (m *Manager) report(ctx context.Context, o *dxpuv1.ObservedState, allowed f
 		return 0, 0, invalid("state: %v", err)
 	}
 	m.mu.Lock()
-	revision, c, err := m.reportLocked(ctx, o, essence, allowed)
+	revision, charged, c, err := m.reportLocked(ctx, o, essence, allowed)
 	heartbeat := m.cfg.Heartbeat
 	if err == nil {
 		heartbeat = m.readLocked(m.cfg.Now()).heartbeat()
@@ -52,6 +54,9 @@ func (m *Manager) report(ctx context.Context, o *dxpuv1.ObservedState, allowed f
 	}
 	m.mu.Unlock()
 	err = m.answer(ctx, c, err)
+	if connect.CodeOf(err) == connect.CodeUnavailable {
+		m.limits.refundReport(callFrom(ctx), charged, m.cfg.Now())
+	}
 	if waits {
 		m.mu.Lock()
 		l.unanswered--
@@ -61,17 +66,21 @@ func (m *Manager) report(ctx context.Context, o *dxpuv1.ObservedState, allowed f
 	return revision, heartbeat, err
 }
 
-func (m *Manager) reportLocked(ctx context.Context, o *dxpuv1.ObservedState, essence []byte, allowed func(*tx) error) (uint64, *commit, error) {
+// reportLocked is report without the wait for the store. charged is the number of calls that the
+// node is charged for the changes.
+func (m *Manager) reportLocked(ctx context.Context, o *dxpuv1.ObservedState, essence []byte, allowed func(*tx) error) (
+	revision uint64, charged int, c *commit, err error,
+) {
 	if err := m.readyLocked(ctx); err != nil {
-		return 0, nil, err
+		return 0, 0, nil, err
 	}
 	t := m.readLocked(m.cfg.Now())
 	if err := allowed(t); err != nil {
-		return 0, m.last, err
+		return 0, 0, m.last, err
 	}
 	l := m.liveLocked(o.NodeId)
 	if !l.runs.accepts(o.InstanceId, o.Sequence) {
-		return t.nodes.get(o.NodeId).DesiredRevision, m.last, nil
+		return t.nodes.get(o.NodeId).DesiredRevision, 0, m.last, nil
 	}
 	was := t.connected(o.NodeId) && !l.lost
 	same := was && bytes.Equal(l.digest, essence)
@@ -81,9 +90,10 @@ func (m *Manager) reportLocked(ctx context.Context, o *dxpuv1.ObservedState, ess
 	l.observed, l.last, l.silentSince, l.lost, l.digest = o, t.now, t.now, false, essence
 	l.timeout = t.lostTimeout(t.heartbeat())
 	if same {
-		return m.publishedRevisionLocked(l, o), nil, nil
+		return m.publishedRevisionLocked(l, o), 0, nil, nil
 	}
-	c, err := m.updateLocked(ctx, func(t *tx) error {
+	paths := l.paths
+	c, err = m.updateLocked(ctx, func(t *tx) error {
 		if !was {
 			n := t.nodes.get(o.NodeId)
 			t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_CONNECTED), "%s %s is connected", kindWord(n.Kind), n.ID)
@@ -94,15 +104,16 @@ func (m *Manager) reportLocked(ctx context.Context, o *dxpuv1.ObservedState, ess
 		fallen := t.newlyFailed(o)
 		t.inventory(o)
 		t.recordErrors(o, fallen)
-		t.pathEvents(before, o)
-		m.limits.chargeReport(callFrom(ctx), t.changes(), t.now)
+		t.pathEvents(before, o, &paths)
+		charged = m.limits.chargeReport(callFrom(ctx), t.changes(), t.now)
 		return nil
 	})
 	if err != nil {
 		l.digest, l.lost = nil, l.lost || !was // process the next report in full
-		return 0, c, err
+		return 0, charged, c, err
 	}
-	return t.nodes.get(o.NodeId).DesiredRevision, c, nil
+	l.paths = paths
+	return t.nodes.get(o.NodeId).DesiredRevision, charged, c, nil
 }
 
 // publishedRevisionLocked returns the newest durable revision of a node's desired
@@ -229,49 +240,3 @@ func deviceOf(d *dxpuv1.Device) *deviceRecord {
 }
 
 func sameDevice(a, b *deviceRecord) bool { return a == b || a != nil && b != nil && *a == *b }
-
-// maxPaths bounds the paths of a binding that are compared: the maximum of a link.
-const maxPaths = 8
-
-// pathEvents makes events of paths that failed while other paths carry the binding, and
-// of paths that work again. was is the previous report, nil for none.
-func (t *tx) pathEvents(was, o *dxpuv1.ObservedState) {
-	before := map[string]*dxpuv1.ObservedBinding{}
-	for _, s := range was.GetSlots() {
-		if s.Binding != nil {
-			before[s.Binding.BindingId] = s.Binding
-		}
-	}
-	for _, s := range o.Slots {
-		b := s.Binding
-		if b == nil || t.bindings.get(b.BindingId) == nil {
-			continue
-		}
-		old := before[b.BindingId]
-		if old == nil || old.Epoch != b.Epoch {
-			continue
-		}
-		for i, p := range b.Paths[:min(len(b.Paths), len(old.Paths), maxPaths)] {
-			t.pathEvent(o.NodeId, b, old.Paths[i].GetHealth(), p)
-		}
-	}
-}
-
-func (t *tx) pathEvent(node string, o *dxpuv1.ObservedBinding, was dxpuv1.Health, p *dxpuv1.PathStatus) {
-	const ok, failed = dxpuv1.Health_HEALTH_OK, dxpuv1.Health_HEALTH_FAILED
-	b := t.bindings.get(o.BindingId)
-	word := "failed"
-	switch {
-	case was == ok && p.GetHealth() == failed && othersWork(o, p):
-	case was == failed && p.GetHealth() == ok:
-		word = "works again"
-	default:
-		return
-	}
-	t.event(b.event(dxpuv1.EventType_EVENT_TYPE_PATH_HEALTH), "path %d of binding %s (GPU %s to %s) %s, as reported by %s",
-		p.Path, b.ID, b.gpuID(), b.HostID, word, node)
-}
-
-func othersWork(o *dxpuv1.ObservedBinding, p *dxpuv1.PathStatus) bool {
-	return slices.ContainsFunc(o.Paths, func(x *dxpuv1.PathStatus) bool { return x != p && x.GetHealth() == dxpuv1.Health_HEALTH_OK })
-}

@@ -70,7 +70,9 @@ type nodeRecord struct {
 	// one that it works with.
 	LocalPeer string `json:"local_peer,omitempty"`
 	// SeveralGPUs says that a lease may have several GPUs of a box with a local peer.
-	SeveralGPUs     bool         `json:"several_gpus,omitempty"`
+	SeveralGPUs bool `json:"several_gpus,omitempty"`
+	// ErrorsFull is set while errors of its GPUs are not counted, because there are too many kinds.
+	ErrorsFull      bool         `json:"errors_full,omitempty"`
 	Slots           []slotRecord `json:"slots,omitempty"`
 	Cordon          *cordon      `json:"cordon,omitempty"`
 	Taints          []taint      `json:"taints,omitempty"`    // not changed once stored
