@@ -225,6 +225,9 @@ func (m *Manager) announceLeader(ctx context.Context) error {
 		if by := m.events.newest().Sub(t.now); by > clockTolerance {
 			note += fmt.Sprintf("; its clock is %v behind the pool's latest event: leases, tokens and plans end that much later; set the clocks of the managers by NTP", by.Round(time.Second))
 		}
+		if slept := t.sleptFor(); slept > clockLeap {
+			note += fmt.Sprintf("; by its clock no manager led for %v: if that is not so, its clock is ahead, and leases, tokens and plans end that much earlier; set the clocks of the managers by NTP", slept.Round(time.Second))
+		}
 		t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_LEADER_CHANGED}, "%s is now the leader%s", who, note)
 		return nil
 	})
@@ -233,6 +236,10 @@ func (m *Manager) announceLeader(ctx context.Context) error {
 // clockTolerance is how far the clocks of two managers may differ without a word: leases,
 // tokens and plans end by the clock of the leader.
 const clockTolerance = 5 * time.Second
+
+// clockLeap is how long a pool may have been without a leader, by the clock of the next one,
+// without a word.
+const clockLeap = 10 * time.Minute
 
 const (
 	joinTokenID = "join-token" // the record of the check value of the join token

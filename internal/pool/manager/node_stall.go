@@ -26,6 +26,7 @@ func (m *Manager) watchOwnStalls() (stop func(), running *sync.WaitGroup) {
 			m.mu.Lock()
 			if m.awake.IsZero() {
 				m.awake = m.cfg.Now()
+				m.wallWas = m.wall(m.awake)
 			}
 			m.excuseNodesLocked()
 			m.mu.Unlock()
@@ -35,7 +36,7 @@ func (m *Manager) watchOwnStalls() (stop func(), running *sync.WaitGroup) {
 			}
 		}
 		m.mu.Lock()
-		m.awake = time.Time{}
+		m.awake, m.wallWas = time.Time{}, time.Time{}
 		m.mu.Unlock()
 	})
 	return cancel, running
@@ -49,6 +50,7 @@ func (m *Manager) excuseNodesLocked() {
 		return
 	}
 	now := m.cfg.Now()
+	m.noticeJumpLocked(now)
 	stall := now.Sub(m.awake)
 	m.awake = now
 	if stall < stallLimit {

@@ -20,9 +20,10 @@ type tx struct {
 	oldMeta        *meta
 	desiredChanged map[string]bool // nodes whose desired state has changed
 	events         []*dxpuv1.Event
-	call           *call  // the call that it serves; nil: none
-	newPool        bool   // it creates the pool
-	traceContext   string // W3C trace context of the call, empty: not traced
+	call           *call         // the call that it serves; nil: none
+	newPool        bool          // it creates the pool
+	jump           time.Duration // of the wall clock, which an event of the transaction tells
+	traceContext   string        // W3C trace context of the call, empty: not traced
 
 	examined       map[subject]bool // marked subjects that were examined
 	alarmed        []subject        // subjects that the clock marked

@@ -42,6 +42,7 @@ type commit struct {
 // queueLocked ends a successful transaction and returns the commit for which
 // its caller must wait; nil: none.
 func (m *Manager) queueLocked(t *tx) *commit {
+	m.jumped -= t.jump
 	if t.changes() == 0 {
 		t.done()
 		return m.last
@@ -235,6 +236,7 @@ func (m *Manager) updateLocked(ctx context.Context, fn func(*tx) error) (*commit
 	t := m.beginLocked(m.cfg.Now())
 	t.traceContext, t.call = traceparent(ctx), callFrom(ctx)
 	t.markAlarmed()
+	t.announceJump(m.jumped)
 	err := fn(t)
 	if err == nil {
 		err = t.checkNodes()

@@ -1,0 +1,64 @@
+package manager
+
+import (
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// The manager tells once of a wall clock that is set while it leads. No node is lost, and no lease
+// ends that it has granted.
+func TestClockIsSet(t *testing.T) {
+	for _, by := range []time.Duration{time.Hour, -time.Hour, 24 * time.Hour, -24 * time.Hour} {
+		t.Run(by.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var jump atomic.Int64
+				w := newStallWorld(t)
+				w.m.mu.Lock()
+				w.m.wall = func(now time.Time) time.Time { return now.Round(0).Add(time.Duration(jump.Load())) }
+				w.m.mu.Unlock()
+				time.Sleep(time.Second)
+				if s := w.events(); strings.Contains(s, "the clock of the leading manager") {
+					t.Fatalf("without a jump:\n%s", s)
+				}
+				id := w.create(&dxpuv1.LeaseSpec{Count: 1, Wait: true, ExpiresAfter: durationpb.New(time.Hour / 2)})
+				jump.Store(int64(by))
+				time.Sleep(time.Second)
+				want := "the clock of the leading manager was set forward by " + by.Abs().String()
+				if by < 0 {
+					want = "the clock of the leading manager was set back by " + by.Abs().String()
+				}
+				if got := strings.Count(w.events(), want); got != 1 {
+					t.Errorf("%d events with %q:\n%s", got, want, w.events())
+				}
+				w.wantNoLoss(t, "a clock that was set")
+				if l := w.lease(id); l.State == leaseReleased || l.State == leaseFailed {
+					t.Errorf("lease %v", l)
+				}
+			})
+		})
+	}
+}
+
+// A new leader whose clock is a day ahead, or whose pool had no leader for a day, says so.
+func TestClockAheadIsNoticed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTeam(t, "a", "b")
+		time.Sleep(3 * sampleInterval)
+		for _, ahead := range []time.Duration{0, time.Minute, 24 * time.Hour} {
+			w.behind.Store(-int64(ahead)) // any of them may be next
+			w.election.depose(true)
+			time.Sleep(time.Second)
+			log := w.call(w.leader(), "PoolService/ListEvents", `{}`).Body.String()
+			if got := strings.Contains(log, "by its clock no manager led for 24h"); got != (ahead > time.Hour) {
+				t.Errorf("%v ahead: %s", ahead, log)
+			}
+		}
+	})
+}
