@@ -361,7 +361,7 @@ func (t *tx) addSteps(b *bindingRecord, node string, o *dxpuv1.ObservedBinding) 
 	at := b.since()
 	for _, s := range o.Steps[:min(len(o.Steps), maxSteps)] {
 		when := s.Time.AsTime()
-		if s.Time == nil {
+		if s.Time == nil || s.Time.CheckValid() != nil { // no record could hold it
 			when = at
 		}
 		b.Steps = append(b.Steps, stepRecord{Name: truncateText(s.Name), Time: when, Duration: s.Duration.AsDuration(), NodeID: node})

@@ -15,6 +15,9 @@ import (
 func (w *world) reportAs(id string, change func(*dxpuv1.ObservedState)) error {
 	o := w.nodes[id].observe()
 	change(o)
+	if err := checkReport(o); err != nil {
+		return err
+	}
 	_, _, err := w.m.report(context.Background(), o, func(*tx) error { return nil })
 	return err
 }

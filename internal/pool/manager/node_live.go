@@ -28,6 +28,7 @@ type liveNode struct {
 	uses       uses
 	runs       runs
 	paths      pathBudget
+	toldOfTwo  time.Time // of the last event about two processes; zero: there was none
 	// certificate is the serial number of the certificate of the last report; "": none.
 	certificate string
 	published   uint64        // the newest durable revision of the desired state; 0: not known
@@ -163,6 +164,12 @@ func (t *tx) observed(node string, b *bindingRecord) *dxpuv1.ObservedBinding {
 		}
 	}
 	return nil
+}
+
+// has reports whether a binding is one of a node. A node may report those of others.
+func (t *tx) has(node, binding string) bool {
+	b := t.bindings.get(binding)
+	return b != nil && (b.HostID == node || b.BoxID == node)
 }
 
 // applied reports whether a node has applied the desired state of a revision

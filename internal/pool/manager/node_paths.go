@@ -57,7 +57,7 @@ func (t *tx) pathEvents(was, o *dxpuv1.ObservedState, budget *pathBudget) {
 	}
 	for _, s := range o.Slots {
 		b := s.Binding
-		if b == nil || t.bindings.get(b.BindingId) == nil {
+		if b == nil || !t.has(o.NodeId, b.BindingId) {
 			continue
 		}
 		old := before[b.BindingId]

@@ -80,12 +80,12 @@ func (m *Manager) reportLocked(ctx context.Context, o *dxpuv1.ObservedState, ess
 	}
 	l := m.liveLocked(o.NodeId)
 	if !l.runs.accepts(o.InstanceId, o.Sequence) {
-		return t.nodes.get(o.NodeId).DesiredRevision, 0, m.last, nil
+		return t.nodes.get(o.NodeId).DesiredRevision, 0, m.tellOfTwoLocked(ctx, o.NodeId), nil
 	}
 	was := t.connected(o.NodeId) && !l.lost
 	same := was && bytes.Equal(l.digest, essence)
 	l.rates.update(o, t.now)
-	l.uses = usesOf(o)
+	l.uses = t.usesOf(o)
 	before := l.observed
 	l.observed, l.last, l.silentSince, l.lost, l.digest = o, t.now, t.now, false, essence
 	l.timeout = t.lostTimeout(t.heartbeat())

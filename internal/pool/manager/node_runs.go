@@ -1,6 +1,12 @@
 package manager
 
-import "slices"
+import (
+	"context"
+	"slices"
+	"time"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
 
 const (
 	// maxRetiredRuns bounds the earlier runs of a node that the manager remembers.
@@ -9,6 +15,12 @@ const (
 	// One report may have been under way for long; a node sends the next one only
 	// after the answer.
 	provenAlive = 2
+	// twoProcesses reports of runs that had ended, none of them a late one, show that a second
+	// process has the node's identity; oneProcess reports of the present run in a row, that it is
+	// gone. toldOfTwoFor is the pause between two events about it.
+	twoProcesses = 8
+	oneProcess   = 64
+	toldOfTwoFor = 10 * time.Minute
 )
 
 // runs tells the reports of a node's present run from late ones of earlier runs. A
@@ -20,6 +32,8 @@ type runs struct {
 	instance string
 	sequence uint64 // of the newest report
 	retired  []retiredRun
+	// others counts new reports of retired runs, mine those of the present one since.
+	others, mine int
 }
 
 type retiredRun struct {
@@ -39,6 +53,9 @@ func (r *runs) accepts(instance string, sequence uint64) bool {
 			return false
 		}
 		r.sequence = sequence
+		if r.mine++; r.mine >= oneProcess {
+			r.others = 0
+		}
 		return true
 	}
 	if at := slices.IndexFunc(r.retired, func(o retiredRun) bool { return o.instance == instance }); at >= 0 {
@@ -47,6 +64,7 @@ func (r *runs) accepts(instance string, sequence uint64) bool {
 			return false
 		}
 		o.sequence = sequence
+		r.others, r.mine = r.others+1, 0
 		if o.again++; o.again < provenAlive {
 			return false
 		}
@@ -58,4 +76,25 @@ func (r *runs) accepts(instance string, sequence uint64) bool {
 	}
 	r.known, r.instance, r.sequence = true, instance, sequence
 	return true
+}
+
+// tellOfTwoLocked makes an event if two processes report as one node, and returns the commit for
+// which the answer to a report waits that does not count.
+func (m *Manager) tellOfTwoLocked(ctx context.Context, node string) *commit {
+	l, now := m.live[node], m.cfg.Now()
+	if l.runs.others < twoProcesses || !l.toldOfTwo.IsZero() && now.Sub(l.toldOfTwo).Abs() < toldOfTwoFor {
+		return m.last
+	}
+	c, err := m.updateLocked(ctx, func(t *tx) error {
+		n := t.nodes.get(node)
+		t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_CONNECTED),
+			"two processes report as %s %s: stop the one that does not belong to it, and enrol it with a name and a state directory of its own; its reports do not count meanwhile",
+			kindWord(n.Kind), node)
+		return nil
+	})
+	if err != nil {
+		return m.last // the next report tries again
+	}
+	l.toldOfTwo = now
+	return c
 }

@@ -162,9 +162,12 @@ func (t *tx) sparesOf(model string, m modelSum) *dxpuv1.SpareStatus {
 // uses counts the devices of a host by how its guests use them.
 type uses struct{ idle, held, busy uint32 }
 
-// usesOf counts the devices in a report. Those of boxes have no use.
-func usesOf(o *dxpuv1.ObservedState) (u uses) {
+// usesOf counts the devices in a report that the node has. Those of boxes have no use.
+func (t *tx) usesOf(o *dxpuv1.ObservedState) (u uses) {
 	for _, s := range o.Slots {
+		if !t.has(o.NodeId, s.GetBinding().GetBindingId()) {
+			continue
+		}
 		switch s.GetBinding().GetUse() {
 		case dxpuv1.Use_USE_IDLE:
 			u.idle++
