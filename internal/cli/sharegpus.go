@@ -99,11 +99,11 @@ func openKernelLog(path string, log *slog.Logger) io.ReadCloser {
 }
 
 // resetBy resets GPUs by nvidia-smi.
-func resetBy(programs nvidia.Programs, list []broker.GPU) func(context.Context, int) error {
-	return func(ctx context.Context, i int) error {
-		uuid := agent.UUIDText(list[i].UUID)
+func resetBy(programs nvidia.Programs) func(context.Context, broker.GPU) error {
+	return func(ctx context.Context, g broker.GPU) error {
+		uuid := agent.UUIDText(g.UUID)
 		if uuid == "" {
-			return fmt.Errorf(`the UUID of GPU %s is not known: reset it, and run "dxpu share repair %s"`, list[i].Name, list[i].Name)
+			return fmt.Errorf(`the UUID of GPU %s is not known: reset it, and run "dxpu share repair %s"`, g.Name, g.Name)
 		}
 		return programs.Reset(ctx, uuid)
 	}

@@ -19,7 +19,6 @@ import (
 	"github.com/dxpu-project/dxpu/internal/boxproxy"
 	"github.com/dxpu-project/dxpu/internal/pool/auth"
 	"github.com/dxpu-project/dxpu/internal/sharing/agent"
-	"github.com/dxpu-project/dxpu/internal/sharing/broker"
 	"github.com/dxpu-project/dxpu/internal/sharing/gate"
 	"github.com/dxpu-project/dxpu/internal/sharing/member"
 	"github.com/dxpu-project/dxpu/internal/sharing/offer"
@@ -117,32 +116,32 @@ func (o *sharePool) member(ctx context.Context, a *agent.Agent, policy string, l
 	if err != nil {
 		return nil, err
 	}
-	offered, err := offeredGPUs(a, a.GPUs())
-	if err != nil {
+	if _, err := offeredGPUs(a); err != nil {
 		return nil, err
 	}
 	m, err := member.New(member.Config{
 		Node: node.Config{Manager: o.conn.manager, JoinToken: token, Version: version(), StateDir: o.stateDir, CA: ca, CAHash: o.caHash},
 		Host: o.host, Box: o.box, Rack: o.rack, Labels: o.labels,
-		GPUs: offered, Mode: boxproxy.ModeOf(info.Execution), Sharing: a, Log: log,
+		GPUs: func() []offer.GPU { out, _ := offeredGPUs(a); return out }, Mode: boxproxy.ModeOf(info.Execution), Sharing: a, Log: log,
 	})
 	return m, stateDirError(err)
 }
 
-// offeredGPUs describes the GPUs to the pool.
-func offeredGPUs(a *agent.Agent, list []broker.GPU) ([]offer.GPU, error) {
+// offeredGPUs describes the GPUs to the pool, as many as it takes.
+func offeredGPUs(a *agent.Agent) (out []offer.GPU, err error) {
 	const nvidia = 0x10de
-	var out []offer.GPU
+	list := a.GPUs()
 	for i := range list {
 		g := &list[i]
 		place, ok := a.Place(g.Name)
 		if !ok {
-			return nil, withHint(errors.New("too many GPUs for a pool"), "offer at most %d, each by --gpu", offer.MaxGPUs)
+			err = withHint(errors.New("too many GPUs for a pool"), "offer at most %d, each by --gpu", offer.MaxGPUs)
+			continue
 		}
 		out = append(out, offer.GPU{Name: g.Name, Place: place, Device: &dxpuv1.Device{
 			Model: cmp.Or(g.Model, "NVIDIA GPU"), MemoryBytes: uint64(g.Device.Memory), Serial: agent.UUIDText(g.UUID), VendorId: nvidia,
 			Multiprocessors: uint32(max(g.Device.SMs, 0)),
 		}})
 	}
-	return out, nil
+	return out, err
 }

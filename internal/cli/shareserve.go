@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -40,6 +41,7 @@ type shareServe struct {
 	pool                    sharePool
 	admin                   adminOptions
 	log                     logOptions
+	smi                     smiCache
 }
 
 // shareDir is the folder of the agent that the commands of this machine use.
@@ -66,8 +68,9 @@ share, or describes one by hand, with the memory in bytes or with a unit:
 
 A GPU that cannot be read, or is not there, keeps the others from nothing. The agent says
 which one is missing and why, and "dxpu share gpus" shows it. Its shares wait for it, those
-with other GPUs go on with these, and an agent that finds it at its start gives it back.
-The agent knows a GPU by its UUID, at whatever address it is.
+with other GPUs go on with these, and the agent gives it back when it finds it, at its start
+or later. It looks each five seconds, and believes three looks in a row. It knows a GPU by
+its UUID, at whatever address it is.
 
 The default policy is gemini: it keeps shares and limits of compute for programs with
 contexts of their own, and so needs neither MPS nor MIG. "dxpu share policies" lists the
@@ -147,8 +150,8 @@ func (o *shareServe) run(cmd *cobra.Command) error {
 	a, err := agent.New(agent.Config{
 		Broker: broker.Config{GPUs: list, Policy: o.policy, Closed: o.without == "closed", OverCommit: o.overCommit},
 		Dir:    o.dir, State: o.state, Group: group, Log: log,
-		KernelLog: openKernelLog(o.kernelLog, log), Reset: resetBy(nvidia.Programs{}, list),
-		MPS: service, MPSUser: uid, Pool: o.pool.conn.manager, Missing: missing,
+		KernelLog: openKernelLog(o.kernelLog, log), Reset: resetBy(nvidia.Programs{}),
+		MPS: service, MPSUser: uid, Pool: o.pool.conn.manager, Missing: missing, Look: o.look,
 	})
 	if err != nil {
 		return err
@@ -205,18 +208,15 @@ func (o *shareServe) find(ctx context.Context, log *slog.Logger) ([]broker.GPU, 
 	for _, err := range failed {
 		var g *gpus.UnreadableError
 		if errors.As(err, &g) {
-			missing[g.Address] = fmt.Sprintf("it cannot be read: %v; repair it, and restart the agent", g.Err)
+			missing[g.Address] = fmt.Sprintf("it cannot be read: %v; repair it%s", g.Err, o.then())
 		}
 	}
-	var listed map[string]nvidia.Device
-	if len(found) > 0 {
-		listed = listedGPUs(ctx, log)
-	}
+	listed := o.smi.of(ctx, found, log)
 	var all []broker.GPU
 	for i := range found {
 		all = append(all, foundGPU(&found[i], listed))
 		if g := &all[i]; g.Device.Memory == 0 {
-			missing[g.Name] = fmt.Sprintf("its memory is not known, because nvidia-smi does not list it: repair it, and restart the agent, or describe it with --gpu %s,memory=16GiB", g.Name)
+			missing[g.Name] = fmt.Sprintf("its memory is not known, because nvidia-smi does not list it: repair it%s, or describe it with --gpu %s,memory=16GiB", o.then(), g.Name)
 		}
 	}
 	if len(o.gpus) > 0 {
@@ -242,7 +242,7 @@ func (o *shareServe) named(all []broker.GPU, missing map[string]string, log *slo
 		names = append(names, name)
 		g, err := namedGPU(text, all)
 		if at, wrong := gpus.ParseAddress(name); wrong == nil && at.Address == name && (errors.Is(err, errNoGPU) || errors.Is(err, errNoMemory) && missing[name] != "") {
-			missing[name] = cmp.Or(missing[name], "there is no NVIDIA GPU at this address: bring it back, and restart the agent, or name another one")
+			missing[name] = cmp.Or(missing[name], "there is no NVIDIA GPU at this address: bring it back"+o.then()+", or name another one")
 			first = cmp.Or(first, err)
 			continue
 		}
@@ -253,9 +253,26 @@ func (o *shareServe) named(all []broker.GPU, missing map[string]string, log *slo
 		out = append(out, g)
 	}
 	if len(out) == 0 {
-		return nil, nil, first
+		return nil, missing, first
 	}
 	return out, missing, leftOut(out, missing, names, log)
+}
+
+// look finds the GPUs again while the agent runs.
+func (o *shareServe) look(ctx context.Context) ([]broker.GPU, map[string]string) {
+	list, missing, err := o.find(ctx, slog.New(slog.DiscardHandler))
+	if err != nil { // none of them is there
+		return nil, missing
+	}
+	return list, missing
+}
+
+// then says what follows the repair of a GPU.
+func (o *shareServe) then() string {
+	if o.policy == "mps" {
+		return ", and restart the agent"
+	}
+	return ""
 }
 
 // leftOut tells of the GPUs that are missing, as errors where --gpu names them. It is an error if
@@ -299,6 +316,37 @@ func listedGPUs(ctx context.Context, log *slog.Logger) map[string]nvidia.Device 
 		}
 	}
 	return out
+}
+
+// smiPause is the time between two runs of nvidia-smi for the same GPUs: it opens all of them.
+const smiPause = 30 * time.Second
+
+// smiCache keeps what nvidia-smi said of the GPUs, so that a look does not run it each time.
+type smiCache struct {
+	found  []gpus.GPU
+	listed map[string]nvidia.Device
+	at     time.Time
+}
+
+// of returns what nvidia-smi says of GPUs. It runs when they have changed, and later again while one
+// is not in its list.
+func (c *smiCache) of(ctx context.Context, found []gpus.GPU, log *slog.Logger) map[string]nvidia.Device {
+	same := slices.Equal(found, c.found)
+	lacks := slices.ContainsFunc(found, func(g gpus.GPU) bool { _, ok := c.listed[g.Address]; return !ok })
+	if same && (!lacks || time.Since(c.at) < smiPause) {
+		return c.listed
+	}
+	now := map[string]nvidia.Device{}
+	if len(found) > 0 {
+		now = listedGPUs(ctx, log)
+	}
+	for _, g := range found { // one that it could not list this time
+		if d, ok := c.listed[g.Address]; ok && slices.Contains(c.found, g) && now[g.Address] == (nvidia.Device{}) {
+			now[g.Address] = d
+		}
+	}
+	c.found, c.listed, c.at = found, now, time.Now()
+	return now
 }
 
 // foundGPU returns a GPU as the broker has it. The files of the driver have no UUID before the

@@ -35,7 +35,7 @@ func TestFindLeavesOutGPUs(t *testing.T) {
 		write(filepath.Join(root, "proc/driver/nvidia/gpus", address, "information"), information)
 	}
 	smi := func(lines ...string) {
-		write(filepath.Join(bin, "nvidia-smi"), "#!/bin/sh\ncat <<END\n"+strings.Join(lines, "\n")+"\nEND\n")
+		write(filepath.Join(bin, "nvidia-smi"), "#!/bin/sh\nprintf x >> "+filepath.Join(bin, "runs")+"\ncat <<END\n"+strings.Join(lines, "\n")+"\nEND\n")
 	}
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
 	smi("GPU-1, 00000000:01:00.0, NVIDIA A100-SXM4-40GB, 40960", "GPU-04000000-0000-0000-0000-000000000000, 00000000:04:00.0, NVIDIA A10M, 24576")
@@ -67,6 +67,31 @@ func TestFindLeavesOutGPUs(t *testing.T) {
 		if _, _, err := (&shareServe{root: root, gpus: wrong}).find(t.Context(), log); err == nil {
 			t.Errorf("--gpu %q: no error", wrong)
 		}
+	}
+	// A GPU that leaves or comes is found by the next look, and nvidia-smi runs only then.
+	o = &shareServe{root: root}
+	runs := func() int {
+		text, err := os.ReadFile(filepath.Join(bin, "runs"))
+		if err != nil {
+			t.Error(err)
+		}
+		return strings.Count(string(text), "x")
+	}
+	if err := os.Remove(filepath.Join(bin, "runs")); err != nil {
+		t.Fatal(err)
+	}
+	smi("GPU-1, 00000000:01:00.0, NVIDIA A100-SXM4-40GB, 40960", "GPU-04000000-0000-0000-0000-000000000000, 00000000:04:00.0, NVIDIA A10M, 24576", "GPU-3, 00000000:03:00.0, NVIDIA A100-SXM4-40GB, 40960")
+	for _, want := range []int{3, 3} {
+		if list, missing := o.look(t.Context()); len(list) != want || len(missing) != 1 || runs() != 1 {
+			t.Errorf("look: %+v, missing %v, %d runs", list, missing, runs())
+		}
+	}
+	if err := os.RemoveAll(filepath.Join(root, "sys/bus/pci/devices/0000:03:00.0")); err != nil {
+		t.Fatal(err)
+	}
+	write(filepath.Join(bin, "nvidia-smi"), "#!/bin/sh\nprintf x >> "+filepath.Join(bin, "runs")+"\nexit 9\n")
+	if list, _ := o.look(t.Context()); len(list) != 2 || list[1].UUID[0] != 4 || runs() != 2 {
+		t.Errorf("without one, while nvidia-smi fails: %+v, %d runs", list, runs())
 	}
 	smi("GPU-9, 00000000:09:00.0, another one, 1024")
 	if _, _, err := (&shareServe{root: root}).find(t.Context(), log); err == nil || !strings.Contains(err.Error(), "GPU 0000:01:00.0: its memory is not known") || !strings.Contains(err.Error(), "GPU 0000:02:00.0") {

@@ -47,7 +47,7 @@ type Config struct {
 	// The agent closes it.
 	KernelLog io.ReadCloser
 	// Reset resets a GPU that no program uses; nil: a person does it.
-	Reset   func(ctx context.Context, gpu int) error
+	Reset   func(ctx context.Context, gpu broker.GPU) error
 	Backoff gpuerr.Backoff // times out of service; zero: gpuerr.Health's
 	// MPS makes the Multi-Process Service of a GPU; nil: programs need none.
 	MPS     func(gpu int, notify func(mps.Notice)) (MPS, error)
@@ -56,6 +56,10 @@ type Config struct {
 	Pool string
 	// Missing are GPUs that cannot be shared now, by name, and why.
 	Missing map[string]string
+	// Look finds the GPUs again, as Broker.GPUs and Missing had them at the start; nil: those of the
+	// start are all that there are. It is not used with MPS, whose services begin with the agent.
+	Look  func(ctx context.Context) ([]broker.GPU, map[string]string)
+	Pause time.Duration // between two looks; zero: lookPause
 }
 
 // Agent is a sharing agent. Make one with New, and let Run work.
@@ -76,15 +80,15 @@ type Agent struct {
 	conns   map[broker.ProcessID]*conn
 	watches map[int]*watch // by process ID
 	// The health of the GPUs, in their order.
-	patients []*patient
-	here     int               // number of GPUs that are not missing; those come behind
-	missing  []string          // why, of each one that is missing
-	uuids    map[string]string // by name, as a former agent knew them
-	next     broker.ProcessID
-	services []MPS  // of the GPUs; none: the policy is another one
-	clients  uint64 // that were admitted
-	stopping bool   // the services stop
-	number   uint64 // of the last share with a name of the agent's
+	patients  []*patient
+	strangers map[string]int    // looks that found a GPU which is not in patients, by name
+	uuids     map[string]string // by name, as a former agent knew them
+	places    map[string]int    // of the GPUs in the pool, by name
+	next      broker.ProcessID
+	services  []MPS  // of the GPUs, nil for those that are missing; none: the policy is another one
+	clients   uint64 // that were admitted
+	stopping  bool   // the services stop
+	number    uint64 // of the last share with a name of the agent's
 	// Folders that are to be removed, and how many there were.
 	gone      []string
 	discarded uint64
@@ -95,9 +99,8 @@ type Agent struct {
 	work      sync.WaitGroup // goroutines of sockets and watches
 	stopped   chan struct{}  // a service has stopped
 
-	places  map[string]int // of the GPUs in the pool, by name; not changed after New
-	ready   chan struct{}  // closed when the shares of the state file are there
-	changed chan struct{}  // one element: shares or GPUs have changed
+	ready   chan struct{} // closed when the shares of the state file are there
+	changed chan struct{} // one element: shares or GPUs have changed
 }
 
 // served is a share with its socket.
@@ -115,6 +118,7 @@ type served struct {
 // used by one agent at a time.
 func New(c Config) (*Agent, error) {
 	c.Broker.Silence = silence
+	c.Broker.GPUs = slices.Clone(c.Broker.GPUs) // they may get other names
 	c.Broker.Agent = rand.Uint64()
 	c.Log = slog.New(loglimit.New(c.Log.Handler())) // programs cause lines at any rate
 	b, err := broker.New(c.Broker)
@@ -123,7 +127,7 @@ func New(c Config) (*Agent, error) {
 	}
 	a := &Agent{
 		config: c, start: time.Now(), wake: make(chan struct{}, 1), save: make(chan struct{}, 1), uid: os.Getuid(),
-		broker: b, patients: newPatients(&c), here: len(c.Broker.GPUs),
+		broker: b, patients: newPatients(&c), strangers: map[string]int{},
 		shares: map[string]*served{}, conns: map[broker.ProcessID]*conn{}, watches: map[int]*watch{}, wakeAt: machine.Never, settleAt: settleAfter,
 		stopped: make(chan struct{}, len(c.Broker.GPUs)), ready: make(chan struct{}), changed: make(chan struct{}, 1),
 	}
@@ -137,9 +141,6 @@ func New(c Config) (*Agent, error) {
 	a.places = assignPlaces(f.Places, a.config.Broker.GPUs)
 	return a, nil
 }
-
-// GPUs returns the GPUs that the agent knows. Those that are missing come last.
-func (a *Agent) GPUs() []broker.GPU { return a.config.Broker.GPUs }
 
 func (a *Agent) now() time.Duration { return time.Since(a.start) }
 
@@ -174,12 +175,15 @@ func (a *Agent) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.lead(stop, ctx, end) })
 	for _, s := range a.services {
-		g.Go(func() error { return a.runMPS(ctx, s) })
+		if s != nil {
+			g.Go(func() error { return a.runMPS(ctx, s) })
+		}
 	}
 	g.Go(func() error { return a.serveControl(ctx, control) })
 	g.Go(func() error { return a.beats(ctx) })
 	g.Go(func() error { return a.timer(ctx) })
 	g.Go(func() error { return a.saver(ctx) })
+	g.Go(func() error { return a.watchGPUs(ctx) })
 	messages := make(chan gpuerr.Message)
 	g.Go(func() error { return a.watchHealth(ctx, messages) })
 	if log := a.config.KernelLog; log != nil {

@@ -37,6 +37,9 @@ type patient struct {
 	address string // as the kernel log has it
 	errors  map[uint32]uint64
 	tried   time.Time // last reset
+	missing string    // why; "": it is here
+	looks   int       // that found the opposite, one after the other
+	known   bool      // it was here since the start of the agent, or is to be
 }
 
 // addressOf returns the PCI address of a GPU without its function, "" if it has none.
@@ -50,9 +53,14 @@ func addressOf(g *broker.GPU) string {
 func newPatients(c *Config) []*patient {
 	var out []*patient
 	for i := range c.Broker.GPUs {
-		out = append(out, &patient{address: addressOf(&c.Broker.GPUs[i]), Health: gpuerr.Health{Backoff: c.Backoff}, errors: map[uint32]uint64{}})
+		out = append(out, newPatient(c, &c.Broker.GPUs[i]))
 	}
 	return out
+}
+
+// newPatient returns the health of a GPU that is here.
+func newPatient(c *Config, g *broker.GPU) *patient {
+	return &patient{address: addressOf(g), Health: gpuerr.Health{Backoff: c.Backoff}, errors: map[uint32]uint64{}, known: true}
 }
 
 // kernelMessage returns the text of a record of /dev/kmsg, if the kernel itself wrote it: a
@@ -100,7 +108,7 @@ func (a *Agent) watchHealth(ctx context.Context, messages <-chan gpuerr.Message)
 	tick := time.NewTicker(healthPeriod)
 	defer tick.Stop()
 	for {
-		for i := range a.patients[:a.here] {
+		for i := range a.count() {
 			a.treat(ctx, i)
 		}
 		select {
@@ -137,10 +145,10 @@ func (a *Agent) xid(m gpuerr.Message) {
 
 // treat does what the health of a GPU requires now.
 func (a *Agent) treat(ctx context.Context, i int) {
-	p, gpu := a.patients[i], &a.config.Broker.GPUs[i]
 	a.mu.Lock()
+	p, gpu := a.patients[i], a.config.Broker.GPUs[i]
 	service, why := p.Service(time.Now())
-	if service == gpuerr.InService {
+	if service == gpuerr.InService || p.missing != "" {
 		a.mu.Unlock()
 		return
 	}
@@ -158,13 +166,13 @@ func (a *Agent) treat(ctx context.Context, i int) {
 	if !due {
 		return
 	}
-	if err := a.reset(ctx, i); err != nil {
+	if err := a.reset(ctx, gpu); err != nil {
 		a.config.Log.Error("GPU is not reset", "gpu", gpu.Name, "error", err, "again_in", resetPause.String())
 		return
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if p.Reset(time.Now()) {
+	if p.Reset(time.Now()) && p.missing == "" {
 		a.broker.Start(i)
 		signal(a.changed)
 		a.config.Log.Info("GPU is in service again, after a reset", "gpu", gpu.Name)
@@ -172,11 +180,11 @@ func (a *Agent) treat(ctx context.Context, i int) {
 	signal(a.save)
 }
 
-func (a *Agent) reset(ctx context.Context, i int) error {
+func (a *Agent) reset(ctx context.Context, gpu broker.GPU) error {
 	if a.config.Reset == nil {
 		return errors.New(`the agent cannot reset it: repair it, and run "dxpu share repair"`)
 	}
-	return a.config.Reset(ctx, i)
+	return a.config.Reset(ctx, gpu)
 }
 
 // repair returns a GPU to service that a person has repaired. Only root may say that.
@@ -192,7 +200,7 @@ func (a *Agent) repair(r *http.Request) (any, error) {
 	if i < 0 {
 		return nil, fmt.Errorf("no GPU %q", name)
 	}
-	if why := a.missingLocked(i); why != "" {
+	if why := a.patients[i].missing; why != "" {
 		return nil, fmt.Errorf("GPU %s is missing: %s", name, why)
 	}
 	a.patients[i].Repair(time.Now())
@@ -226,10 +234,10 @@ func (a *Agent) healthLocked() map[string]*gpuerr.Health {
 
 // stateLocked says whether a GPU is in service, and why it is not.
 func (a *Agent) stateLocked(i int) (state, why string, until time.Time) {
-	if why := a.missingLocked(i); why != "" {
-		return "missing", why, time.Time{}
-	}
 	p := a.patients[i]
+	if p.missing != "" {
+		return "missing", p.missing, time.Time{}
+	}
 	service, class := p.Service(time.Now())
 	if service != gpuerr.InService {
 		why = class.String()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/dxpu-project/dxpu/internal/pool/gpuerr"
 	"github.com/dxpu-project/dxpu/internal/sharing/agent"
+	"github.com/dxpu-project/dxpu/internal/sharing/broker"
 	"github.com/dxpu-project/dxpu/internal/sharing/nvidia"
 	"github.com/dxpu-project/dxpu/internal/sharing/nvidiatest"
 )
@@ -42,7 +43,7 @@ func (h *hospital) admit(t *testing.T, backoff gpuerr.Backoff) func(*agent.Confi
 	return func(c *agent.Config) {
 		c.Broker.GPUs[0].Address = 0x3b << 8
 		c.KernelLog, c.Backoff = r, backoff
-		c.Reset = func(ctx context.Context, _ int) error { return smi.Reset(ctx, patientUUID) }
+		c.Reset = func(ctx context.Context, _ broker.GPU) error { return smi.Reset(ctx, patientUUID) }
 	}
 }
 
@@ -105,11 +106,11 @@ func TestResetOfAGPU(t *testing.T) {
 	var m *machine
 	m = start(t, "", "gemini", h.admit(t, gpuerr.Backoff{}), func(c *agent.Config) {
 		reset := c.Reset
-		c.Reset = func(ctx context.Context, i int) error {
+		c.Reset = func(ctx context.Context, g broker.GPU) error {
 			if n := len(m.shares()[0].Processes); n > 0 {
 				t.Errorf("reset while %d programs use the GPU", n)
 			}
-			return reset(ctx, i)
+			return reset(ctx, g)
 		}
 	})
 	s := m.create(agent.Part{Memory: gib})

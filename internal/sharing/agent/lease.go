@@ -29,6 +29,8 @@ func (a *Agent) Changes() <-chan struct{} { return a.changed }
 // Place returns the place of a GPU in the pool, which is the same in all starts of the
 // agent; false if there are too many GPUs.
 func (a *Agent) Place(gpu string) (int, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	place, ok := a.places[gpu]
 	return place, ok
 }
@@ -70,6 +72,9 @@ func (a *Agent) Offered() offer.Seen {
 	defer a.mu.Unlock()
 	seen := offer.Seen{Conditions: map[string]offer.Condition{}}
 	for i := range a.config.Broker.GPUs {
+		if !a.visibleLocked(i) {
+			continue
+		}
 		_, why, _ := a.stateLocked(i)
 		seen.Conditions[a.config.Broker.GPUs[i].Name] = offer.Condition{Failed: why}
 	}

@@ -9,7 +9,6 @@ import (
 	"math/bits"
 	"slices"
 
-	"github.com/dxpu-project/dxpu/internal/pool/gpuerr"
 	"github.com/dxpu-project/dxpu/internal/sharing/broker"
 	"github.com/dxpu-project/dxpu/internal/sharing/gpus"
 	"github.com/dxpu-project/dxpu/share"
@@ -18,7 +17,8 @@ import (
 // A GPU of a share may be missing at a start of the agent: the driver has lost it, or --gpu does
 // not name it. The broker has such a GPU too, out of service, with the memory that its shares
 // have: so a share keeps its part of it, the places of its other GPUs, its owner and its lease,
-// and ends as any other one. An agent that finds the GPU gives it back.
+// and ends as any other one. An agent that finds the GPU gives it back, at its start or by a look
+// (look.go).
 //
 // A GPU is known by its UUID, wherever it is. Where no agent has known that yet, by its name,
 // which is its PCI address.
@@ -152,14 +152,25 @@ func (a *Agent) recognise(f *file) error {
 			return err
 		}
 		a.config.Broker.GPUs = append(slices.Clip(a.config.Broker.GPUs), g)
-		a.patients = append(a.patients, &patient{Health: gpuerr.Health{Backoff: a.config.Backoff}, errors: map[uint32]uint64{}})
-		a.missing = append(a.missing, cmp.Or(a.config.Missing[g.Name], noGPU))
+		_, known := a.config.Missing[g.Name]
+		p := newPatient(&a.config, &g)
+		p.address, p.missing, p.known = "", cmp.Or(a.config.Missing[g.Name], a.noGPU()), known
+		a.patients = append(a.patients, p)
 	}
 	return nil
 }
 
 // noGPU says why a GPU is missing that nothing else is known of.
-const noGPU = `it is not there: bring it back, and restart the agent, or end its shares by "dxpu share end"`
+func (a *Agent) noGPU() string {
+	how, end := "bring it back", `its shares by "dxpu share end"`
+	if !a.looks() {
+		how = "bring it back, and restart the agent"
+	}
+	if a.config.Pool != "" {
+		end = `its leases by "dxpu lease delete"`
+	}
+	return "it is not there: " + how + ", or end " + end
+}
 
 // reopenLocked opens a share of the file.
 func (a *Agent) reopenLocked(f *file, r *Record) {
@@ -176,32 +187,36 @@ func (a *Agent) reopenLocked(f *file, r *Record) {
 	}
 }
 
-// missingLocked returns why a GPU is missing, "" if it is here.
-func (a *Agent) missingLocked(gpu int) string {
-	if i := gpu - a.here; i >= 0 {
-		return a.missing[i]
-	}
-	return ""
-}
-
 // stopMissingLocked takes the GPUs that are missing out of service, and tells which shares wait.
 func (a *Agent) stopMissingLocked() {
-	for i, why := range a.missing {
-		gpu := a.here + i
-		name := a.config.Broker.GPUs[gpu].Name
-		a.broker.Stop(a.now(), gpu, "GPU "+name+" is missing: "+why, defaultGrace)
-		var shares []string
-		for id, s := range a.shares {
-			if s.record.part(name) != nil {
-				shares = append(shares, id)
-			}
+	for gpu, p := range a.patients {
+		if p.missing != "" {
+			a.stopLocked(gpu)
 		}
-		if len(shares) == 0 { // only its place in their pages is kept
-			continue
-		}
-		slices.Sort(shares)
-		a.config.Log.Error("GPU is missing, and its shares wait for it", "gpu", name, "uuid", UUIDText(a.config.Broker.GPUs[gpu].UUID), "shares", shares, "why", why)
 	}
+}
+
+// stopLocked takes a GPU that is missing out of service.
+func (a *Agent) stopLocked(gpu int) {
+	g, why := &a.config.Broker.GPUs[gpu], a.patients[gpu].missing
+	a.broker.Stop(a.now(), gpu, "GPU "+g.Name+" is missing: "+why, defaultGrace)
+	shares := a.sharesOfLocked(g.Name)
+	if len(shares) == 0 && !a.patients[gpu].known { // only its place in their pages is kept
+		return
+	}
+	a.config.Log.Error("GPU is missing, and its shares wait for it", "gpu", g.Name, "uuid", cmp.Or(UUIDText(g.UUID), a.uuids[g.Name]), "shares", shares, "why", why)
+}
+
+// sharesOfLocked returns the names of the shares that have a part of a GPU.
+func (a *Agent) sharesOfLocked(gpu string) []string {
+	var out []string
+	for id, s := range a.shares {
+		if s.record.part(gpu) != nil {
+			out = append(out, id)
+		}
+	}
+	slices.Sort(out)
+	return out
 }
 
 // knownLocked returns what the state file has of the GPUs. A GPU that no program has opened since

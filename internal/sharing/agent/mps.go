@@ -60,7 +60,11 @@ func (a *Agent) openMPS() error {
 	if a.config.MPS == nil {
 		return nil
 	}
-	for gpu := range a.config.Broker.GPUs[:a.here] {
+	for gpu, p := range a.patients {
+		if p.missing != "" {
+			a.services = append(a.services, nil)
+			continue
+		}
 		s, err := a.config.MPS(gpu, func(n mps.Notice) { a.notice(gpu, n) })
 		if err != nil {
 			return err
@@ -83,9 +87,14 @@ func (a *Agent) lead(stop, work context.Context, end func()) error {
 	a.stopping = true
 	a.mu.Unlock()
 	for _, s := range a.services {
-		s.Stop()
+		if s != nil {
+			s.Stop()
+		}
 	}
-	for range a.services {
+	for _, s := range a.services {
+		if s == nil {
+			continue
+		}
 		select {
 		case <-a.stopped:
 		case <-work.Done():
@@ -163,7 +172,7 @@ func (a *Agent) admit(id string, p peer) (*client, error) {
 // admitLocked admits the owner of a share. A client that runs was admitted before.
 func (a *Agent) admitLocked(s *served, l mps.Limits, running bool) error {
 	gpu := indexOf(a.config.Broker.GPUs, s.record.Parts[0].GPU)
-	if why := a.missingLocked(gpu); why != "" {
+	if why := a.patients[gpu].missing; why != "" {
 		return fmt.Errorf("GPU %s is missing: %s", s.record.Parts[0].GPU, why)
 	}
 	a.clients++

@@ -142,6 +142,9 @@ func (a *Agent) gpus() []GPU {
 	defer a.mu.Unlock()
 	out := []GPU{}
 	for i, g := range a.config.Broker.GPUs {
+		if !a.visibleLocked(i) {
+			continue
+		}
 		memory, compute := a.broker.Left(i)
 		state, why, until := a.stateLocked(i)
 		out = append(out, GPU{
@@ -236,7 +239,7 @@ func (a *Agent) reportParts(out *Share, s *served, st *broker.Status) {
 		q := &st.Parts[k]
 		part := GPUPart{
 			GPU: p.GPU, Memory: q.Memory, Used: q.Used, Compute: int64(q.Compute), Limit: int64(q.Limit), Leaving: q.Leaving, Users: q.Users,
-			Missing: a.missingLocked(q.GPU), Short: p.short(q.Memory),
+			Missing: a.patients[q.GPU].missing, Short: p.short(q.Memory),
 		}
 		if p.Lease != nil {
 			part.Binding = p.Lease.ID
@@ -294,7 +297,7 @@ func (a *Agent) create(r *http.Request) (any, error) {
 	if a.config.Pool != "" {
 		return nil, fmt.Errorf("the manager at %s divides the GPUs of this machine: make a lease, and run the program in it", a.config.Pool)
 	}
-	if err := part.check(len(a.config.Broker.GPUs)); err != nil {
+	if err := part.check(a.count()); err != nil {
 		return nil, err
 	}
 	if err := a.checkMPS(part.count()); err != nil {

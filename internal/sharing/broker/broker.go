@@ -142,6 +142,29 @@ func (b *Broker) AddGPU(x GPU) error {
 	return nil
 }
 
+// Replace says that a GPU which is out of service is back, perhaps elsewhere. It fails if the GPU is
+// not as it was, or has too little memory for its shares.
+func (b *Broker) Replace(gpu int, x GPU) error {
+	old := &b.config.GPUs[gpu]
+	memory, _ := b.Left(gpu)
+	taken := old.Device.Memory*int64(b.config.OverCommit)/100 - memory
+	switch {
+	case x.Device.SMs != old.Device.SMs || x.Device.ThreadsPerSM != old.Device.ThreadsPerSM:
+		return fmt.Errorf("GPU %s has %d multiprocessors, not %d", x.Name, x.Device.SMs, old.Device.SMs)
+	case x.Device.Memory*int64(b.config.OverCommit)/100 < taken:
+		return fmt.Errorf("GPU %s has %s of memory, and its shares were given %s", x.Name, bytesText(uint64(x.Device.Memory)), bytesText(uint64(taken)))
+	}
+	b.config.GPUs = slices.Clone(b.config.GPUs)
+	b.config.GPUs[gpu] = x
+	return nil
+}
+
+// Rename gives a GPU another name.
+func (b *Broker) Rename(gpu int, name string) {
+	b.config.GPUs = slices.Clone(b.config.GPUs)
+	b.config.GPUs[gpu].Name = name
+}
+
 // maxOverCommit bounds the memory that is given out, in percent of the GPU's.
 const maxOverCommit = 1000
 

@@ -46,7 +46,7 @@ type Config struct {
 	Host, Box string // names of the nodes
 	Rack      string
 	Labels    map[string]string
-	GPUs      []offer.GPU
+	GPUs      func() []offer.GPU // those that are offered now
 	Mode      dxpuv1.ShareMode
 	Sharing   Sharing
 	Log       *slog.Logger
@@ -67,7 +67,7 @@ type Member struct {
 
 // New returns a member.
 func New(c Config) (*Member, error) {
-	m := &Member{config: c, start: time.Now(), wake: make(chan struct{}, 1), offer: offer.New(c.GPUs, c.Mode)}
+	m := &Member{config: c, start: time.Now(), wake: make(chan struct{}, 1), offer: offer.New(c.GPUs(), c.Mode)}
 	var err error
 	if m.box, err = m.node("box", c.Box, dxpuv1.NodeKind_NODE_KIND_BOX, &boxNode{m}); err != nil {
 		return nil, err
@@ -130,7 +130,9 @@ func (m *Member) run(ctx context.Context) error {
 func (m *Member) look() {
 	for range maxRounds {
 		seen := m.config.Sharing.Offered()
+		gpus := m.config.GPUs()
 		m.mu.Lock()
+		m.offer.SetGPUs(gpus)
 		actions := m.offer.Step(m.now(), seen)
 		m.mu.Unlock()
 		if len(actions) == 0 {

@@ -16,7 +16,7 @@ import (
 func TestManagerThatDoesNotKnowLocalPeers(t *testing.T) {
 	m, err := New(Config{
 		Node: agent.Config{Manager: "http://127.0.0.1:1", StateDir: t.TempDir()}, Host: "m1", Box: "m1-gpus",
-		GPUs: []offer.GPU{{Name: "a", Device: &dxpuv1.Device{MemoryBytes: 1 << 30}}}, Log: slog.New(slog.DiscardHandler),
+		GPUs: func() []offer.GPU { return []offer.GPU{{Name: "a", Device: &dxpuv1.Device{MemoryBytes: 1 << 30}}} }, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)

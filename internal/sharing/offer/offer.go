@@ -159,6 +159,9 @@ func New(gpus []GPU, mode dxpuv1.ShareMode) *Offer {
 	return &Offer{gpus: gpus, mode: mode, notes: map[Binding]*note{}}
 }
 
+// SetGPUs says which GPUs are offered now.
+func (o *Offer) SetGPUs(gpus []GPU) { o.gpus = gpus }
+
 // WantBox takes the desired state of the box, which belongs to the machine then.
 func (o *Offer) WantBox(d *dxpuv1.DesiredState) { o.box = bounded(d) }
 
