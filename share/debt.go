@@ -15,6 +15,11 @@ type Debt struct {
 	until time.Duration // the client waits no longer than that, whatever its limits are
 }
 
+// newDebt returns a debt of which limits have paid nothing since a time.
+func newDebt(owed, from time.Duration) Debt {
+	return Debt{owed: min(max(owed, 0), maxExpected), from: from, until: machine.Never}
+}
+
 // Begin says that a launch begins, which a limit pays for while it runs. The client has paid.
 func (d *Debt) Begin(now time.Duration) { *d = Debt{from: now, until: machine.Never} }
 

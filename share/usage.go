@@ -40,6 +40,11 @@ func newUsage(of time.Duration, buckets int) usage { return usage{window: newWin
 // add counts the time between from and to, where to is now.
 func (u *usage) add(from, to time.Duration) {
 	u.total -= u.move(to)
+	u.put(from, to)
+}
+
+// put counts a time of the window, which may end before the last one.
+func (u *usage) put(from, to time.Duration) {
 	oldest := time.Duration(u.last-int64(len(u.buckets))+1) * u.length
 	for from = max(from, oldest); from < to; {
 		n := int64(from / u.length)

@@ -34,6 +34,9 @@ const (
 	// settleAfter is how long an agent that starts, or was silent, keeps the room of its
 	// shares for processes that have not come back. Libraries connect each second.
 	settleAfter = 10 * time.Second
+	// begin is the time of an agent's start. Before it is room for what shares used in the window
+	// of their limits while a former agent ran.
+	begin = 20 * time.Second
 )
 
 // Config describes an agent.
@@ -65,6 +68,7 @@ type Config struct {
 // Agent is a sharing agent. Make one with New, and let Run work.
 type Agent struct {
 	config Config
+	lines  *loglimit.Handler // of the log
 	start  time.Time
 	wake   chan struct{} // the next time of the broker has changed
 	save   chan struct{} // the state is to be written
@@ -120,15 +124,16 @@ func New(c Config) (*Agent, error) {
 	c.Broker.Silence = silence
 	c.Broker.GPUs = slices.Clone(c.Broker.GPUs) // they may get other names
 	c.Broker.Agent = rand.Uint64()
-	c.Log = slog.New(loglimit.New(c.Log.Handler())) // programs cause lines at any rate
+	lines := loglimit.New(c.Log.Handler()) // programs cause lines at any rate
+	c.Log = slog.New(lines)
 	b, err := broker.New(c.Broker)
 	if err != nil {
 		return nil, err
 	}
 	a := &Agent{
-		config: c, start: time.Now(), wake: make(chan struct{}, 1), save: make(chan struct{}, 1), uid: os.Getuid(),
+		config: c, lines: lines, start: time.Now().Add(-begin), wake: make(chan struct{}, 1), save: make(chan struct{}, 1), uid: os.Getuid(),
 		broker: b, patients: newPatients(&c), strangers: map[string]int{},
-		shares: map[string]*served{}, conns: map[broker.ProcessID]*conn{}, watches: map[int]*watch{}, wakeAt: machine.Never, settleAt: settleAfter,
+		shares: map[string]*served{}, conns: map[broker.ProcessID]*conn{}, watches: map[int]*watch{}, wakeAt: machine.Never, settleAt: begin + settleAfter,
 		stopped: make(chan struct{}, len(c.Broker.GPUs)), ready: make(chan struct{}), changed: make(chan struct{}, 1),
 	}
 	f, err := a.readState()
@@ -183,6 +188,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	g.Go(func() error { return a.beats(ctx) })
 	g.Go(func() error { return a.timer(ctx) })
 	g.Go(func() error { return a.saver(ctx) })
+	g.Go(func() error { return a.keepAccounts(ctx) })
 	g.Go(func() error { return a.watchGPUs(ctx) })
 	messages := make(chan gpuerr.Message)
 	g.Go(func() error { return a.watchHealth(ctx, messages) })

@@ -34,6 +34,10 @@ func TestMain(m *testing.M) {
 		program(path)
 		return
 	}
+	if dir := os.Getenv("SHARE_TEST_AGENT"); dir != "" {
+		serveUntilKilled(dir)
+		return
+	}
 	os.Exit(m.Run())
 }
 
@@ -75,6 +79,16 @@ type machine struct {
 	stop  func()
 }
 
+// configOf returns the configuration of an agent with its files in a folder.
+func configOf(dir, policy string) agent.Config {
+	return agent.Config{
+		Broker: broker.Config{Policy: policy, GPUs: []broker.GPU{{
+			Name: "gpu0", UUID: [16]byte{1, 15: 2}, Device: share.Device{SMs: 80, ThreadsPerSM: 2048, Memory: 16 * gib},
+		}}},
+		Dir: filepath.Join(dir, "run"), State: filepath.Join(dir, "state.json"), Group: -1, Log: slog.New(slog.DiscardHandler),
+	}
+}
+
 // start starts an agent. A folder that is not empty has the state of a former one.
 func start(t testing.TB, dir, policy string, changes ...func(*agent.Config)) *machine {
 	t.Helper()
@@ -85,12 +99,7 @@ func start(t testing.TB, dir, policy string, changes ...func(*agent.Config)) *ma
 		}
 		t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	}
-	config := agent.Config{
-		Broker: broker.Config{Policy: policy, GPUs: []broker.GPU{{
-			Name: "gpu0", UUID: [16]byte{1, 15: 2}, Device: share.Device{SMs: 80, ThreadsPerSM: 2048, Memory: 16 * gib},
-		}}},
-		Dir: filepath.Join(dir, "run"), State: filepath.Join(dir, "state.json"), Group: -1, Log: slog.New(slog.DiscardHandler),
-	}
+	config := configOf(dir, policy)
 	for _, change := range changes {
 		change(&config)
 	}

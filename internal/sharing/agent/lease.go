@@ -190,7 +190,7 @@ func (a *Agent) endPartLocked(s *served, p RecordPart, grace time.Duration) erro
 		return err
 	}
 	last := !slices.ContainsFunc(s.record.Parts, func(o RecordPart) bool { return o.GPU != p.GPU && !o.Lease.Leaving })
-	if last && s.restored && a.now() < settleAfter {
+	if last && s.restored && a.now() < begin+settleAfter {
 		a.broker.Evict(a.now(), s.record.ID, "its lease has ended", grace)
 		return errEarly
 	}

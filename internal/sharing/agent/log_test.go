@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/dxpu-project/dxpu/internal/sharing/agent"
 )
 
@@ -26,6 +28,18 @@ func TestLogIsBounded(t *testing.T) {
 			t.Cleanup(func() { _ = c.socket.Close() })
 			c.greet() // the agent has answered, or closed
 		}
+	}
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(m.agent)
+	families, err := registry.Gather()
+	var suppressed float64
+	for _, f := range families {
+		if f.GetName() == "dxpu_log_suppressed_total" {
+			suppressed = f.GetMetric()[0].GetCounter().GetValue()
+		}
+	}
+	if err != nil || suppressed < 150 {
+		t.Errorf("%v suppressed lines in the metrics, %v: want at least 150", suppressed, err)
 	}
 	m.stop()
 	for i, bounds := range [][2]int{{10, 60}, {6, 6}} {

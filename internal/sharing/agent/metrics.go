@@ -27,6 +27,10 @@ var (
 	descGPUErrors  = prometheus.NewDesc("dxpu_share_gpu_errors_total", "Errors of a GPU in the kernel log, by XID.", []string{"gpu", "xid"}, nil)
 	descGPUService = prometheus.NewDesc("dxpu_share_gpu_in_service", "1 if a GPU is in service.", []string{"gpu"}, nil)
 
+	descWaiting    = prometheus.NewDesc("dxpu_share_waiting_launches", "Launches of a share that wait for a permit.", shareLabels, nil)
+	descWrong      = prometheus.NewDesc("dxpu_share_wrong_messages", "Messages that did not fit, of the processes that a share has now.", shareLabels, nil)
+	descSuppressed = prometheus.NewDesc("dxpu_log_suppressed_total", "Lines beyond the limit of their cause and share that the log does not have.", nil, nil)
+
 	descViolations = prometheus.NewDesc("dxpu_share_policy_violations_total", "Events that the policy found wrong; an error of the agent.", nil, nil)
 )
 
@@ -46,6 +50,12 @@ func (a *Agent) Collect(c chan<- prometheus.Metric) {
 		put(descLaunches, prometheus.CounterValue, float64(s.Launches), s.ID, s.Class)
 		put(descTime, prometheus.CounterValue, float64(s.GPUTime), s.ID, s.Class)
 		put(descFailures, prometheus.CounterValue, float64(s.Failures), s.ID, s.Class)
+		waiting, wrong := 0, uint64(0)
+		for _, p := range s.Processes {
+			waiting, wrong = waiting+p.Waiting, wrong+p.Wrong
+		}
+		put(descWaiting, prometheus.GaugeValue, float64(waiting), s.ID, s.Class)
+		put(descWrong, prometheus.GaugeValue, float64(wrong), s.ID, s.Class)
 		seen := map[int]bool{} // a process may have two connections, and its ID may be unknown
 		for _, p := range s.Processes {
 			if p.PID == 0 || seen[p.PID] {
@@ -58,6 +68,7 @@ func (a *Agent) Collect(c chan<- prometheus.Metric) {
 			put(descProcessTime, prometheus.CounterValue, float64(p.GPUTime), s.ID, pid)
 		}
 	}
+	put(descSuppressed, prometheus.CounterValue, float64(a.lines.Suppressed()))
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for i, p := range a.patients {

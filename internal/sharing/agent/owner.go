@@ -43,7 +43,7 @@ func (a *Agent) watchOwner(s *served, owner *pidfd) {
 	if a.shares[s.record.ID] == s && s.owner == owner && !a.closing {
 		a.leaveLocked(s)
 	}
-	early := s.restored && a.now() < settleAfter
+	early := s.restored && a.now() < begin+settleAfter
 	if a.shares[s.record.ID] == s && s.owner == owner && !a.closing && !early {
 		a.broker.Abandon(a.now(), s.record.ID)
 		a.flushLocked()

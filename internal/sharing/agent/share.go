@@ -191,6 +191,7 @@ func (a *Agent) restore() error {
 			a.reopenLocked(&f, &f.Shares[i])
 		}
 	}
+	a.chargeLocked()
 	a.stopMissingLocked()
 	a.restoreHealthLocked(&f)
 	a.flushLocked()

@@ -98,6 +98,37 @@ func (b *Broker) processStatus(p *process) ProcessStatus {
 	return s
 }
 
+// Account is what a share has used of its limit on a GPU.
+type Account struct {
+	Share string
+	GPU   int
+	share.Account
+}
+
+// Accounts returns what shares with limits have used of them.
+func (b *Broker) Accounts(now time.Duration) []Account {
+	var out []Account
+	for _, r := range b.shares {
+		for i := range r.parts {
+			q := &r.parts[i]
+			if q.gone || q.Limit == 0 || q.Limit == share.Whole {
+				continue
+			}
+			if a := b.gates[q.GPU].Account(now, r.client); !a.Zero() {
+				out = append(out, Account{r.id, q.GPU, a})
+			}
+		}
+	}
+	return out
+}
+
+// Charge gives a restored share what it had used some time ago.
+func (b *Broker) Charge(now time.Duration, a *Account, ago time.Duration) {
+	if r := b.find(a.Share); r != nil && r.has(a.GPU) {
+		b.gates[a.GPU].Charge(now, r.client, a.Account, ago)
+	}
+}
+
 // Violations returns the number of events that the policies found wrong.
 func (b *Broker) Violations() uint64 {
 	var n uint64

@@ -141,6 +141,23 @@ func (g *Gate) Wake() time.Duration {
 	return at
 }
 
+// Account returns what a client has used of its limit, for a gate of a later agent.
+func (g *Gate) Account(now time.Duration, id share.ClientID) share.Account {
+	g.now = max(g.now, now)
+	if p, ok := g.policy.(share.Accountant); ok {
+		return p.Account(g.now, id)
+	}
+	return share.Account{}
+}
+
+// Charge gives a client that has just joined what it had used some time ago.
+func (g *Gate) Charge(now time.Duration, id share.ClientID, a share.Account, ago time.Duration) {
+	g.now = max(g.now, now)
+	if p, ok := g.policy.(share.Accountant); ok {
+		p.Charge(g.now, id, a, ago)
+	}
+}
+
 // Violations returns the number of events that the policy found wrong.
 func (g *Gate) Violations() uint64 { return g.policy.Violations() }
 
