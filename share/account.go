@@ -9,7 +9,7 @@ const (
 	maxSpans = int(geminiWindow/accountSpan) + 2
 )
 
-// Account is what a client has used, for a policy that begins anew: so the end of an agent forgives
+// Account is what a client has used, for a policy that begins again: so the end of an agent forgives
 // nothing.
 type Account struct {
 	Used []time.Duration `json:"used_ns,omitempty"` // in each half second, the last one first
@@ -25,7 +25,7 @@ type Accountant interface {
 	// Account returns what a client has used of its limit.
 	Account(now time.Duration, id ClientID) Account
 	// Charge gives a client that has just joined what it had used some time ago. The time is
-	// that of the policy: what was used before its zero does not count.
+	// that of the policy, and use before its zero does not count.
 	Charge(now time.Duration, id ClientID, a Account, ago time.Duration)
 }
 

@@ -127,7 +127,7 @@ func (o *sharePool) member(ctx context.Context, a *agent.Agent, policy string, l
 	return m, stateDirError(err)
 }
 
-// offeredGPUs describes the GPUs to the pool, as many as it takes.
+// offeredGPUs describes the GPUs to the pool, those for which it has a place.
 func offeredGPUs(a *agent.Agent) (out []offer.GPU, err error) {
 	const nvidia = 0x10de
 	list := a.GPUs()

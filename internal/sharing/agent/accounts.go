@@ -30,7 +30,7 @@ const (
 	maxAccounts   = 4 << 20 // bytes
 )
 
-// accounts is the file. Its time is that of the machine's monotonic clock, which begins anew with
+// accounts is the file. Its time is that of the machine's monotonic clock, which begins again with
 // each boot, and which no person sets.
 type accounts struct {
 	Version int       `json:"version"`

@@ -51,7 +51,7 @@ func (a *Agent) watchGPUs(ctx context.Context) error {
 	}
 }
 
-// GPUs returns the GPUs that the agent has, and those that are missing as long as somebody is to
+// GPUs returns the GPUs that the agent has, and those that are missing as long as an operator is to
 // see them.
 func (a *Agent) GPUs() []broker.GPU {
 	a.mu.Lock()
@@ -65,7 +65,7 @@ func (a *Agent) GPUs() []broker.GPU {
 	return out
 }
 
-// visibleLocked reports whether somebody is to see a GPU: one of a former start that is missing
+// visibleLocked reports whether an operator is to see a GPU: one of a former start that is missing
 // matters to its shares only, and goes with the last of them.
 func (a *Agent) visibleLocked(gpu int) bool {
 	p := a.patients[gpu]
