@@ -222,15 +222,22 @@ func (m *Manager) announceLeader(ctx context.Context) error {
 		if t.joinTokenChanged() {
 			note = "; its join token is not that of the leader before: all managers need the same one"
 		}
-		if by := m.events.newest().Sub(t.now); by > clockTolerance {
-			note += fmt.Sprintf("; its clock is %v behind the pool's latest event: leases, tokens and plans end that much later; set the clocks of the managers by NTP", by.Round(time.Second))
-		}
-		if slept := t.sleptFor(); slept > clockLeap {
-			note += fmt.Sprintf("; by its clock no manager led for %v: if that is not so, its clock is ahead, and leases, tokens and plans end that much earlier; set the clocks of the managers by NTP", slept.Round(time.Second))
-		}
+		note += m.clockNote(t)
 		t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_LEADER_CHANGED}, "%s is now the leader%s", who, note)
 		return nil
 	})
+}
+
+// clockNote returns how the clock of a new leader differs from that of the leader before, "" if it
+// does not, as far as the records of the pool tell.
+func (m *Manager) clockNote(t *tx) (note string) {
+	if by := m.events.newest().Sub(t.now); by > clockTolerance {
+		note += fmt.Sprintf("; its clock is %v behind the pool's latest event: leases, tokens and plans end that much later; set the clocks of the managers by NTP", by.Round(time.Second))
+	}
+	if slept := t.sleptFor(); slept > clockLeap {
+		note += fmt.Sprintf("; by its clock no manager led for %v: if that is not so, its clock is ahead, and leases, tokens and plans end that much earlier; set the clocks of the managers by NTP", slept.Round(time.Second))
+	}
+	return note
 }
 
 // clockTolerance is how far the clocks of two managers may differ without a word: leases,
