@@ -48,6 +48,8 @@ static void *CL_API_CALL address_for_platform(cl_platform_id p, const char *name
 	(void)p;
 	if (name && !strcmp(name, "clGetKernelSubGroupInfoKHR"))
 		return (void *)dxpu_GetKernelSubGroupInfo;
+	if (name && !strcmp(name, "clCreateProgramWithILKHR"))
+		return (void *)dxpu_CreateProgramWithIL;
 	return clGetExtensionFunctionAddress(name);
 }
 

@@ -240,6 +240,10 @@ uint64_t device_allocation(cl_device_id d);
 
 /* device_groups reports whether a device has sub-groups, for which there is a packet. */
 int device_groups(cl_device_id d);
+/* These give what the device offers of a list of the platform behind, as queries do. */
+cl_int extensions_give(cl_device_id d, const struct property *p, size_t room, void *out, size_t *size);
+cl_int extension_versions_give(cl_device_id d, const struct property *p, size_t room, void *out, size_t *size);
+cl_int features_give(cl_device_id d, const struct property *p, size_t room, void *out, size_t *size);
 
 /* device_shares reports whether a device has shared virtual memory. */
 int device_shares(cl_device_id d);

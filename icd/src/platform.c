@@ -264,99 +264,6 @@ cl_int CL_API_CALL dxpu_GetDeviceIDs(cl_platform_id p, cl_device_type type, cl_u
 	return CL_SUCCESS;
 }
 
-/* Extensions of the kernel language: the others need calls of the host. */
-static const char *const languages[] = {
-	"cl_khr_fp16", "cl_khr_fp64", "cl_khr_byte_addressable_store", "cl_khr_global_int32_base_atomics",
-	"cl_khr_global_int32_extended_atomics", "cl_khr_local_int32_base_atomics", "cl_khr_local_int32_extended_atomics",
-	"cl_khr_int64_base_atomics", "cl_khr_int64_extended_atomics", "cl_khr_3d_image_writes", "cl_khr_depth_images",
-};
-
-/* Those of sub-groups, with the queries of the first and of the last one. */
-static const char *const groups[] = {
-	"cl_khr_subgroups", "cl_khr_subgroup_ballot", "cl_khr_subgroup_clustered_reduce", "cl_khr_subgroup_extended_types",
-	"cl_khr_subgroup_non_uniform_arithmetic", "cl_khr_subgroup_non_uniform_vote", "cl_khr_subgroup_rotate", "cl_khr_subgroup_shuffle",
-	"cl_khr_subgroup_shuffle_relative", "cl_intel_subgroups", "cl_intel_subgroups_char", "cl_intel_subgroups_short",
-	"cl_intel_subgroups_long", "cl_intel_required_subgroup_size",
-};
-
-int device_groups(cl_device_id d)
-{
-	return channel_features(d->channel) & FEATURE_GROUPS && device_number(d, CL_DEVICE_MAX_NUM_SUB_GROUPS) > 0;
-}
-
-static int listed(const char *const *list, size_t count, const char *name, size_t n)
-{
-	for (size_t i = 0; i < count; i++)
-		if (strlen(list[i]) == n && !memcmp(list[i], name, n))
-			return 1;
-	return 0;
-}
-
-static int is_language(cl_device_id d, const char *name, size_t n)
-{
-	return listed(languages, sizeof languages / sizeof *languages, name, n) ||
-	       (device_groups(d) && listed(groups, sizeof groups / sizeof *groups, name, n));
-}
-
-static cl_int give_extensions(cl_device_id d, const struct property *p, size_t room, void *out, size_t *size)
-{
-	char list[1024] = "";
-	const char *text = p->value, *end = text + p->size;
-	size_t at = 0;
-
-	while (text < end && *text) {
-		const char *next = text;
-		while (next < end && *next && *next != ' ')
-			next++;
-		size_t n = (size_t)(next - text);
-		if (is_language(d, text, n) && at + n + 2 < sizeof list) {
-			if (at)
-				list[at++] = ' ';
-			memcpy(list + at, text, n);
-			at += n;
-		}
-		text = next;
-		while (text < end && *text == ' ')
-			text++;
-	}
-	list[at] = 0;
-	return give(room, out, size, list, at + 1);
-}
-
-static cl_int give_versions(cl_device_id d, const struct property *p, size_t room, void *out, size_t *size)
-{
-	cl_name_version list[32];
-	size_t n = 0;
-
-	for (size_t at = 0; p->size - at >= sizeof *list && n < 32; at += sizeof *list) {
-		cl_name_version v;
-		memcpy(&v, (const char *)p->value + at, sizeof v);
-		v.name[sizeof v.name - 1] = 0;
-		if (is_language(d, v.name, strlen(v.name)))
-			list[n++] = v;
-	}
-	return give(room, out, size, list, n * sizeof *list);
-}
-
-/* Features of the kernel language that need calls of the host. */
-static const char *const host_features[] = {"__opencl_c_pipes", "__opencl_c_device_enqueue", "__opencl_c_subgroups"};
-
-static cl_int give_features(cl_device_id d, const struct property *p, size_t room, void *out, size_t *size)
-{
-	cl_name_version list[64];
-	size_t n = 0;
-
-	for (size_t at = 0; p->size - at >= sizeof *list && n < 64; at += sizeof *list) {
-		memcpy(&list[n], (const char *)p->value + at, sizeof *list);
-		list[n].name[sizeof list[n].name - 1] = 0;
-		int left_out = 0;
-		for (size_t i = 0; i < sizeof host_features / sizeof *host_features - (device_groups(d) != 0); i++)
-			left_out |= !strcmp(list[n].name, host_features[i]);
-		n += !left_out;
-	}
-	return give(room, out, size, list, n * sizeof *list);
-}
-
 /* at_most returns a size of the device, bounded by its memory. */
 static cl_int at_most(const struct property *p, uint64_t bound, size_t room, void *out, size_t *size)
 {
@@ -467,11 +374,11 @@ cl_int CL_API_CALL dxpu_GetDeviceInfo(cl_device_id d, cl_device_info param, size
 	case CL_DEVICE_MAX_PARAMETER_SIZE:
 		return at_most(&p, MAX_PARAMETERS, room, out, size);
 	case CL_DEVICE_EXTENSIONS:
-		return give_extensions(d, &p, room, out, size);
+		return extensions_give(d, &p, room, out, size);
 	case CL_DEVICE_EXTENSIONS_WITH_VERSION:
-		return give_versions(d, &p, room, out, size);
+		return extension_versions_give(d, &p, room, out, size);
 	case CL_DEVICE_OPENCL_C_FEATURES:
-		return give_features(d, &p, room, out, size);
+		return features_give(d, &p, room, out, size);
 	}
 	return give(room, out, size, p.value, (size_t)p.size);
 }

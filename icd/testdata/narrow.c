@@ -1,7 +1,8 @@
 /* An OpenCL platform that says other things than PoCL, by which it computes. As NVIDIA's, it says less
  * than it does: its kernels take work-groups of up to 16 items by their properties, and more in
  * fact. And it has what PoCL 3.1 lacks: sub-groups of 8 items, and an intermediate language, which is
- * OpenCL C with C7 and C8 for two specialization constants. It has no memory for buffers of 12321 bytes. A write of 777
+ * OpenCL C with C7 and C8 for two specialization constants; floating-point atomics; and an extension that no program
+ * of the tests may see. It has no memory for buffers of 12321 bytes. A write of 777
  * bytes ends once a buffer of 778 bytes is made. */
 #define CL_TARGET_OPENCL_VERSION 300
 #include <CL/cl.h>
@@ -18,7 +19,8 @@ struct _cl_platform_id {
 	cl_icd_dispatch *calls;
 };
 
-enum { SUB_GROUP = 8, MOST_GROUPS = 64, FIRST_CONSTANT = 7, REFUSED = 12321, HELD = 777, LET_GO = 778 };
+enum { SUB_GROUP = 8, MOST_GROUPS = 64, FIRST_CONSTANT = 7, REFUSED = 12321, HELD = 777, LET_GO = 778,
+       FLOAT_ATOMICS = 0x4231, ATOMICS = 7 };
 
 static const size_t said = 16;
 static void *(*address)(const char *);
@@ -51,8 +53,17 @@ static cl_int CL_API_CALL narrow(cl_kernel k, cl_device_id d, cl_kernel_work_gro
 static cl_int CL_API_CALL device_info(cl_device_id d, cl_device_info what, size_t room, void *out, size_t *size)
 {
 	static const char language[] = "SPIR-V_1.0";
+	static const char added[] = " cl_khr_il_program cl_ext_float_atomics cl_khr_extended_bit_ops cl_narrow_host_call";
 	const cl_uint groups = MOST_GROUPS;
+	const cl_bitfield atomics = ATOMICS;
+	char extensions[2048] = "";
 
+	if (what == CL_DEVICE_EXTENSIONS && !pocl.clGetDeviceInfo(d, what, sizeof extensions - sizeof added, extensions, NULL)) {
+		strcat(extensions, added);
+		return give(room, out, size, extensions, strlen(extensions) + 1);
+	}
+	if (what == FLOAT_ATOMICS)
+		return give(room, out, size, &atomics, sizeof atomics);
 	if (what == CL_DEVICE_MAX_NUM_SUB_GROUPS)
 		return give(room, out, size, &groups, sizeof groups);
 	if (what == CL_DEVICE_IL_VERSION)
@@ -110,6 +121,17 @@ static cl_program CL_API_CALL with_source(cl_context c, cl_uint n, const char **
 	if (g == with_constants) /* which was released */
 		with_constants = NULL;
 	return g;
+}
+
+static void *CL_API_CALL platform_address(cl_platform_id p, const char *name)
+{
+	cl_program(CL_API_CALL *il)(cl_context, const void *, size_t, cl_int *) = with_il;
+	void *out;
+
+	if (strcmp(name, "clCreateProgramWithILKHR"))
+		return pocl.clGetExtensionFunctionAddressForPlatform(p, name);
+	memcpy(&out, &il, sizeof out);
+	return out;
 }
 
 static cl_int CL_API_CALL set_constant(cl_program g, cl_uint id, size_t n, const void *value)
@@ -201,6 +223,7 @@ static void narrowed(cl_icd_dispatch *calls)
 	calls->clGetDeviceInfo = device_info;
 	calls->clGetKernelSubGroupInfo = group_info;
 	calls->clCreateProgramWithIL = with_il;
+	calls->clGetExtensionFunctionAddressForPlatform = platform_address;
 	calls->clCreateProgramWithSource = with_source;
 	calls->clSetProgramSpecializationConstant = set_constant;
 	calls->clBuildProgram = build;

@@ -102,6 +102,7 @@ func buildOpenCL(bin string) error {
 		program("turns"),
 		program("groups"),
 		program("subgroups"),
+		program("extensions"),
 		program("svm"),
 		program("move"),
 		exec.Command("cc", slices.Concat(flags, []string{

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"runtime"
+	"slices"
 	"strings"
 )
 
@@ -132,8 +133,20 @@ const (
 	deviceParentDevice = 0x1042
 	platformParams     = 0x0900
 	platformParamsEnd  = 0x0908
-	subGroupSizes      = 0x4108 // of cl_intel_required_subgroup_size
+	deviceExtensions   = 0x1030
 )
+
+// queries are the parameters of extensions whose values never change. They are asked where the
+// device lists the extension: a vendor may have given a number to another query.
+var queries = []struct {
+	extension   string
+	first, last uint32
+}{
+	{"cl_intel_required_subgroup_size", 0x4108, 0x4108},
+	{"cl_ext_float_atomics", 0x4231, 0x4233},
+	{"cl_nv_device_attribute_query", 0x4000, 0x400a},
+	{"cl_intel_device_attribute_query", 0x4250, 0x4256},
+}
 
 // Properties returns what the platform says of itself and of the device, in the order
 // of the parameters. Handles are left out.
@@ -155,6 +168,14 @@ func (f Found) Properties(l *Library) []Property {
 			ask(p)
 		}
 	}
-	ask(subGroupSizes)
+	listed := strings.Fields(cString(l.deviceInfo(f.device, deviceExtensions)))
+	for _, q := range queries {
+		if !slices.Contains(listed, q.extension) {
+			continue
+		}
+		for p := q.first; p <= q.last; p++ {
+			ask(p)
+		}
+	}
 	return out
 }
