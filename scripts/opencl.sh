@@ -15,9 +15,13 @@
 # options (all), natively and through the pool. programs runs programs of other
 # projects, natively and through the pool, compares their results and prints a
 # table in Markdown. A program that is not installed is left out with a message
-# that says how to install it. suites does the same for test programs of
-# OpenCL-CTS that were built in a directory: they write the verdict of each test. TIMEOUT
-# bounds each run, in seconds (600): then the tests count that ended in both.
+# that says how to install it. TIMEOUT bounds each of these runs, in seconds (600).
+#
+# suites runs test programs of OpenCL-CTS that were built in a directory: each of their tests
+# in a process of its own, natively and through the pool, TIMEOUT seconds at most (60). It
+# prints a table of the verdicts, and one of the tests whose verdicts differ, or which take more than five
+# times as long and five seconds more through the pool. "no end" is a test without a
+# verdict in that time, "ended" one whose process ended without a verdict.
 #
 # Exit status: 0 all results are equal, 1 some differ, 3 there is no platform.
 set -euo pipefail
@@ -262,39 +266,66 @@ programs() {
 	return $bad
 }
 
-# verdicts FILE COMMAND... runs a test program of OpenCL-CTS and sorts its verdicts into a file:
-# those of a program that runs out of time too, whose file of results would be empty.
-verdicts() {
-	local file=$1
-	shift
-	CL_DEVICE_TYPE=${CL_DEVICE_TYPE:-CL_DEVICE_TYPE_CPU} CL_WIMPY_MODE=1 timeout "${TIMEOUT:-600}" "$@" >"$work/output" 2>>"$work/log" || true
-	sed -En 's/^([A-Za-z0-9_]+) (passed|FAILED|skipped)$/\1 \2/p' "$work/output" | LC_ALL=C sort >"$file"
+# verdict PROGRAM TEST COMMAND... runs a test of OpenCL-CTS and prints its verdict and its
+# time in milliseconds. COMMAND is before the program and its argument.
+verdict() {
+	local program=$1 name=$2 word code=0 start
+	shift 2
+	start=$(date +%s%N)
+	(
+		cd "$(dirname "$program")"
+		CL_DEVICE_TYPE=${CL_DEVICE_TYPE:-CL_DEVICE_TYPE_CPU} CL_WIMPY_MODE=1 timeout -k 5 "${TIMEOUT:-60}" "$@" "$program" "$name"
+	) >"$work/output" 2>>"$work/log" </dev/null || code=$?
+	word=$(sed -En "s/^$name (passed|FAILED|skipped|test not supported)$/\1/p" "$work/output" | tail -n 1)
+	case $word:$code in
+	*:124 | *:137) word="no end" ;;
+	FAILED:*) word=fail ;;
+	passed:0) word=pass ;;
+	skipped:* | test*:*) word=skipped ;;
+	*) word=ended ;;
+	esac
+	printf '%s\t%d\n' "$word" $((($(date +%s%N) - start) / 1000000))
 }
 
 suites() {
-	local dir=${1:?directory} name program bad=0 result
+	local dir=${1:?directory} name program test
 	shift
-	echo "| suite | natively | through the pool | result |"
-	echo "|---|---|---|---|"
+	: >"$work/verdicts"
 	for name; do
 		program=$(find "$(realpath "$dir")" -name "$name" -type f -perm -u+x | head -n 1)
 		[ -n "$program" ] || {
 			printf '%s: there is no %s in %s: it is left out\n' "$me" "$name" "$dir" >&2
 			continue
 		}
-		verdicts "$work/native" "$program"
-		verdicts "$work/pool" "$bin/dxpu" run --host h1 -- "$program"
-		LC_ALL=C join "$work/native" "$work/pool" >"$work/both"
-		result="equal in $(wc -l <"$work/both")"
-		[ -s "$work/both" ] && ! awk '$2 != $3 { print; bad = 1 } END { exit !bad }' "$work/both" >&2 || {
-			result=different
-			bad=1
-		}
-		echo "| $name | $(tally "$work/native") | $(tally "$work/pool") | $result |"
+		"$program" --list >"$work/tests" 2>>"$work/log" || true
+		sed -En 's/^\t([A-Za-z0-9_]+)$/\1/p' "$work/tests" | while read -r test; do
+			printf '%s\t%s\t%s\t%s\n' "$name" "$test" "$(verdict "$program" "$test" env)" \
+				"$(verdict "$program" "$test" "$bin/dxpu" run --host h1 --)" | tee -a "$work/verdicts" >&2
+		done
 	done
-	return $bad
+	awk -F'\t' '
+		function tally(n,   i, out) {
+			for (i = 1; i <= 5; i++) if (n[words[i]]) out = out (out ? ", " : "") n[words[i]] " " words[i]
+			return out
+		}
+		BEGIN { split("pass,skipped,fail,ended,no end", words, ",") }
+		$1 != last { if (last) row(); last = $1; split("", a); split("", b); d = 0 }
+		{ a[$3]++; b[$5]++ }
+		$3 != $5 || ($6 > 5 * $4 && $6 > $4 + 5000) {
+			d++
+			other[++others] = sprintf("| `%s` | `%s` | %s, %.1f s | %s, %.1f s |", $1, $2, $3, $4 / 1000, $5, $6 / 1000)
+		}
+		function row() { rows[++count] = sprintf("| `%s` | %s | %s | %d |", last, tally(a), tally(b), d) }
+		END {
+			if (last) row()
+			print "| suite | natively | through the pool | different |\n|---|---|---|---|"
+			for (i = 1; i <= count; i++) print rows[i]
+			if (!others) exit
+			print "\n| suite | test | natively | through the pool |\n|---|---|---|---|"
+			for (i = 1; i <= others; i++) print other[i]
+			exit 1
+		}' "$work/verdicts"
 }
-tally() { awk '{ n[$2]++ } END { printf "%d pass, %d skipped, %d fail", n["passed"], n["skipped"], n["FAILED"] }' "$1"; }
 
 case $mode in
 bench | first | peak | programs | suites) "$mode" "$@" ;;
