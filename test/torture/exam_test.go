@@ -220,6 +220,9 @@ func (e *exam) quota() error {
 	if err := refused(err, "GPUs that its quota allows"); err != nil {
 		return err
 	}
+	if err := e.growth(l.Id); err != nil {
+		return err
+	}
 	if err := e.end(l.Id); err != nil {
 		return err
 	}
@@ -234,6 +237,20 @@ func (e *exam) quota() error {
 		return nil
 	}
 	return err
+}
+
+// growth tries to give a lease a second GPU, beyond the quota of its tenant.
+func (e *exam) growth(lease string) error {
+	if err := e.reaches(lease, active); err != nil {
+		return err
+	}
+	_, _, err := ask(e.ctx, e.pool, 0, 0, func(ctx context.Context, api dxpuv1connect.PoolServiceClient) (*connect.Response[dxpuv1.ResizeLeaseResponse], error) {
+		return api.ResizeLease(ctx, connect.NewRequest(&dxpuv1.ResizeLeaseRequest{LeaseId: lease, Count: 2}))
+	})
+	if connect.CodeOf(err) != connect.CodeInvalidArgument || !strings.Contains(err.Error(), "exceed the quota of 1") {
+		return fmt.Errorf("growth beyond the quota: %w", errors.Join(err, errors.New("want a refusal")))
+	}
+	return nil
 }
 
 // events checks that the log has the life of each lease of the exam, in order.
