@@ -98,6 +98,23 @@ func (h *Health) Reset(now time.Time) bool {
 	return true
 }
 
+// Clamp takes over times that a clock has told which may have been set since, such as those of a
+// file: the time out of service is at most as long as it was made, and no error is later than now.
+// A clock that is set after Clamp does not change the time out of service.
+func (h *Health) Clamp(now time.Time) {
+	if left := h.until.Sub(now); left > 0 {
+		h.until = now.Add(min(left, h.backoff().After(h.times)))
+	}
+	if h.back.After(now) {
+		h.back = now
+	}
+	for i := range h.recent {
+		if o := &h.recent[i]; o.Time.After(now) {
+			o.Time = now
+		}
+	}
+}
+
 // Known reports whether there is anything to remember of the GPU.
 func (h *Health) Known() bool { return h.due || len(h.recent) > 0 || h.times > 0 || !h.until.IsZero() }
 

@@ -84,6 +84,35 @@ func TestHealth(t *testing.T) {
 	}
 }
 
+// Times of a clock that was ahead count for no longer than they may.
+func TestHealthAfterAWrongClock(t *testing.T) {
+	ahead := t0.Add(365 * day)
+	var h Health
+	h.Report(ahead, 79, 1)
+	h.Clamp(t0)
+	if until := h.Wake(); !until.Equal(t0.Add(10 * time.Minute)) {
+		t.Errorf("out of service until %v", until)
+	}
+	h.Clamp(t0.Add(time.Minute)) // as the next agent does
+	if until := h.Wake(); !until.Equal(t0.Add(10 * time.Minute)) {
+		t.Errorf("out of service until %v", until)
+	}
+	// A return to service in time to come would make each further time out of service longer.
+	h.Reset(ahead)
+	h.Clamp(t0)
+	h.Report(t0.Add(day), 79, 1)
+	if until := h.Wake(); !until.Equal(t0.Add(day + 10*time.Minute)) {
+		t.Errorf("out of service until %v", until)
+	}
+	// Errors of time to come would count until then.
+	h = Health{}
+	h.Report(ahead, 48, 2)
+	h.Clamp(t0)
+	if a, _ := h.Report(t0.Add(2*day), 48, 1); a != Reset {
+		t.Errorf("%v, want a reset", a)
+	}
+}
+
 func TestParseLog(t *testing.T) {
 	for _, tt := range []struct {
 		line string

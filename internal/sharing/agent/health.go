@@ -217,6 +217,7 @@ func (a *Agent) restoreHealthLocked(f *file) {
 			backoff := p.Backoff
 			p.Health = *h
 			p.Backoff = backoff
+			p.Clamp(time.Now())
 		}
 	}
 }

@@ -150,7 +150,7 @@ func TestGPUOutOfService(t *testing.T) {
 	m.until("the GPU is out of service", func() bool { return m.gpu().State == "out of service" && !m.gpu().Until.IsZero() })
 	m.stop()
 
-	m = start(t, m.dir, "gemini", h.admit(t, gpuerr.Backoff{Base: time.Nanosecond, Max: time.Nanosecond}))
+	m = start(t, m.dir, "gemini", h.admit(t, gpuerr.Backoff{Base: time.Hour, Max: time.Hour}))
 	if g := m.gpu(); g.State != "out of service" || !strings.Contains(g.Reason, "XID 79") {
 		t.Errorf("GPU %+v under the next agent", g)
 	}
@@ -164,7 +164,36 @@ func TestGPUOutOfService(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.child(s).kill()
+	m.stop()
+	m = start(t, m.dir, "gemini", h.admit(t, gpuerr.Backoff{Base: time.Nanosecond, Max: time.Nanosecond}))
 	h.xid(t, 79, 0) // for a nanosecond, and the reset after it
 	m.until("the GPU was reset", func() bool { return h.resets(t) == 1 && m.gpu().State == "in service" })
 	m.child(s).kill()
+}
+
+// The clock of the machine was years ahead when the former agent ran: a GPU is not out of service
+// for longer than its error requires.
+func TestGPUOutOfServiceByAWrongClock(t *testing.T) {
+	var h hospital
+	m := start(t, "", "gemini", h.admit(t, gpuerr.Backoff{}))
+	h.xid(t, 79, 0)
+	m.until("the GPU is out of service", func() bool { return m.gpu().State == "out of service" })
+	m.stop()
+	path := filepath.Join(m.dir, "state.json")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	year := time.Now().Format("2006-")
+	ahead := strings.ReplaceAll(string(text), `"`+year, `"2996-`)
+	if ahead == string(text) {
+		t.Fatalf("no time of this year in the state file:\n%s", text)
+	}
+	if err := os.WriteFile(path, []byte(ahead), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m = start(t, m.dir, "gemini", h.admit(t, gpuerr.Backoff{}))
+	if g := m.gpu(); g.State != "out of service" || time.Until(g.Until) > 10*time.Minute {
+		t.Errorf("GPU %+v, want it out of service for ten minutes at most", g)
+	}
 }
