@@ -41,9 +41,8 @@ func (t *tx) announceJump(by time.Duration) {
 }
 
 // sleptFor returns for how long no manager led, by the clock of this one, as far as the samples of
-// the pool's history tell.
-func (t *tx) sleptFor() time.Duration {
-	var newest time.Time
+// the pool's history and the time of the newest event tell. During an upgrade there are no samples.
+func (t *tx) sleptFor(newest time.Time) time.Duration {
 	for _, r := range t.samples.rows {
 		if r.Time.After(newest) {
 			newest = r.Time

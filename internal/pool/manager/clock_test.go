@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"context"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/auth"
 )
 
 // The manager tells once of a wall clock that is set while it leads. No node is lost, and no lease
@@ -44,6 +46,42 @@ func TestClockIsSet(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The event of a clock that was set names no caller, although the transaction of any call may tell
+// it, and an earlier term's clock is no matter of the next one.
+func TestClockIsSetByNoCaller(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 1))
+	w.m.mu.Lock()
+	w.m.jumped = time.Hour
+	w.m.mu.Unlock()
+	ctx := context.WithValue(t.Context(), callKey{}, &call{caller: auth.Identity{Actor: "node h1"}})
+	if err := w.m.update(ctx, func(*tx) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	events, _, _, _ := w.m.events.after(0)
+	if e := events[len(events)-1]; !strings.Contains(e.Message, "the clock of the leading manager was set") || e.Actor != "" {
+		t.Errorf("the last event: %v", e)
+	}
+	w.m.jumped = time.Hour
+	w.m.beginTerm()
+	if w.m.jumped != 0 {
+		t.Errorf("a new term begins with a clock that was set by %v", w.m.jumped)
+	}
+}
+
+// A pool without new samples, as during an upgrade, has a leader as long as it has events.
+func TestEventsShowALeader(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 1), boxNode("b1", 1))
+	w.passReporting(2 * sampleInterval)
+	w.clock.pass(time.Hour)
+	w.create(&dxpuv1.LeaseSpec{Count: 1, Wait: true})
+	_ = w.m.view(func(tx *tx) error {
+		if note := w.m.clockNote(tx); note != "" {
+			t.Errorf("%q", note)
+		}
+		return nil
+	})
 }
 
 // A new leader whose clock is a day ahead, or whose pool had no leader for a day, says so.

@@ -145,6 +145,7 @@ func (m *Manager) beginTerm() {
 	m.term = make(chan struct{})
 	m.live = map[string]*liveNode{}
 	m.stateErr = errLoading
+	m.jumped = 0
 	m.log.Info("this manager is now the leader")
 }
 
@@ -234,7 +235,7 @@ func (m *Manager) clockNote(t *tx) (note string) {
 	if by := m.events.newest().Sub(t.now); by > clockTolerance {
 		note += fmt.Sprintf("; its clock is %v behind the pool's latest event: leases, tokens and plans end that much later; set the clocks of the managers by NTP", by.Round(time.Second))
 	}
-	if slept := t.sleptFor(); slept > clockLeap {
+	if slept := t.sleptFor(m.events.newest()); slept > clockLeap {
 		note += fmt.Sprintf("; by its clock no manager led for %v: if that is not so, its clock is ahead, and leases, tokens and plans end that much earlier; set the clocks of the managers by NTP", slept.Round(time.Second))
 	}
 	return note

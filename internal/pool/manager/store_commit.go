@@ -234,9 +234,9 @@ func (m *Manager) updateLocked(ctx context.Context, fn func(*tx) error) (*commit
 		return nil, errorf(connect.CodeResourceExhausted, "%d changes are waiting to be stored; try again in a second", len(m.waiting))
 	}
 	t := m.beginLocked(m.cfg.Now())
-	t.traceContext, t.call = traceparent(ctx), callFrom(ctx)
 	t.markAlarmed()
-	t.announceJump(m.jumped)
+	t.announceJump(m.jumped) // which is not the work of the caller
+	t.traceContext, t.call = traceparent(ctx), callFrom(ctx)
 	err := fn(t)
 	if err == nil {
 		err = t.checkNodes()
