@@ -203,13 +203,18 @@ func groupID(name string) (int, error) {
 
 // find returns the GPUs to share, and why others that are there, or that --gpu names, are missing.
 func (o *shareServe) find(ctx context.Context, log *slog.Logger) ([]broker.GPU, map[string]string, error) {
-	found, failed := gpus.Find(o.root)
+	found, failed, err := gpus.Find(o.root)
+	if err != nil {
+		return nil, nil, err
+	}
+	return o.choose(ctx, found, failed, log)
+}
+
+// choose returns those GPUs of the machine that are to be shared, and why others are missing.
+func (o *shareServe) choose(ctx context.Context, found []gpus.GPU, failed []*gpus.UnreadableError, log *slog.Logger) ([]broker.GPU, map[string]string, error) {
 	missing := map[string]string{}
-	for _, err := range failed {
-		var g *gpus.UnreadableError
-		if errors.As(err, &g) {
-			missing[g.Address] = fmt.Sprintf("it cannot be read: %v; repair it%s", g.Err, o.then())
-		}
+	for _, g := range failed {
+		missing[g.Address] = fmt.Sprintf("it cannot be read: %v; repair it%s", g.Err, o.then())
 	}
 	listed := o.smi.of(ctx, found, log)
 	var all []broker.GPU
@@ -259,12 +264,16 @@ func (o *shareServe) named(all []broker.GPU, missing map[string]string, log *slo
 }
 
 // look finds the GPUs again while the agent runs.
-func (o *shareServe) look(ctx context.Context) ([]broker.GPU, map[string]string) {
-	list, missing, err := o.find(ctx, slog.New(slog.DiscardHandler))
-	if err != nil { // none of them is there
-		return nil, missing
+func (o *shareServe) look(ctx context.Context) ([]broker.GPU, map[string]string, error) {
+	found, failed, err := gpus.Find(o.root)
+	if err != nil {
+		return nil, nil, err
 	}
-	return list, missing
+	list, missing, err := o.choose(ctx, found, failed, slog.New(slog.DiscardHandler))
+	if err != nil { // none of them is there
+		return nil, missing, nil
+	}
+	return list, missing, nil
 }
 
 // then says what follows the repair of a GPU.
@@ -341,12 +350,21 @@ func (c *smiCache) of(ctx context.Context, found []gpus.GPU, log *slog.Logger) m
 		now = listedGPUs(ctx, log)
 	}
 	for _, g := range found { // one that it could not list this time
-		if d, ok := c.listed[g.Address]; ok && slices.Contains(c.found, g) && now[g.Address] == (nvidia.Device{}) {
+		if d, ok := c.listed[g.Address]; ok && c.remains(&g, d) && now[g.Address] == (nvidia.Device{}) {
 			now[g.Address] = d
 		}
 	}
 	c.found, c.listed, c.at = found, now, time.Now()
 	return now
+}
+
+// remains reports whether a GPU was there before, as nvidia-smi has described it. Meanwhile a
+// program may have opened it first, so that the driver knows its UUID.
+func (c *smiCache) remains(g *gpus.GPU, d nvidia.Device) bool {
+	uuid, _ := gpus.ParseUUID(d.UUID)
+	return slices.ContainsFunc(c.found, func(old gpus.GPU) bool {
+		return old == *g || old.Address == g.Address && (old.UUID == [16]byte{} || g.UUID == [16]byte{}) && (uuid == g.UUID || uuid == old.UUID)
+	})
 }
 
 // foundGPU returns a GPU as the broker has it. The files of the driver have no UUID before the

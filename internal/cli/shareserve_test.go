@@ -82,16 +82,19 @@ func TestFindLeavesOutGPUs(t *testing.T) {
 	}
 	smi("GPU-1, 00000000:01:00.0, NVIDIA A100-SXM4-40GB, 40960", "GPU-04000000-0000-0000-0000-000000000000, 00000000:04:00.0, NVIDIA A10M, 24576", "GPU-3, 00000000:03:00.0, NVIDIA A100-SXM4-40GB, 40960")
 	for _, want := range []int{3, 3} {
-		if list, missing := o.look(t.Context()); len(list) != want || len(missing) != 1 || runs() != 1 {
-			t.Errorf("look: %+v, missing %v, %d runs", list, missing, runs())
+		if list, missing, err := o.look(t.Context()); err != nil || len(list) != want || len(missing) != 1 || runs() != 1 {
+			t.Errorf("look: %+v, missing %v, %v, %d runs", list, missing, err, runs())
 		}
 	}
 	if err := os.RemoveAll(filepath.Join(root, "sys/bus/pci/devices/0000:03:00.0")); err != nil {
 		t.Fatal(err)
 	}
 	write(filepath.Join(bin, "nvidia-smi"), "#!/bin/sh\nprintf x >> "+filepath.Join(bin, "runs")+"\nexit 9\n")
-	if list, _ := o.look(t.Context()); len(list) != 2 || list[1].UUID[0] != 4 || runs() != 2 {
-		t.Errorf("without one, while nvidia-smi fails: %+v, %d runs", list, runs())
+	for i, uuid := range []string{"????????-????-????-????-????????????", "04000000-0000-0000-0000-000000000000"} { // then a program has opened it
+		write(filepath.Join(root, "proc/driver/nvidia/gpus/0000:04:00.0/information"), "Model: NVIDIA A10M\nGPU UUID: GPU-"+uuid)
+		if list, _, err := o.look(t.Context()); err != nil || len(list) != 2 || list[1].UUID[0] != 4 || runs() != 2+i {
+			t.Errorf("without one, while nvidia-smi fails: %+v, %v, %d runs", list, err, runs())
+		}
 	}
 	smi("GPU-9, 00000000:09:00.0, another one, 1024")
 	if _, _, err := (&shareServe{root: root}).find(t.Context(), log); err == nil || !strings.Contains(err.Error(), "GPU 0000:01:00.0: its memory is not known") || !strings.Contains(err.Error(), "GPU 0000:02:00.0") {

@@ -60,8 +60,9 @@ type Config struct {
 	// Missing are GPUs that cannot be shared now, by name, and why.
 	Missing map[string]string
 	// Look finds the GPUs again, as Broker.GPUs and Missing had them at the start; nil: those of the
-	// start are all that there are. It is not used with MPS, whose services begin with the agent.
-	Look  func(ctx context.Context) ([]broker.GPU, map[string]string)
+	// start are all that there are. Its error says nothing of a GPU. It is not used with MPS, whose
+	// services begin with the agent.
+	Look  func(ctx context.Context) ([]broker.GPU, map[string]string, error)
 	Pause time.Duration // between two looks; zero: lookPause
 }
 

@@ -40,9 +40,13 @@ func (a *Agent) watchGPUs(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		}
-		list, missing := a.config.Look(ctx)
+		list, missing, err := a.config.Look(ctx)
 		if ctx.Err() != nil {
 			return nil
+		}
+		if err != nil {
+			a.config.Log.Warn("agent cannot look for its GPUs, and takes none as missing by that", "error", err)
+			continue
 		}
 		a.enter()
 		a.lookLocked(list, missing)

@@ -4,6 +4,7 @@ package agent_test
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"sync"
@@ -28,15 +29,15 @@ func (b *bus) set(list ...broker.GPU) {
 	b.list = list
 }
 
-func (b *bus) look(context.Context) ([]broker.GPU, map[string]string) {
+func (b *bus) look(context.Context) ([]broker.GPU, map[string]string, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return slices.Clone(b.list), nil
+	return slices.Clone(b.list), nil, nil
 }
 
 // watched lets an agent begin with the GPUs of a bus, and look there again.
 func (b *bus) watched(c *agent.Config) {
-	c.Broker.GPUs, _ = b.look(context.Background())
+	c.Broker.GPUs, _, _ = b.look(context.Background())
 	c.Look, c.Pause = b.look, 2*time.Millisecond
 	c.Backoff = gpuerr.Backoff{Base: time.Hour, Max: time.Hour}
 }
@@ -140,6 +141,28 @@ func TestGPUThatComesAndGoes(t *testing.T) {
 	}
 }
 
+// A look that fails, such as of an agent without open files, says nothing of a GPU.
+func TestLookThatFails(t *testing.T) {
+	one := pciGPU(1, 1)
+	looks := make(chan struct{}, 10)
+	m := start(t, "", "gemini", withGPUs(one), func(c *agent.Config) {
+		c.Pause = time.Millisecond
+		c.Look = func(context.Context) ([]broker.GPU, map[string]string, error) {
+			select {
+			case looks <- struct{}{}:
+			default:
+			}
+			return nil, nil, errors.New("too many open files")
+		}
+	})
+	for range cap(looks) {
+		<-looks
+	}
+	if got := m.state(one.Name); got != "in service" {
+		t.Errorf("a GPU after failed looks is %s", got)
+	}
+}
+
 // One look does not make a GPU missing, nor take it back.
 func TestLooksMustAgree(t *testing.T) {
 	one, two := pciGPU(1, 1), pciGPU(2, 2)
@@ -147,14 +170,14 @@ func TestLooksMustAgree(t *testing.T) {
 	n, present := 0, true
 	m := start(t, "", "gemini", withGPUs(one, two), func(c *agent.Config) {
 		c.Pause = time.Millisecond
-		c.Look = func(context.Context) ([]broker.GPU, map[string]string) {
+		c.Look = func(context.Context) ([]broker.GPU, map[string]string, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			n++
 			if here := n%3 == 0; here == present { // two looks of three find the opposite
-				return []broker.GPU{one, two}, nil
+				return []broker.GPU{one, two}, nil, nil
 			}
-			return []broker.GPU{two}, nil
+			return []broker.GPU{two}, nil, nil
 		}
 	})
 	m.until("there were some looks", func() bool { mu.Lock(); defer mu.Unlock(); return n > 30 })

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // GPU is a GPU on the PCI bus.
@@ -43,30 +44,46 @@ const (
 
 // Find returns the GPUs, by address, and an error for each one that cannot be read: the
 // others can be shared without it. Root is the folder with sys and proc, "/" for this machine.
-func Find(root string) (out []GPU, failed []error) {
-	folders, err := filepath.Glob(filepath.Join(root, "sys/bus/pci/devices/*"))
-	if err != nil {
-		return nil, []error{err}
+// Without open files or memory it finds nothing, and returns an error: that says nothing of a GPU.
+func Find(root string) (out []GPU, failed []*UnreadableError, err error) {
+	bus := filepath.Join(root, "sys/bus/pci/devices")
+	devices, err := os.ReadDir(bus)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, err
 	}
-	for _, dir := range folders {
-		vendor, err := read(filepath.Join(dir, "vendor"))
-		if err != nil || vendor != nvidia {
-			continue // gone, or another vendor's
+	for _, d := range devices {
+		g, ours, err := find(root, filepath.Join(bus, d.Name()))
+		switch {
+		case lacks(err):
+			return nil, nil, err
+		case ours && err != nil:
+			failed = append(failed, &UnreadableError{d.Name(), err})
+		case ours:
+			out = append(out, g)
 		}
-		if class, err := read(filepath.Join(dir, "class")); err != nil || !strings.HasPrefix(class, display) {
-			continue
-		}
-		g, err := ParseAddress(filepath.Base(dir))
-		if err == nil {
-			err = g.describe(filepath.Join(root, "proc/driver/nvidia/gpus", g.Address, "information"))
-		}
-		if err != nil {
-			failed = append(failed, &UnreadableError{filepath.Base(dir), err})
-			continue
-		}
-		out = append(out, g)
 	}
-	return out, failed
+	return out, failed, nil
+}
+
+// lacks reports whether an error is that of a process or machine which lacks something.
+func lacks(err error) bool {
+	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOMEM)
+}
+
+// find returns the GPU of a folder of sysfs, and whether it is one.
+func find(root, dir string) (g GPU, ours bool, err error) {
+	vendor, err := read(filepath.Join(dir, "vendor"))
+	if err != nil || vendor != nvidia {
+		return g, false, err // gone, or another vendor's
+	}
+	class, err := read(filepath.Join(dir, "class"))
+	if err != nil || !strings.HasPrefix(class, display) {
+		return g, false, err
+	}
+	if g, err = ParseAddress(filepath.Base(dir)); err == nil {
+		err = g.describe(filepath.Join(root, "proc/driver/nvidia/gpus", g.Address, "information"))
+	}
+	return g, true, err
 }
 
 // read returns the text of a small file without the space around it.

@@ -1,9 +1,11 @@
 package gpus_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -27,8 +29,8 @@ func write(t *testing.T, root string, files map[string]string) {
 
 func TestFind(t *testing.T) {
 	root := t.TempDir()
-	if got, failed := gpus.Find(root); failed != nil || len(got) != 0 {
-		t.Errorf("found %v, %v", got, failed)
+	if got, failed, err := gpus.Find(root); failed != nil || len(got) != 0 || err != nil {
+		t.Errorf("found %v, %v, %v", got, failed, err)
 	}
 	write(t, root, map[string]string{
 		"sys/bus/pci/devices/0000:3b:00.0/vendor": "0x10de\n", "sys/bus/pci/devices/0000:3b:00.0/class": "0x030200\n",
@@ -37,9 +39,9 @@ func TestFind(t *testing.T) {
 		"sys/bus/pci/devices/10000:af:1f.7/vendor": "0x10de\n", "sys/bus/pci/devices/10000:af:1f.7/class": "0x030000\n",
 		"proc/driver/nvidia/gpus/0000:3b:00.0/information": "Model: \t\t Tesla V100-SXM2-16GB\nIRQ:   \t\t 100\nGPU UUID: \t GPU-01234567-89ab-cdef-0123-456789abcdef\nBus Type: \t PCIe\n",
 	})
-	got, failed := gpus.Find(root)
-	if failed != nil {
-		t.Fatal(failed)
+	got, failed, err := gpus.Find(root)
+	if failed != nil || err != nil {
+		t.Fatal(failed, err)
 	}
 	want := []gpus.GPU{
 		{
@@ -52,9 +54,31 @@ func TestFind(t *testing.T) {
 		t.Error(d)
 	}
 	write(t, root, map[string]string{"proc/driver/nvidia/gpus/0000:3b:00.0/information": "GPU UUID: none\n"})
-	got, failed = gpus.Find(root) // the other one is found
-	if d := cmp.Diff(want[1:], got); d != "" || len(failed) != 1 || !strings.Contains(failed[0].Error(), "GPU 0000:3b:00.0: ") || !strings.Contains(failed[0].Error(), "not a UUID") {
+	got, failed, err = gpus.Find(root) // the other one is found
+	if d := cmp.Diff(want[1:], got); d != "" || err != nil || len(failed) != 1 || !strings.Contains(failed[0].Error(), "GPU 0000:3b:00.0: ") || !strings.Contains(failed[0].Error(), "not a UUID") {
 		t.Errorf("errors %v %s", failed, d)
+	}
+}
+
+// A process that can open no file has not seen that the GPUs are gone.
+func TestFindWithoutFiles(t *testing.T) {
+	root := t.TempDir()
+	write(t, root, map[string]string{"sys/bus/pci/devices/0000:3b:00.0/vendor": "0x10de\n", "sys/bus/pci/devices/0000:3b:00.0/class": "0x030200\n"})
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	none := limit
+	none.Cur = 0
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &none); err != nil {
+		t.Fatal(err)
+	}
+	got, failed, err := gpus.Find(root)
+	if back := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); back != nil {
+		t.Fatal(back)
+	}
+	if !errors.Is(err, syscall.EMFILE) || got != nil || failed != nil {
+		t.Errorf("found %v, %v, %v", got, failed, err)
 	}
 }
 
