@@ -17,11 +17,14 @@ func stampOf(pid int) (*OwnerStamp, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the process that is to own the share: %w", err)
 	}
-	return &OwnerStamp{PID: pid, Start: start}, nil
+	return &OwnerStamp{PID: pid, Start: start, Boot: bootID()}, nil
 }
 
 // ownerOf returns the owner of a share, or nil if it has ended.
 func ownerOf(o *OwnerStamp) *pidfd {
+	if o.Boot != "" && o.Boot != bootID() {
+		return nil
+	}
 	p, err := openPidfd(o.PID)
 	if err != nil {
 		return nil

@@ -74,10 +74,11 @@ func (r *Record) withPart(p RecordPart) Record {
 	return next
 }
 
-// OwnerStamp names a process, also when its process ID is used again.
+// OwnerStamp names a process, also when its process ID is used again, or the machine boots again.
 type OwnerStamp struct {
 	PID   int    `json:"pid"`
-	Start uint64 `json:"start"` // in clock ticks since the boot
+	Start uint64 `json:"start"`          // in clock ticks since the boot
+	Boot  string `json:"boot,omitempty"` // which one; "": of an earlier version, which did not tell
 }
 
 // file is the state file.
