@@ -106,7 +106,7 @@ func (p *process) inherit(gpu int) {
 		}
 		p.held[gpu].bytes += o.held[gpu].bytes
 		p.held[gpu].opened = p.held[gpu].opened || o.held[gpu].opened
-		o.held[gpu].bytes = 0
+		o.held[gpu].bytes, o.held[gpu].beyond = 0, 0
 		p.away, o.away = p.away || o.away, false
 	}
 }

@@ -38,8 +38,9 @@ type process struct {
 // holding is the memory of a process on one GPU of its share.
 type holding struct {
 	bytes  uint64
-	known  bool // the process has spoken of it
-	opened bool // the process may have a context there
+	beyond uint64 // further memory of the process, for which its share has no room
+	known  bool   // the process has spoken of it
+	opened bool   // the process may have a context there
 }
 
 // Connect adds a process that connected to the socket of a share. PID is its process ID,
@@ -62,7 +63,7 @@ func (b *Broker) Connect(now time.Duration, id ProcessID, shareID string, pid in
 	if i := slices.IndexFunc(r.members, func(o *process) bool { return pid > 0 && o.pid == pid && !o.connected }); i >= 0 {
 		old := r.members[i]
 		for g := range old.held {
-			p.held[g].bytes, p.held[g].opened = old.held[g].bytes, old.held[g].opened
+			p.held[g] = holding{bytes: old.held[g].bytes, beyond: old.held[g].beyond, opened: old.held[g].opened}
 		}
 		p.away = old.away
 		r.members[i] = p
@@ -131,15 +132,25 @@ func (b *Broker) Ended(now time.Duration, id ProcessID) {
 }
 
 func (p *process) holds() bool {
-	return slices.ContainsFunc(p.held, func(h holding) bool { return h.bytes > 0 })
+	return slices.ContainsFunc(p.held, func(h holding) bool { return h.bytes+h.beyond > 0 })
 }
 
-// release gives memory of a share back.
+// release gives memory of a share back. It goes to processes that have more than the share had
+// room for, such as those of an agent that gave more memory out than this one does: so the account
+// is right when there is room for all again.
 func (r *room) release(i int, bytes uint64) {
 	q := &r.parts[i]
+	before := q.used
 	q.used -= bytes
 	q.reserved = max(uint64(q.Memory), q.used, q.kept, q.promised)
-	r.dirty = r.dirty || bytes > 0
+	for _, p := range r.members {
+		h := &p.held[i]
+		n := min(h.beyond, q.reserved-q.used)
+		h.beyond -= n
+		h.bytes += n
+		q.used += n
+	}
+	r.dirty = r.dirty || q.used != before
 }
 
 // reject closes the connection of a process.
@@ -295,17 +306,19 @@ func (b *Broker) allocate(now time.Duration, p *process, m wire.Message) {
 func (b *Broker) free(now time.Duration, p *process, m wire.Message) {
 	h := &p.held[m.GPU]
 	h.known = true
-	if m.Bytes > h.bytes {
+	if m.Bytes > h.bytes+h.beyond {
 		p.wrong++
 		return
 	}
-	h.bytes -= m.Bytes
-	p.share.release(int(m.GPU), m.Bytes)
+	n := min(h.beyond, m.Bytes)
+	h.beyond -= n
+	h.bytes -= m.Bytes - n
+	p.share.release(int(m.GPU), m.Bytes-n)
 	b.retry(now, p.share)
 }
 
 // holds takes the memory that a process has after a reconnection, as far as there is room
-// for it in what is kept for its share.
+// for it in what is kept for its share. The rest is beyond the account.
 func (b *Broker) holds(now time.Duration, p *process, m wire.Message) {
 	h := &p.held[m.GPU]
 	if h.known {
@@ -320,6 +333,7 @@ func (b *Broker) holds(now time.Duration, p *process, m wire.Message) {
 	q, before := &p.share.parts[m.GPU], h.bytes
 	q.used -= before
 	h.bytes = min(m.Bytes, q.reserved-q.used)
+	h.beyond = m.Bytes - h.bytes
 	q.used += h.bytes
 	p.share.release(int(m.GPU), 0)
 	p.share.dirty = true
