@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"net"
 	"net/http"
 	"os"
@@ -20,7 +19,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/dxpu-project/dxpu/internal/rawio/rights"
 	"github.com/dxpu-project/dxpu/internal/sharing/broker"
 	"github.com/dxpu-project/dxpu/internal/sharing/gate"
 	"github.com/dxpu-project/dxpu/share"
@@ -49,35 +47,6 @@ func (a *Agent) listenControl() (*net.UnixListener, error) {
 
 type peerKey struct{}
 
-// callers accepts the connections of the control socket. A user's descriptors keep no other
-// user waiting.
-type callers struct {
-	*rights.Listener
-	trash map[uint32]*rights.Disposer // by user
-}
-
-func newCallers(l *net.UnixListener) callers {
-	return callers{rights.NewListener(l, new(rights.Disposer)), map[uint32]*rights.Disposer{}}
-}
-
-// Accept implements net.Listener.
-func (l callers) Accept() (net.Conn, error) {
-	c, err := l.AcceptUnix()
-	if err != nil {
-		return nil, err
-	}
-	const nobody = math.MaxUint32
-	uid := uint32(nobody)
-	if p, err := peerOf(c); err == nil {
-		uid = p.Uid
-		p.process.close()
-	}
-	if l.trash[uid] == nil {
-		l.trash[uid] = new(rights.Disposer)
-	}
-	return rights.NewConn(c, l.trash[uid]), nil
-}
-
 // serveControl serves the control socket until the context ends.
 func (a *Agent) serveControl(ctx context.Context, l *net.UnixListener) error {
 	mux := http.NewServeMux()
@@ -96,7 +65,7 @@ func (a *Agent) serveControl(ctx context.Context, l *net.UnixListener) error {
 		Handler: http.MaxBytesHandler(mux, 1<<20), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second,
 		WriteTimeout: 10 * time.Second, MaxHeaderBytes: 16 << 10,
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			p, err := peerOf(c.(*rights.Conn).UnixConn)
+			p, err := peerOf(c.(*caller).UnixConn)
 			p.process.close()
 			if err != nil {
 				return ctx
@@ -106,7 +75,7 @@ func (a *Agent) serveControl(ctx context.Context, l *net.UnixListener) error {
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		if err := srv.Serve(newCallers(l)); !errors.Is(err, http.ErrServerClosed) {
+		if err := srv.Serve(newCallers(l, a.config.Log)); !errors.Is(err, http.ErrServerClosed) {
 			return fmt.Errorf("control socket: %w", err)
 		}
 		return nil
