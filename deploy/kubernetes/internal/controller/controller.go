@@ -274,6 +274,7 @@ func (c *Controller) startSlices(ctx context.Context) (err error) {
 	delay := sliceDelay
 	c.devices, err = resourceslice.StartController(ctx, resourceslice.Options{
 		DriverName: inventory.Driver, KubeClient: c.cfg.Kube, Resources: c.current().Resources(), SyncDelay: &delay,
+		Queue: patientQueue{workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]())},
 		ErrorHandler: func(ctx context.Context, err error, msg string) {
 			var dropped *resourceslice.DroppedFieldsError
 			if errors.As(err, &dropped) {
@@ -283,6 +284,17 @@ func (c *Controller) startSlices(ctx context.Context) (err error) {
 		},
 	})
 	return err
+}
+
+// patientQueue is the publisher's queue of pools. A pool that waits for no time waits for a moment: the
+// publisher looks at a new slice again when a minute is over, and until the clock has gone past that, for
+// ever in a test whose clock stands.
+type patientQueue struct {
+	workqueue.TypedRateLimitingInterface[string]
+}
+
+func (q patientQueue) AddAfter(pool string, d time.Duration) {
+	q.TypedRateLimitingInterface.AddAfter(pool, max(d, time.Millisecond))
 }
 
 // sliceDelay is the time after which foreign changes of the devices are undone.

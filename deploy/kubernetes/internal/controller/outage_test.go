@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/klog/v2"
@@ -50,6 +51,7 @@ func inOutage(t *testing.T, prepare func(*awayManager), test func(o *outage)) {
 			sliceBefore(),
 		)
 		kube.PrependReactor("update", "resourceslices", completeSlice)
+		kube.PrependReactor("create", "resourceslices", nameSlice)
 		m, api := newAwayManager(t)
 		m.set(prepare)
 		o := &outage{T: t, kube: kube, manager: m}
@@ -98,8 +100,7 @@ func (o *outage) logged() []string {
 	return lines
 }
 
-// sliceBefore is a resource slice of an earlier controller. One that is created has its publisher look
-// again until time has passed, for ever in a bubble.
+// sliceBefore is a resource slice of an earlier controller.
 func sliceBefore() *resourceapi.ResourceSlice {
 	s := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "00000-" + inventory.Driver + "-1", ResourceVersion: "1"}}
 	s.Spec.Driver, s.Spec.Devices = inventory.Driver, []resourceapi.Device{{Name: "b1-0"}}
@@ -118,6 +119,16 @@ func completeSlice(a clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, err
 	}
 	s.ResourceVersion = strconv.Itoa(version + 1)
+	return false, nil, nil
+}
+
+// nameSlice gives a new resource slice a name and its first version, as the API server does.
+func nameSlice(a clienttesting.Action) (bool, runtime.Object, error) {
+	s, is := a.(clienttesting.CreateAction).GetObject().(*resourceapi.ResourceSlice)
+	if !is {
+		return true, nil, apierrors.NewNotFound(a.GetResource().GroupResource(), "slice")
+	}
+	s.Name, s.ResourceVersion = s.GenerateName+rand.String(5), "1"
 	return false, nil, nil
 }
 

@@ -55,6 +55,7 @@ func (w *torture) startReplica() {
 	kube.AddReactor("update", "resourceclaims", r.killedAt(w, "status", w.updateStatus))
 	kube.AddReactor("create", "pods", r.killedAt(w, "eviction", w.evict))
 	kube.AddReactor("update", "resourceslices", completeSlice)
+	kube.AddReactor("create", "resourceslices", nameSlice)
 	kube.AddReactor("*", "*", clienttesting.ObjectReaction(w.kube.Tracker()))
 	kube.AddWatchReactor("*", func(a clienttesting.Action) (bool, watch.Interface, error) {
 		if r.cut.Load() {

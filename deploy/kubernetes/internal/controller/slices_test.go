@@ -146,9 +146,9 @@ func TestSlicesDeleted(t *testing.T) {
 			o.Fatal(err)
 		}
 		o.wantOffered("deleted", "", 1)
-		for end := time.Now().Add(slicesAgain + resourceslice.DefaultMutationCacheTTL + time.Second); o.offered() == "" && time.Now().Before(end); {
-			o.after(time.Second)
-		}
+		o.after(slicesAgain + resourceslice.DefaultMutationCacheTTL + time.Second)
 		o.wantOffered("later", allOffered, 1)
+		o.after(2 * resourceslice.DefaultMutationCacheTTL)
+		o.wantOffered("at last", allOffered, 0)
 	})
 }

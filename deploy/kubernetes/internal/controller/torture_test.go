@@ -96,7 +96,7 @@ func tortured(t *testing.T, seed uint64, rounds int) {
 			w.manager.set(back)
 			w.manager.heal()
 			w.completeGang()
-			w.quiet(400)
+			w.quiet(450)
 		}
 		t.Logf("%v", w.done)
 	})
