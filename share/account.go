@@ -19,6 +19,11 @@ type Account struct {
 // Zero reports whether nothing was used.
 func (a *Account) Zero() bool { return len(a.Used) == 0 && a.Owed <= 0 }
 
+// owed returns what a limit has left of the debt after the time before the policy's zero, in which it paid, too.
+func (a *Account) owed(before time.Duration, limit PPM) time.Duration {
+	return max(min(a.Owed, maxExpected)-limit.Of(max(before, 0)), 0)
+}
+
 // Accountant is a policy whose limits count what clients have used before.
 type Accountant interface {
 	Policy
@@ -79,9 +84,10 @@ func (p *gemini) Account(now time.Duration, id ClientID) Account {
 func (p *gemini) Charge(now time.Duration, id ClientID, a Account, ago time.Duration) {
 	p.clock(now)
 	if c := p.find(id); c != nil {
+		owed := a.owed(ago-p.now, c.spec.Limit)
 		ago = min(max(ago, 0), p.now)
 		c.state.used.charge(p.now, a.Used, ago)
-		c.state.debt = newDebt(a.Owed, p.now-ago)
+		c.state.debt = newDebt(owed, p.now-ago)
 	}
 }
 
@@ -101,7 +107,7 @@ func (p *gaiapi) Charge(now time.Duration, id ClientID, a Account, ago time.Dura
 	p.clock(now)
 	if c := p.find(id); c != nil {
 		s := &c.state
-		s.bucket, s.filled = -min(max(a.Owed, 0), maxExpected), p.now-min(max(ago, 0), p.now)
+		s.bucket, s.filled = -a.owed(ago-p.now, c.spec.Limit), p.now-min(max(ago, 0), p.now)
 		s.free = s.free && s.bucket >= 0
 		p.fill(c)
 	}

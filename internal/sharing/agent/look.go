@@ -136,7 +136,7 @@ func (a *Agent) matchLocked(list []broker.GPU) []int {
 // loseLocked takes a GPU out of service that is not there any more.
 func (a *Agent) loseLocked(i int, why string) {
 	p := a.patients[i]
-	p.missing = why
+	p.missing, p.address = why, "" // errors at its address may be those of another GPU
 	p.Report(time.Now(), gpuerr.DeviceFailed, 1)
 	a.stopLocked(i)
 	signal(a.changed)

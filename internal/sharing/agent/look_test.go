@@ -5,6 +5,8 @@ package agent_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -138,6 +140,34 @@ func TestGPUThatComesAndGoes(t *testing.T) {
 	}
 	if err := m.api.Repair(t.Context(), one.Name); err != nil || m.state(one.Name) != "in service" {
 		t.Errorf("after a repair: %s, %v", m.state(one.Name), err)
+	}
+}
+
+// Errors of a GPU at the address of a missing one are its own.
+func TestErrorsAtTheAddressOfAnother(t *testing.T) {
+	one, two, other := pciGPU(1, 1), pciGPU(2, 2), pciGPU(1, 9)
+	moved := pciGPU(3, 1)
+	r, log, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = log.Close() })
+	var b bus
+	b.set(one, two)
+	m := start(t, "", "gemini", b.watched, func(c *agent.Config) { c.KernelLog = r })
+	m.create(agent.Part{GPUs: []string{one.Name}, Memory: gib})
+	b.set(two)
+	m.until("it is missing", func() bool { return m.state(one.Name) == "missing" })
+	b.set(other, two)
+	m.until("another one is there", func() bool { return m.state(one.Name) == "in service" })
+	if _, err := fmt.Fprintln(log, "3,339,5140900,-;NVRM: Xid (PCI:0000:01:00): 79, pid=1, name=python"); err != nil {
+		t.Fatal(err)
+	}
+	m.until("it has failed", func() bool { return m.state(other.Name) == "out of service" })
+	b.set(other, two, moved)
+	m.until("the first one is back", func() bool { return m.state(moved.Name) != "unknown" })
+	if got := m.state(moved.Name); got != "in service" {
+		t.Errorf("the first one is %s", got)
 	}
 }
 
