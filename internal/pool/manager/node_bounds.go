@@ -105,10 +105,10 @@ func (c *faultRecord) dropErrors() { c.drop(func(uint32) bool { return true }) }
 
 func isMinor(code uint32) bool { return gpuerr.Lookup(code).Action < gpuerr.Reset }
 
-// drop forgets the errors with some codes.
+// drop forgets the errors with some codes. Failures of the GPU stay: three in an hour take it out of service.
 func (c *faultRecord) drop(code func(uint32) bool) {
 	c.Errors = slices.DeleteFunc(slices.Clone(c.Errors), func(e errorCount) bool { return code(e.Code) })
-	c.Recent = slices.DeleteFunc(slices.Clone(c.Recent), func(o gpuerr.Occurrence) bool { return code(o.Code) })
+	c.Recent = slices.DeleteFunc(slices.Clone(c.Recent), func(o gpuerr.Occurrence) bool { return code(o.Code) && o.Code != gpuerr.DeviceFailed })
 }
 
 // admitError reports whether an error is counted. c is the fault record of its slot to be, and others
@@ -159,6 +159,8 @@ func (c *faultRecord) dropOneMinor() bool {
 func (n *nodeRecord) reported() int {
 	c := *n
 	c.Cordon, c.Taints, c.Slots = nil, nil, slices.Clone(n.Slots)
+	// The manager sets these itself; they must not make a report larger that was taken before.
+	c.CredentialHash, c.Certificates, c.Stability, c.DesiredRevision, c.ResourceVersion = nil, nil, nil, 0, 0
 	for i := range c.Slots {
 		s := &c.Slots[i]
 		s.Cordon, s.Taints, s.Fault = nil, nil, nil

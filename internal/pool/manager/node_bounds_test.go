@@ -9,6 +9,7 @@ import (
 	"connectrpc.com/connect"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/gpuerr"
 )
 
 // reportAs makes a node report what change makes of its report.
@@ -122,4 +123,27 @@ func TestGraveErrorAmongMany(t *testing.T) {
 	w.report("b1")
 	n.addError(0, 63)
 	w.report("b1")
+}
+
+// A record that an earlier version let grow may stay so large, whatever the manager itself adds.
+func TestSizeOfAReport(t *testing.T) {
+	n := &nodeRecord{ID: "b1", Labels: map[string]string{"zone": "a"}, Slots: []slotRecord{{Slot: 1, HealthDetail: "warm"}}}
+	was := n.reported()
+	n.Certificates, n.CredentialHash, n.Stability = []string{"1", "2"}, []byte("hash"), &stability{}
+	n.DesiredRevision, n.ResourceVersion, n.Cordon = 1<<40, 1<<40, &cordon{Reason: "repair"}
+	if got := n.reported(); got != was {
+		t.Errorf("the report has %d bytes with the manager's fields, %d without", got, was)
+	}
+}
+
+// The record forgets codes, and not how often the GPU failed.
+func TestFailuresAreKept(t *testing.T) {
+	c := &faultRecord{
+		Errors: []errorCount{{Code: 31, Count: 1}},
+		Recent: []gpuerr.Occurrence{{Code: 31}, {Code: gpuerr.DeviceFailed}, {Code: gpuerr.DeviceFailed}},
+	}
+	c.dropErrors()
+	if len(c.Errors) != 0 || len(c.Recent) != 2 {
+		t.Errorf("left are %v and %v", c.Errors, c.Recent)
+	}
 }
