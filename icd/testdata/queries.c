@@ -15,7 +15,7 @@ enum kind { DEVICE, CONTEXT, QUEUE, MEM, IMAGE, PIPE, SAMPLER, PROGRAM, BUILD, K
 
 static cl_platform_id platform;
 static cl_device_id device;
-static unsigned char bytes[ROOM];
+static unsigned char bytes[ROOM], before[ROOM];
 static int executable; /* the program of a query is */
 
 
@@ -87,13 +87,7 @@ static void hex(const unsigned char *b, size_t n)
 }
 
 /* untouched reports whether bytes behind a value are as they were. */
-static int untouched(size_t from)
-{
-	for (size_t i = from; i < ROOM; i++)
-		if (bytes[i] != 0xa5)
-			return 0;
-	return 1;
-}
+static int untouched(size_t from) { return !memcmp(bytes + from, before + from, ROOM - from); }
 
 /* ask prints what every parameter of a kind of query gives; those that have no answer are counted by their codes. */
 static void ask(const char *name, enum kind kind, const void *object, cl_uint index)
@@ -343,6 +337,7 @@ static void formats(void)
 
 int main(void)
 {
+	memset(before, 0xa5, ROOM);
 	if (clGetPlatformIDs(1, &platform, NULL) || clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, 1, &device, NULL))
 		return 1;
 	const cl_context_properties list[] = {CL_CONTEXT_PLATFORM, (cl_context_properties)platform, 0}, none[] = {0};
