@@ -243,7 +243,7 @@ func (k *runKills) check() {
 	}
 }
 
-// settle waits until only the shares of the living are left, and no file of others.
+// settle waits until only the shares of the living are left, and no file of others but the accounts of all.
 func (k *runKills) settle(living []*runner) {
 	names := map[string]bool{}
 	for _, p := range living {
@@ -255,7 +255,8 @@ func (k *runKills) settle(living []*runner) {
 	})
 	names["lock"], names["control.sock"] = true, true
 	k.until("only the files of living programs are left", func() bool {
-		return slices.Equal(namesIn(k.t, filepath.Join(k.dir, "run")), slices.Sorted(maps.Keys(names)))
+		files := slices.DeleteFunc(namesIn(k.t, filepath.Join(k.dir, "run")), func(name string) bool { return strings.HasPrefix(name, "accounts.json") })
+		return slices.Equal(files, slices.Sorted(maps.Keys(names)))
 	})
 	k.until("only the state file is left in its folder", func() bool {
 		return slices.Equal(namesIn(k.t, filepath.Join(k.dir, "state")), []string{"s.json"})
