@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -50,17 +51,27 @@ func (t *tx) checkNodes() error {
 		if was == nil {
 			was = &nodeRecord{}
 		}
-		if n.reported() > maxReported {
-			n = t.dropHealthDetails(id)
+		size, err := n.sizes()
+		if err == nil && size.reported > maxReported {
+			size, err = t.dropHealthDetails(id).sizes()
 		}
-		reported, set := n.reported(), n.set()
-		if reported > maxReported && reported > was.reported() {
-			return invalid("node %s: its report would take %d bytes, at most %d: report fewer slots or shorter texts", id, reported, maxReported)
+		if err != nil {
+			return err
 		}
-		if set > maxSet && set > was.set() {
-			return invalid("node %s: its cordons and taints would take %d bytes, at most %d: use shorter reasons, or cordon and taint the node as a whole", id, set, maxSet)
+		if size.reported > maxReported || size.set > maxSet {
+			before, err := was.sizes()
+			switch {
+			case err != nil:
+				return err
+			case size.reported > max(maxReported, before.reported):
+				return invalid("node %s: its report would take %d bytes, at most %d: report fewer slots or shorter texts", id, size.reported, maxReported)
+			case size.set > max(maxSet, before.set):
+				return invalid("node %s: its cordons and taints would take %d bytes, at most %d: use shorter reasons, or cordon and taint the node as a whole", id, size.set, maxSet)
+			}
 		}
-		t.fitFaults(id, maxNode-reported-set)
+		if err := t.fitFaults(id, size); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -74,20 +85,24 @@ func (t *tx) dropHealthDetails(id string) *nodeRecord {
 	return n
 }
 
-// fitFaults drops parts of a node's fault records until they have a size, the least important first.
+// fitFaults drops parts of a node's fault records until the record fits, the least important first.
 // The state of the repair of each GPU always fits.
-func (t *tx) fitFaults(id string, most int) {
+func (t *tx) fitFaults(id string, size nodeSizes) (err error) {
 	for _, shorten := range []func(*faultRecord){(*faultRecord).dropDetails, (*faultRecord).joinRecent, (*faultRecord).dropMinor, (*faultRecord).dropErrors} {
-		n := t.nodes.get(id)
-		if n.faults() <= most {
-			return
+		if size.reported+size.set+size.faults <= maxNode {
+			return nil
 		}
+		n := t.nodes.get(id)
 		for i := range n.Slots {
 			if n.Slots[i].Fault != nil {
 				t.editFault(id, n.Slots[i].Slot, shorten)
 			}
 		}
+		if size, err = t.nodes.get(id).sizes(); err != nil {
+			return err
+		}
 	}
+	return nil
 }
 
 func (c *faultRecord) dropDetails() {
@@ -155,8 +170,28 @@ func (c *faultRecord) dropOneMinor() bool {
 	return true
 }
 
-// reported returns the size of what the node's report has put into the record, in bytes.
-func (n *nodeRecord) reported() int {
+// nodeSizes are the encoded sizes of the parts of a node's record, in bytes.
+type nodeSizes struct{ reported, set, faults int }
+
+// sizes returns the sizes of the parts. It fails if no record could hold one of them.
+func (n *nodeRecord) sizes() (out nodeSizes, err error) {
+	faults := n.faults()
+	for _, part := range []struct {
+		value any
+		size  *int
+	}{{n.reported(), &out.reported}, {n.set(), &out.set}, {faults, &out.faults}} {
+		raw, err := json.Marshal(part.value)
+		if err != nil {
+			return out, fmt.Errorf("the record of node %s cannot be encoded: %w", n.ID, err)
+		}
+		*part.size = len(raw)
+	}
+	out.faults += len(`"care":`) * len(faults)
+	return out, nil
+}
+
+// reported returns what the node's report has put into the record.
+func (n *nodeRecord) reported() nodeRecord {
 	c := *n
 	c.Cordon, c.Taints, c.Slots = nil, nil, slices.Clone(n.Slots)
 	// The manager sets these itself; they must not make a report larger that was taken before.
@@ -165,41 +200,34 @@ func (n *nodeRecord) reported() int {
 		s := &c.Slots[i]
 		s.Cordon, s.Taints, s.Fault = nil, nil, nil
 	}
-	return encodedSize(c)
+	return c
 }
 
-// set returns the size of what operators have set, in bytes.
-func (n *nodeRecord) set() int {
-	type part struct {
-		Cordon *cordon `json:"cordon,omitempty"`
-		Taints []taint `json:"taints,omitempty"`
-	}
-	parts := []part{{n.Cordon, n.Taints}}
+// setPart is what operators have set of a node or a slot.
+type setPart struct {
+	Cordon *cordon `json:"cordon,omitempty"`
+	Taints []taint `json:"taints,omitempty"`
+}
+
+// set returns what operators have set.
+func (n *nodeRecord) set() []setPart {
+	parts := []setPart{{n.Cordon, n.Taints}}
 	for i := range n.Slots {
 		if s := &n.Slots[i]; s.Cordon != nil || len(s.Taints) > 0 {
-			parts = append(parts, part{s.Cordon, s.Taints})
+			parts = append(parts, setPart{s.Cordon, s.Taints})
 		}
 	}
-	return encodedSize(parts)
+	return parts
 }
 
-// faults returns the size of the fault records, in bytes.
-func (n *nodeRecord) faults() int {
-	var all []*faultRecord
+// faults returns the fault records.
+func (n *nodeRecord) faults() (all []*faultRecord) {
 	for i := range n.Slots {
 		if c := n.Slots[i].Fault; c != nil {
 			all = append(all, c)
 		}
 	}
-	return encodedSize(all) + len(`"care":`)*len(all)
-}
-
-func encodedSize(v any) int {
-	raw, err := json.Marshal(v)
-	if err != nil {
-		panic("manager: " + err.Error()) // records consist of numbers, times and texts
-	}
-	return len(raw)
+	return all
 }
 
 // sizeBound returns an upper bound of the size of the encoded record, in bytes.

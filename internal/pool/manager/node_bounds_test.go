@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -128,11 +129,32 @@ func TestGraveErrorAmongMany(t *testing.T) {
 // A record that an earlier version let grow may stay so large, whatever the manager itself adds.
 func TestSizeOfAReport(t *testing.T) {
 	n := &nodeRecord{ID: "b1", Labels: map[string]string{"zone": "a"}, Slots: []slotRecord{{Slot: 1, HealthDetail: "warm"}}}
-	was := n.reported()
+	reported := func() int {
+		size, err := n.sizes()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return size.reported
+	}
+	was := reported()
 	n.Certificates, n.CredentialHash, n.Stability = []string{"1", "2"}, []byte("hash"), &stability{}
 	n.DesiredRevision, n.ResourceVersion, n.Cordon = 1<<40, 1<<40, &cordon{Reason: "repair"}
-	if got := n.reported(); got != was {
+	if got := reported(); got != was {
 		t.Errorf("the report has %d bytes with the manager's fields, %d without", got, was)
+	}
+}
+
+// A time that no record can hold is an error of its change, and no end of the manager.
+func TestNodeThatCannotBeEncoded(t *testing.T) {
+	w := newWorld(t, Config{}, boxNode("b1", 1))
+	err := w.m.update(t.Context(), func(tx *tx) error {
+		n := tx.nodes.edit("b1")
+		n.Slots[0].HealthDetail = strings.Repeat("x", maxSet)
+		n.Slots[0].Fault = &faultRecord{QuarantinedUntil: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)}
+		return nil
+	})
+	if err == nil || !strings.Contains(err.Error(), "node b1 cannot be encoded") {
+		t.Errorf("a time of the year 10000: %v", err)
 	}
 }
 

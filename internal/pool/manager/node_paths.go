@@ -17,7 +17,8 @@ const (
 	pathEventPause = 10 * time.Second
 )
 
-// pathBudget bounds the events about the paths of a node's bindings.
+// pathBudget bounds the events about the paths of a node's bindings. It is a value, unlike a rate.Limiter: a
+// report whose transaction fails leaves it as it was.
 type pathBudget struct {
 	left   int       // events that may follow now
 	filled time.Time // up to when left has been refilled; zero: never

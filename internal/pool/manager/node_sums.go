@@ -165,10 +165,11 @@ type uses struct{ idle, held, busy uint32 }
 // usesOf counts the devices in a report that the node has. Those of boxes have no use.
 func (t *tx) usesOf(o *dxpuv1.ObservedState) (u uses) {
 	for _, s := range o.Slots {
-		if !t.has(o.NodeId, s.GetBinding().GetBindingId()) {
+		use := s.GetBinding().GetUse()
+		if use == dxpuv1.Use_USE_UNSPECIFIED || !t.has(o.NodeId, s.Binding.BindingId) {
 			continue
 		}
-		switch s.GetBinding().GetUse() {
+		switch use {
 		case dxpuv1.Use_USE_IDLE:
 			u.idle++
 		case dxpuv1.Use_USE_HELD:
