@@ -98,6 +98,7 @@ func orders() []order {
 		kernel(hLocal, "locals"),
 		{op: reg.PacketSubGroups, body: fields(u32(hKernel), uint32(0x2034), uint32(8), uint32(0), uint64(8))},
 		{op: reg.PacketConstant, body: fields(u32(hProgram), uint32(7), uint32(4), uint32(0), uint64(1))},
+		{op: reg.PacketTimer},
 		{op: reg.PacketWrite, queue: hQueue, body: fields(u32(hA), uint32(0), uint64(0), uint64(4096), uint64(textAt), noWaits)},
 		{op: reg.PacketWrite, queue: hLoose, body: fields(u32(hPart), uint32(0), uint64(16), uint64(64), uint64(textAt), noWaits)},
 		{op: reg.PacketFill, queue: hLoose, body: fields(u32(hB), uint32(16), uint64(0), uint64(4096), make([]byte, 16), noWaits)},

@@ -34,9 +34,10 @@ const (
 	FeatureImages = 1 << 3 // PacketImage to PacketOutput, and PacketWriteImage to PacketBufferImage; since minor 4
 	FeatureGroups = 1 << 4 // PacketConstant and PacketSubGroups; since minor 5
 	FeatureSVM    = 1 << 5 // PacketSVM, PacketSVMBuffer, ArgSVM and the list of PacketNDRange; since minor 6
+	FeatureTimer  = 1 << 6 // PacketTimer; since minor 7
 
 	// Features are those of this version.
-	Features = FeatureArm | FeatureFetch | FeatureQueues | FeatureImages | FeatureGroups | FeatureSVM
+	Features = FeatureArm | FeatureFetch | FeatureQueues | FeatureImages | FeatureGroups | FeatureSVM | FeatureTimer
 )
 
 // Bounds of the compute channel.

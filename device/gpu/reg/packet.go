@@ -41,6 +41,7 @@ const (
 	PacketSubGroups    PacketOp = 65 // a query of a kernel about sub-groups
 	PacketSVM          PacketOp = 66 // make a buffer in shared virtual memory
 	PacketSVMBuffer    PacketOp = 67 // make a buffer that is a part of one
+	PacketTimer        PacketOp = 68 // the time of the device
 	FirstEnqueuePacket          = PacketWrite
 	EndEnqueuePacket            = PacketConstant
 )

@@ -86,7 +86,7 @@ const (
 	ScratchCount      = 8
 	ApertureAlign     = 64 << 10
 	Magic             = 0x55505844 // "DXPU"
-	InterfaceVersion  = 1<<16 | 6  // major 31:16, minor 15:0; minor 1 brought DELAY, minor 2 the compute channel, minor 3 its features, minor 4 images, minor 5 sub-groups, minor 6 shared virtual memory
+	InterfaceVersion  = 1<<16 | 7  // major 31:16, minor 15:0; minor 1 brought DELAY, minor 2 the compute channel, minor 3 its features, minor 4 images, minor 5 sub-groups, minor 6 shared virtual memory, minor 7 the timer
 	DefaultQueues     = 8
 	SemaphoreCount    = 32
 	MaxRingEntries    = 1 << 16

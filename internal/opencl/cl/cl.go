@@ -77,6 +77,7 @@ const (
 	getPlatformInfo
 	getDeviceIDs
 	getDeviceInfo
+	getDeviceAndHostTimer
 	createContext
 	releaseContext
 	createCommandQueue
@@ -137,7 +138,7 @@ const (
 )
 
 var names = [functions]string{
-	"clGetPlatformIDs", "clGetPlatformInfo", "clGetDeviceIDs", "clGetDeviceInfo", "clCreateContext", "clReleaseContext",
+	"clGetPlatformIDs", "clGetPlatformInfo", "clGetDeviceIDs", "clGetDeviceInfo", "clGetDeviceAndHostTimer", "clCreateContext", "clReleaseContext",
 	"clCreateCommandQueue", "clReleaseCommandQueue", "clCreateBuffer", "clCreateSubBuffer", "clReleaseMemObject",
 	"clCreateImage", "clCreateSampler", "clReleaseSampler", "clGetSupportedImageFormats",
 	"clCreateProgramWithSource", "clCreateProgramWithBinary", "clCreateProgramWithIL", "clBuildProgram", "clCompileProgram", "clLinkProgram", "clGetProgramInfo",
@@ -161,7 +162,7 @@ var ErrNoLoader = errors.New("no OpenCL on this machine: install an ICD loader (
 // optional reports whether a function came with OpenCL 2.0 or later: an older loader lacks it.
 func optional(f function) bool {
 	switch f {
-	case createProgramWithIL, setProgramSpecializationConstant, getKernelSubGroupInfo,
+	case getDeviceAndHostTimer, createProgramWithIL, setProgramSpecializationConstant, getKernelSubGroupInfo,
 		svmAlloc, svmFree, setKernelArgSVMPointer, setKernelExecInfo:
 		return true
 	}

@@ -325,6 +325,8 @@ func (s *Session) control(h reg.PacketHeader, c *cursor) result {
 		return result{err: s.newOver(c)}
 	case reg.PacketSubGroups:
 		return s.subGroups(c)
+	case reg.PacketTimer:
+		return s.timer()
 	case reg.PacketOutput:
 		return result{data: s.output(int(min(h.Room, reg.MaxOutput)))}
 	}
