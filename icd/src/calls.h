@@ -104,4 +104,6 @@ extern __typeof__(*(cl_api_clEnqueueSVMUnmap)0) dxpu_EnqueueSVMUnmap;
 extern __typeof__(*(cl_api_clEnqueueSVMMigrateMem)0) dxpu_EnqueueSVMMigrateMem;
 extern __typeof__(*(cl_api_clSetKernelArgSVMPointer)0) dxpu_SetKernelArgSVMPointer;
 extern __typeof__(*(cl_api_clSetKernelExecInfo)0) dxpu_SetKernelExecInfo;
+extern __typeof__(*(cl_api_clGetDeviceAndHostTimer)0) dxpu_GetDeviceAndHostTimer;
+extern __typeof__(*(cl_api_clGetHostTimer)0) dxpu_GetHostTimer;
 #endif

@@ -42,6 +42,7 @@ enum {
 	PACKET_SUB_GROUPS = 65,
 	PACKET_SVM = 66,
 	PACKET_SVM_BUFFER = 67,
+	PACKET_TIMER = 68,
 };
 
 enum { NDRANGE_OFFSET = 1, NDRANGE_LOCAL = 2, NDRANGE_SHARED = 4, MARKER_BARRIER = 1, PACKET_FETCH = 1 << 15, MAX_PACKET = 64 << 10 };
@@ -50,7 +51,7 @@ enum { NDRANGE_OFFSET = 1, NDRANGE_LOCAL = 2, NDRANGE_SHARED = 4, MARKER_BARRIER
 enum { QUEUE_WITHOUT_TIMES = 1, QUEUE_OUT_OF_ORDER = 2 };
 
 /* Features of a device. */
-enum { FEATURE_ARM = 1, FEATURE_FETCH = 2, FEATURE_QUEUES = 4, FEATURE_IMAGES = 8, FEATURE_GROUPS = 16, FEATURE_SVM = 32 };
+enum { FEATURE_ARM = 1, FEATURE_FETCH = 2, FEATURE_QUEUES = 4, FEATURE_IMAGES = 8, FEATURE_GROUPS = 16, FEATURE_SVM = 32, FEATURE_TIMER = 64 };
 
 /* times are when a command was queued, submitted, started and ended, in nanoseconds. */
 struct times {

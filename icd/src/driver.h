@@ -253,6 +253,9 @@ int device_shares(cl_device_id d);
 cl_mem svm_find(cl_context c, const void *p, size_t *offset);
 void svm_unmap(cl_mem m);
 
+/* timer_resolution returns the resolution of the host timer in nanoseconds, 0 if the device has no timer. */
+cl_ulong timer_resolution(cl_device_id d);
+
 /* device_list returns the devices, connected. */
 cl_uint device_list(const cl_device_id **list);
 

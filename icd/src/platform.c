@@ -179,6 +179,18 @@ static cl_int get_platforms(cl_uint room, cl_platform_id *out, cl_uint *n)
 
 cl_int CL_API_CALL dxpu_GetPlatformIDs(cl_uint room, cl_platform_id *out, cl_uint *n) { return get_platforms(room, out, n); }
 
+/* platform_timer returns the resolution of the host timer of a platform, of none: of the first one. */
+static cl_ulong platform_timer(cl_platform_id p)
+{
+	const cl_device_id *list;
+	cl_uint count = device_list(&list);
+
+	for (cl_uint i = 0; i < count; i++)
+		if (!p || list[i]->platform == p)
+			return timer_resolution(list[i]);
+	return 0;
+}
+
 cl_int CL_API_CALL dxpu_GetPlatformInfo(cl_platform_id p, cl_platform_info param, size_t room, void *out, size_t *size)
 {
 	static const char name[] = "DxPU", vendor[] = "DxPU project", version[] = "OpenCL 3.0 DxPU", profile[] = "FULL_PROFILE",
@@ -205,7 +217,7 @@ cl_int CL_API_CALL dxpu_GetPlatformInfo(cl_platform_id p, cl_platform_info param
 	case CL_PLATFORM_NUMERIC_VERSION:
 		return GIVE(cl_version, CL_MAKE_VERSION(3, 0, 0));
 	case CL_PLATFORM_HOST_TIMER_RESOLUTION:
-		return GIVE(cl_ulong, 0);
+		return GIVE(cl_ulong, platform_timer(p));
 	}
 	return CL_INVALID_VALUE;
 }

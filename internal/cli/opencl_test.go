@@ -103,6 +103,7 @@ func buildOpenCL(bin string) error {
 		program("groups"),
 		program("subgroups"),
 		program("extensions"),
+		program("timers"),
 		program("svm"),
 		program("move"),
 		exec.Command("cc", slices.Concat(flags, []string{

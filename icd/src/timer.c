@@ -1,0 +1,71 @@
+/* Timers of the device and of the host, which is the clock of the program's machine. */
+#include <string.h>
+#include <time.h>
+
+#include "calls.h"
+
+static cl_ulong nanoseconds(const struct timespec *t) { return (cl_ulong)t->tv_sec * 1000000000 + (cl_ulong)t->tv_nsec; }
+
+static cl_ulong host_time(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return nanoseconds(&t);
+}
+
+/* has_timer reports whether the platform behind a device has timers, and the engine a packet for them. */
+static int has_timer(cl_device_id d)
+{
+	return channel_features(d->channel) & FEATURE_TIMER && device_number(d, CL_PLATFORM_HOST_TIMER_RESOLUTION) > 0;
+}
+
+cl_ulong timer_resolution(cl_device_id d)
+{
+	struct timespec t;
+
+	return has_timer(d) && !clock_getres(CLOCK_MONOTONIC, &t) ? nanoseconds(&t) : 0;
+}
+
+cl_int CL_API_CALL dxpu_GetDeviceAndHostTimer(cl_device_id d, cl_ulong *device, cl_ulong *host)
+{
+	struct packet p;
+	struct staging s;
+	uint32_t length;
+	cl_ulong before, after;
+	cl_int code;
+
+	if (!object_is(d, KIND_DEVICE))
+		return CL_INVALID_DEVICE;
+	if (!has_timer(d))
+		return CL_INVALID_OPERATION;
+	if (!device || !host)
+		return CL_INVALID_VALUE;
+	if (channel_reserve(d->channel, sizeof *device, &s))
+		return CL_DEVICE_NOT_AVAILABLE;
+	packet_start(&p, PACKET_TIMER, 0);
+	before = host_time();
+	code = channel_call(d->channel, &p, &s, &length);
+	after = host_time();
+	if (!code && length != sizeof *device)
+		code = CL_OUT_OF_RESOURCES; /* of a hostile device */
+	if (!code) {
+		memcpy(device, s.mirror, sizeof *device);
+		/* The device was asked between both, at most half of the round trip from the middle. */
+		*host = before + (after - before) / 2;
+	}
+	channel_free(d->channel, &s);
+	return code;
+}
+
+cl_int CL_API_CALL dxpu_GetHostTimer(cl_device_id d, cl_ulong *host)
+{
+	if (!object_is(d, KIND_DEVICE))
+		return CL_INVALID_DEVICE;
+	if (!has_timer(d))
+		return CL_INVALID_OPERATION;
+	if (!host)
+		return CL_INVALID_VALUE;
+	*host = host_time();
+	return CL_SUCCESS;
+}
