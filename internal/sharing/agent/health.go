@@ -40,6 +40,8 @@ type patient struct {
 	missing string    // why; "": it is here
 	looks   int       // that found the opposite, one after the other
 	known   bool      // it was here since the start of the agent, or is to be
+
+	resetting bool // looks say nothing of it
 }
 
 // addressOf returns the PCI address of a GPU without its function, "" if it has none.
@@ -160,18 +162,20 @@ func (a *Agent) treat(ctx context.Context, i int) {
 	a.flushLocked()
 	due := service == gpuerr.ResetDue && !a.broker.Busy(i) && time.Since(p.tried) >= resetPause
 	if due {
-		p.tried = time.Now()
+		p.tried, p.resetting = time.Now(), true
 	}
 	a.mu.Unlock()
 	if !due {
 		return
 	}
-	if err := a.reset(ctx, gpu); err != nil {
+	err := a.reset(ctx, gpu)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p.resetting = false
+	if err != nil {
 		a.config.Log.Error("GPU is not reset", "gpu", gpu.Name, "error", err, "again_in", resetPause.String())
 		return
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	if p.Reset(time.Now()) && p.missing == "" {
 		a.broker.Start(i)
 		signal(a.changed)

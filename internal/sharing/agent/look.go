@@ -90,6 +90,13 @@ func (a *Agent) lookLocked(list []broker.GPU, missing map[string]string) {
 	for i, p := range a.patients {
 		g, k := &a.config.Broker.GPUs[i], found[i]
 		here := k >= 0 && (p.missing != "" || list[k].Name == g.Name)
+		if p.resetting { // the driver may not list it meanwhile
+			p.looks = 0
+			continue
+		}
+		if here && p.missing == "" {
+			a.identifyLocked(i, &list[k])
+		}
 		if p.missing != "" && !here {
 			p.missing = cmp.Or(missing[g.Name], a.noGPU())
 		}
@@ -108,6 +115,19 @@ func (a *Agent) lookLocked(list []broker.GPU, missing map[string]string) {
 		}
 	}
 	a.meetLocked(list, found)
+}
+
+// identifyLocked takes the UUID of a GPU that had none at the start: the driver was not ready.
+func (a *Agent) identifyLocked(i int, found *broker.GPU) {
+	g := &a.config.Broker.GPUs[i]
+	if g.UUID != [16]byte{} || found.UUID == [16]byte{} {
+		return
+	}
+	g.UUID = found.UUID
+	a.broker.Identify(i, found.UUID)
+	a.config.Log.Info("UUID of a GPU is known now", "gpu", g.Name, "uuid", UUIDText(g.UUID))
+	signal(a.changed)
+	signal(a.save)
 }
 
 // matchLocked returns where each GPU is in a list, -1 for those that are not there: by their UUIDs,

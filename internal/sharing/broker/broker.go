@@ -165,6 +165,15 @@ func (b *Broker) Rename(gpu int, name string) {
 	b.config.GPUs[gpu].Name = name
 }
 
+// Identify gives a GPU its UUID, which was not known before.
+func (b *Broker) Identify(gpu int, uuid [16]byte) {
+	b.config.GPUs = slices.Clone(b.config.GPUs)
+	b.config.GPUs[gpu].UUID = uuid
+	for _, r := range b.shares {
+		r.dirty = r.dirty || r.has(gpu)
+	}
+}
+
 // maxOverCommit bounds the memory that is given out, in percent of the GPU's.
 const maxOverCommit = 1000
 
