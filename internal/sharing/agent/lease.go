@@ -108,7 +108,7 @@ func (a *Agent) offerPart(seen *offer.Seen, s *served, q *broker.PartStatus, pro
 			processes = q.Users
 		}
 		seen.Shares = append(seen.Shares, offer.Share{
-			Lease: lease, GPU: gpu, Memory: q.Memory, Kept: q.Kept, Compute: q.Compute,
+			Lease: lease, Memory: q.Memory, Kept: q.Kept, Compute: q.Compute,
 			Offline: s.record.Offline, Processes: processes, Launches: q.Launches,
 		})
 	}
@@ -239,7 +239,11 @@ func (a *Agent) openLeaseLocked(x *offer.Action) error {
 		return fmt.Errorf("binding %s has the share %s already", x.ID, s.record.ID)
 	}
 	lease := x.Lease
-	p := RecordPart{GPU: x.GPU, Memory: x.Memory, Compute: x.Compute, Limit: x.Compute, Lease: &lease}
+	gpu, err := a.placedLocked(x.BoxSlot)
+	if err != nil {
+		return err
+	}
+	p := RecordPart{GPU: gpu, Memory: x.Memory, Compute: x.Compute, Limit: x.Compute, Lease: &lease}
 	if s := a.livingLocked(lease.Pool, lease.Lease); s != nil {
 		return a.widenLocked(s, p)
 	}
@@ -250,8 +254,19 @@ func (a *Agent) openLeaseLocked(x *offer.Action) error {
 	if err := a.openLocked(&r, false); err != nil {
 		return err
 	}
-	a.config.Log.Info("share of a lease", "lease", lease.Lease, "binding", lease.ID, "gpu", x.GPU, "memory", x.Memory)
+	a.config.Log.Info("share of a lease", "lease", lease.Lease, "binding", lease.ID, "gpu", gpu, "memory", x.Memory)
 	return nil
+}
+
+// placedLocked returns the name that the GPU of a slot of the box has now.
+func (a *Agent) placedLocked(slot uint32) (string, error) {
+	place, _ := offer.Place(slot)
+	for name, at := range a.places {
+		if at == place && indexOf(a.config.Broker.GPUs, name) >= 0 {
+			return name, nil
+		}
+	}
+	return "", fmt.Errorf("the machine has no GPU for slot %d", slot)
 }
 
 // widenLocked gives the share of a lease one more GPU.

@@ -20,7 +20,7 @@ func inPool(c *agent.Config) { c.Pool = "http://pool" }
 func (m *machine) act(kind offer.Kind, memory int64) error {
 	return m.agent.Do(&offer.Action{
 		Kind: kind, Lease: offer.Lease{Binding: offer.Binding{Pool: "c", ID: "B-1", Epoch: 1}, Lease: "l-1", BoxSlot: 16, HostSlot: 2},
-		GPU: "gpu0", Memory: memory, Compute: 300_000, Grace: time.Hour,
+		Memory: memory, Compute: 300_000, Grace: time.Hour,
 	})
 }
 

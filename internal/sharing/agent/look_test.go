@@ -273,7 +273,7 @@ func TestLeaseOfAGPUThatReturns(t *testing.T) {
 	if got := offered(); !slices.Equal(got, []string{"gpu1", "gpu0"}) {
 		t.Errorf("with a lease that waits: %q", got)
 	}
-	end := offer.Action{Kind: offer.End, Lease: offer.Lease{Binding: offer.Binding{Pool: "c", ID: "B-1", Epoch: 1}}, GPU: "gpu0"}
+	end := offer.Action{Kind: offer.End, Lease: offer.Lease{Binding: offer.Binding{Pool: "c", ID: "B-1", Epoch: 1}}}
 	m.until("the lease may end", func() bool { return m.agent.Do(&end) == nil })
 	m.until("the departed GPU is not offered", func() bool { return slices.Equal(offered(), []string{"gpu1"}) })
 	if c := m.agent.Offered().Conditions; len(c) != 1 {
@@ -284,4 +284,22 @@ func TestLeaseOfAGPUThatReturns(t *testing.T) {
 	}
 	b.set(two, one)
 	m.until("it is offered again", func() bool { return m.agent.Offered().Conditions["gpu0"].Failed == "" && len(offered()) == 2 })
+}
+
+// A part of a lease is on the GPU of its slot, whatever name the GPU has got since the manager's wish
+// was read: two GPUs have changed places.
+func TestLeaseOnAGPUWithAnotherName(t *testing.T) {
+	one, two := pciGPU(1, 1), pciGPU(2, 2)
+	var b bus
+	b.set(one, two)
+	m := start(t, "", "gemini", b.watched, inPool)
+	b.set(pciGPU(1, 2), pciGPU(2, 1))
+	m.until("they have changed places", func() bool {
+		place, _ := m.agent.Place(two.Name)
+		return place == 0 && m.state(one.Name) == "in service" && m.state(two.Name) == "in service"
+	})
+	m.actOn(offer.Open, 0, gib, 0)
+	if got := m.shares()[0]; !slices.Equal(got.UUIDs, []string{agent.UUIDText(one.UUID)}) || got.GPUs[0] != two.Name {
+		t.Errorf("%+v", got)
+	}
 }

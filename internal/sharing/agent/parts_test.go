@@ -31,9 +31,9 @@ func twoGPUs(c *agent.Config) {
 func (m *machine) actOn(kind offer.Kind, gpu int, memory int64, grace time.Duration) {
 	m.t.Helper()
 	err := m.agent.Do(&offer.Action{
-		Kind:  kind,
-		Lease: offer.Lease{Binding: offer.Binding{Pool: "c", ID: []string{"B-1", "B-2"}[gpu], Epoch: 1}, Lease: "l-1", BoxSlot: uint32(gpu), HostSlot: uint32(gpu)},
-		GPU:   []string{"gpu0", "gpu1"}[gpu], Memory: memory, Compute: share.Whole, Grace: grace,
+		Kind:   kind,
+		Lease:  offer.Lease{Binding: offer.Binding{Pool: "c", ID: []string{"B-1", "B-2"}[gpu], Epoch: 1}, Lease: "l-1", BoxSlot: uint32(gpu), HostSlot: uint32(gpu)},
+		Memory: memory, Compute: share.Whole, Grace: grace,
 	})
 	if err != nil {
 		m.t.Fatal(err)
@@ -139,7 +139,7 @@ func TestLeaseOfTwoGPUs(t *testing.T) {
 		t.Errorf("page %+v", p)
 	}
 	want := m.agent.Offered().Shares
-	if len(want) != 2 || want[0].GPU != "gpu0" || want[1].Kept != 32*gib || want[1].Memory != 8*gib {
+	if len(want) != 2 || want[0].BoxSlot != 0 || want[1].Kept != 32*gib || want[1].Memory != 8*gib {
 		t.Errorf("offered %+v", want)
 	}
 	m.stop()

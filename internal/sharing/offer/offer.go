@@ -75,7 +75,6 @@ type Lease struct {
 // Share is what a lease has of one GPU, as the sharing agent has it.
 type Share struct {
 	Lease
-	GPU       string
 	Memory    int64 // limit in bytes
 	Kept      int64 // room that it has: its limit, or what it uses where that is more
 	Compute   share.PPM
@@ -121,11 +120,11 @@ func (k Kind) String() string {
 	return [...]string{"", "open", "attach", "resize", "end"}[min(k, End)]
 }
 
-// Action is something that the sharing agent is to do.
+// Action is something that the sharing agent is to do. Its box slot says with which GPU: the name of
+// a GPU may become that of another one before the agent does it.
 type Action struct {
 	Kind
 	Lease
-	GPU     string
 	Memory  int64
 	Compute share.PPM
 	Offline bool
@@ -294,9 +293,10 @@ func (o *Offer) awaited(s *Share) bool {
 // taken reports whether a share that is not wanted any more is in the slot of a binding, or
 // its lease still has a part of the same GPU.
 func (o *Offer) taken(w *dxpuv1.DesiredBinding) bool {
-	g, _ := o.at(w.Slot)
+	place, _ := Place(w.Slot)
 	return slices.ContainsFunc(o.seen.Shares, func(s Share) bool {
-		return s.BoxSlot == w.Slot || g != nil && s.GPU == g.Name && s.Lease.Lease == w.LeaseId
+		at, _ := Place(s.BoxSlot)
+		return s.BoxSlot == w.Slot || at == place && s.Lease.Lease == w.LeaseId
 	})
 }
 
@@ -316,7 +316,7 @@ func (o *Offer) open(w *dxpuv1.DesiredBinding) (Action, bool) {
 	case part && w.Part == nil:
 		n.failed = "the binding does not say how large the part is"
 	default:
-		a.GPU, a.Offline = g.Name, w.Part.GetClass() == dxpuv1.PartClass_PART_CLASS_OFFLINE
+		a.Offline = w.Part.GetClass() == dxpuv1.PartClass_PART_CLASS_OFFLINE
 		n.failed = a.size(g, w.Part)
 	}
 	return a, n.failed == ""
@@ -343,7 +343,7 @@ func (o *Offer) resize(s *Share, w *dxpuv1.DesiredBinding, n *note) (Action, boo
 	if g == nil || w.Part == nil || n.tried != nil && samePart(n.tried, w.Part) {
 		return Action{}, false
 	}
-	a := Action{Kind: Resize, Lease: s.Lease, GPU: s.GPU}
+	a := Action{Kind: Resize, Lease: s.Lease}
 	if a.size(g, w.Part) != "" || a.Memory == s.Memory && a.Compute == s.Compute {
 		return a, false
 	}
@@ -363,14 +363,19 @@ func (o *Offer) forget() {
 	}
 }
 
+// Place returns the place of the GPU of a slot of the box, and whether the slot is for a part of it.
+func Place(slot uint32) (place int, part bool) {
+	if slot < MaxGPUs {
+		return int(slot), false
+	}
+	return int(slot-MaxGPUs) / Parts, true
+}
+
 // at returns the GPU of a slot of the box, and whether the slot is for a part of it.
 func (o *Offer) at(slot uint32) (*GPU, bool) {
-	place, part := int(slot), slot >= MaxGPUs
-	if part {
-		place = int(slot-MaxGPUs) / Parts
-	}
+	place, part := Place(slot)
 	i := slices.IndexFunc(o.gpus, func(g GPU) bool { return g.Place == place })
-	if i < 0 || slot >= slots {
+	if i < 0 {
 		return nil, false
 	}
 	return &o.gpus[i], part

@@ -74,7 +74,7 @@ func (w *world) act(a *Action) {
 		return
 	}
 	if a.Kind == Open {
-		w.seen.Shares = append(w.seen.Shares, Share{Lease: a.Lease, GPU: a.GPU, Memory: a.Memory, Kept: a.Memory, Compute: a.Compute, Offline: a.Offline})
+		w.seen.Shares = append(w.seen.Shares, Share{Lease: a.Lease, Memory: a.Memory, Kept: a.Memory, Compute: a.Compute, Offline: a.Offline})
 		return
 	}
 	i := slices.IndexFunc(w.seen.Shares, func(s Share) bool { return s.Binding == a.Binding })
@@ -154,7 +154,7 @@ func TestLife(t *testing.T) {
 	w.o.WantHost(wants(1))
 	w.o.WantBox(wants(1, inBox(61, 2*gib, 300)))
 	w.expect("wanted", preparing, 0)
-	if got := w.settle(); kinds(got) != "open" || got[0].GPU != "b" || got[0].Memory != 2*gib || got[0].Compute != 300_000 || !got[0].Offline ||
+	if got := w.settle(); kinds(got) != "open" || got[0].Memory != 2*gib || got[0].Compute != 300_000 || !got[0].Offline ||
 		got[0].Lease != (Lease{Binding: Binding{"c", "b-1", 1}, Lease: "l-1", BoxSlot: 61, HostSlot: 5}) {
 		t.Fatalf("actions %+v", got)
 	}
@@ -294,7 +294,7 @@ func TestRefusals(t *testing.T) {
 	whole := inBox(3, 0, 0)
 	whole.Part = nil
 	w.o.WantBox(wants(1, whole))
-	if got := w.settle(); kinds(got) != "open" || got[0].Memory != 8*gib || got[0].Compute != share.Whole || got[0].GPU != "b" {
+	if got := w.settle(); kinds(got) != "open" || got[0].Memory != 8*gib || got[0].Compute != share.Whole {
 		t.Errorf("actions %+v", got)
 	}
 	if b := slotOf(w.o.Box(), 3).Binding; b.State != ready || b.Part != nil {
@@ -393,12 +393,44 @@ func (w *world) check(seed uint64) {
 	slots, bindings := map[uint32]bool{}, map[Binding]bool{}
 	for _, s := range w.seen.Shares {
 		g, _ := w.o.at(s.BoxSlot)
-		if g == nil || g.Name != s.GPU || s.Memory < 1 || s.Memory > int64(g.Device.MemoryBytes) || s.Compute < 1 || s.Compute > share.Whole {
+		if g == nil || s.Memory < 1 || s.Memory > int64(g.Device.MemoryBytes) || s.Compute < 1 || s.Compute > share.Whole {
 			w.t.Fatalf("seed %d: share %+v", seed, s)
 		}
 		if slots[s.BoxSlot] || bindings[s.Binding] {
 			w.t.Fatalf("seed %d: twice: %+v", seed, s)
 		}
 		slots[s.BoxSlot], bindings[s.Binding] = true, true
+	}
+}
+
+// The slot of a program stays in the report of the host while the GPU with the highest place is
+// gone: a slot may have a part of any GPU. Numbers that no host has add no slots.
+func TestHostSlotsWithoutTheLastGPU(t *testing.T) {
+	w := newWorld(t)
+	box, host := inBox(16, gib, 300), inHost()
+	box.Peer.Slot, host.Slot = 50, 50
+	w.o.WantBox(wants(1, box))
+	w.o.WantHost(wants(1, host))
+	w.settle()
+	w.o.SetGPUs([]GPU{{Name: "a", Place: 0, Device: &dxpuv1.Device{Model: "X", MemoryBytes: 16 * gib}}})
+	w.settle()
+	if got := slotOf(w.o.Host(0), 50); got.GetBinding().GetState() != attached {
+		t.Errorf("slot 50: %v", got)
+	}
+	w.restart()
+	w.o.SetGPUs([]GPU{{Name: "a", Place: 0, Device: &dxpuv1.Device{Model: "X", MemoryBytes: 16 * gib}}})
+	w.seen.Shares = nil
+	far := inHost()
+	far.Slot = 1<<32 - 1
+	for _, c := range []struct {
+		what  string
+		wants *dxpuv1.DesiredState
+		slots int
+	}{{"nothing", wants(1), Parts}, {"a program in slot 50", wants(1, host), 51}, {"a slot that no host has", wants(1, far), Parts}} {
+		w.o.WantHost(c.wants)
+		w.settle()
+		if got := len(w.o.Host(0).Slots); got != c.slots {
+			t.Errorf("%s: %d slots, want %d", c.what, got, c.slots)
+		}
 	}
 }

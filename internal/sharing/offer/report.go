@@ -93,17 +93,36 @@ func (o *Offer) withoutShare(w *dxpuv1.DesiredBinding) *dxpuv1.ObservedBinding {
 // Host returns the state of the host, which has a slot for each part and each GPU.
 func (o *Offer) Host(now time.Duration) *dxpuv1.ObservedState {
 	out := &dxpuv1.ObservedState{AppliedRevision: o.host.GetRevision()}
-	places := 0
-	for i := range o.gpus {
-		places = max(places, o.gpus[i].Place+1)
-	}
-	for slot := range uint32(places * Parts) {
+	for slot := range o.hostSlots() {
 		out.Slots = append(out.Slots, &dxpuv1.ObservedSlot{
 			Slot: slot, Domain: Domain, Health: dxpuv1.Health_HEALTH_OK, Binding: o.hostBinding(now, slot),
 		})
 	}
 	return out
 }
+
+// hostSlots returns the number of slots of the host. One with a binding stays, also when the GPU with
+// the highest place is gone: any slot may have a part of any GPU.
+func (o *Offer) hostSlots() (n uint32) {
+	for i := range o.gpus {
+		n = max(n, uint32(o.gpus[i].Place+1)*Parts)
+	}
+	use := func(slot uint32) {
+		if slot < mostHostSlots {
+			n = max(n, slot+1)
+		}
+	}
+	for i := range o.seen.Shares {
+		use(o.seen.Shares[i].HostSlot)
+	}
+	for _, w := range o.host.GetBindings() {
+		use(w.GetSlot())
+	}
+	return n
+}
+
+// mostHostSlots is the number of slots of a host with all GPUs that there can be.
+const mostHostSlots = MaxGPUs * Parts
 
 // hostBinding returns the binding in a slot of the host.
 func (o *Offer) hostBinding(now time.Duration, slot uint32) *dxpuv1.ObservedBinding {
