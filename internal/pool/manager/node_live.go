@@ -21,20 +21,35 @@ type liveNode struct {
 	// unanswered counts the reports that wait for the store. The node sends the next
 	// one after the answer, so it is not silent meanwhile.
 	unanswered int
-	lost       bool // an event has said so
+	told       told
 	observed   *dxpuv1.ObservedState
 	digest     []byte // of observed; nil: the next report counts as a different one
 	rates      rates
 	uses       uses
 	runs       runs
-	paths      pathBudget
-	toldOfTwo  time.Time // of the last event about two processes; zero: there was none
 	// certificate is the serial number of the certificate of the last report; "": none.
 	certificate string
 	published   uint64        // the newest durable revision of the desired state; 0: not known
 	changed     chan struct{} // closed and replaced when the desired state changes
 	watches     int           // open watches of the desired state
 	unwatched   time.Time     // since when there is none; zero: since before the first report
+}
+
+// told is what stored events, or those on their way to the store, have told of a node.
+type told struct {
+	connected bool                  // that it reports
+	lost      bool                  // that it is lost, and it has not reported since
+	paths     *dxpuv1.ObservedState // which paths failed, as in this report; nil: none did
+	budget    pathBudget
+	two       time.Time // of two processes with its identity; zero: none did
+}
+
+// tell returns what events have told of a node, for changes. They are taken back if the
+// transaction is not stored.
+func (t *tx) tell(l *liveNode) *told {
+	was := l.told
+	t.undo = append(t.undo, func() { l.told = was })
+	return &l.told
 }
 
 func (m *Manager) liveLocked(node string) *liveNode {

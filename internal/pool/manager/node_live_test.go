@@ -56,7 +56,7 @@ func (w *world) readsAsConnected(id string) (there bool) {
 		there = t.connected(id)
 		return nil
 	})
-	return there && !w.m.live[id].lost
+	return there && !w.m.live[id].told.lost
 }
 
 // BenchmarkReport measures an unchanged report, without the network.

@@ -18,7 +18,7 @@ const (
 )
 
 // pathBudget bounds the events about the paths of a node's bindings. It is a value, unlike a rate.Limiter: a
-// report whose transaction fails leaves it as it was.
+// report whose transaction is not stored leaves it as it was.
 type pathBudget struct {
 	left   int       // events that may follow now
 	filled time.Time // up to when left has been refilled; zero: never
@@ -47,11 +47,12 @@ func (b *pathBudget) take() bool {
 }
 
 // pathEvents makes events of paths that failed while other paths carry the binding, and
-// of paths that work again. was is the previous report, nil for none.
-func (t *tx) pathEvents(was, o *dxpuv1.ObservedState, budget *pathBudget) {
+// of paths that work again.
+func (t *tx) pathEvents(told *told, o *dxpuv1.ObservedState) {
+	budget := &told.budget
 	budget.refill(t.now)
 	before := map[string]*dxpuv1.ObservedBinding{}
-	for _, s := range was.GetSlots() {
+	for _, s := range told.paths.GetSlots() {
 		if s.Binding != nil {
 			before[s.Binding.BindingId] = s.Binding
 		}
@@ -69,6 +70,7 @@ func (t *tx) pathEvents(was, o *dxpuv1.ObservedState, budget *pathBudget) {
 			t.pathEvent(o.NodeId, b, old.Paths[i].GetHealth(), p, budget)
 		}
 	}
+	told.paths = o
 	t.pathSummary(t.nodes.get(o.NodeId), budget)
 }
 

@@ -82,19 +82,20 @@ func (m *Manager) reportLocked(ctx context.Context, o *dxpuv1.ObservedState, ess
 	if !l.runs.accepts(o.InstanceId, o.Sequence) {
 		return t.nodes.get(o.NodeId).DesiredRevision, 0, m.tellOfTwoLocked(ctx, o.NodeId), nil
 	}
-	was := t.connected(o.NodeId) && !l.lost
+	was := t.connected(o.NodeId) && l.told.connected
 	same := was && bytes.Equal(l.digest, essence)
 	l.rates.update(o, t.now)
 	l.uses = t.usesOf(o)
-	before := l.observed
-	l.observed, l.last, l.silentSince, l.lost, l.digest = o, t.now, t.now, false, essence
+	l.observed, l.last, l.silentSince, l.told.lost, l.digest = o, t.now, t.now, false, essence
 	l.timeout = t.lostTimeout(t.heartbeat())
 	if same {
+		l.told.paths = o // the same, and the older report need not stay in memory
 		return m.publishedRevisionLocked(l, o), 0, nil, nil
 	}
-	paths := l.paths
 	c, err = m.updateLocked(ctx, func(t *tx) error {
+		told := t.tell(l)
 		if !was {
+			told.connected = true
 			n := t.nodes.get(o.NodeId)
 			t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_CONNECTED), "%s %s is connected", kindWord(n.Kind), n.ID)
 			t.changeConnectivity(n.ID)
@@ -104,15 +105,14 @@ func (m *Manager) reportLocked(ctx context.Context, o *dxpuv1.ObservedState, ess
 		fallen := t.newlyFailed(o)
 		t.inventory(o)
 		t.recordErrors(o, fallen)
-		t.pathEvents(before, o, &paths)
+		t.pathEvents(told, o)
 		charged = m.limits.chargeReport(callFrom(ctx), t.changes(), t.now)
 		return nil
 	})
 	if err != nil {
-		l.digest, l.lost = nil, l.lost || !was // process the next report in full
+		l.digest = nil // process the next report in full
 		return 0, charged, c, err
 	}
-	l.paths = paths
 	return t.nodes.get(o.NodeId).DesiredRevision, charged, c, nil
 }
 

@@ -82,11 +82,12 @@ func (r *runs) accepts(instance string, sequence uint64) bool {
 // which the answer to a report waits that does not count.
 func (m *Manager) tellOfTwoLocked(ctx context.Context, node string) *commit {
 	l, now := m.live[node], m.cfg.Now()
-	if l.runs.others < twoProcesses || !l.toldOfTwo.IsZero() && now.Sub(l.toldOfTwo).Abs() < toldOfTwoFor {
+	if l.runs.others < twoProcesses || !l.told.two.IsZero() && now.Sub(l.told.two).Abs() < toldOfTwoFor {
 		return m.last
 	}
 	c, err := m.updateLocked(ctx, func(t *tx) error {
 		n := t.nodes.get(node)
+		t.tell(l).two = now
 		t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_CONNECTED),
 			"two processes report as %s %s: stop the one that does not belong to it, and enrol it with a name and a state directory of its own; its reports do not count meanwhile",
 			kindWord(n.Kind), node)
@@ -95,6 +96,5 @@ func (m *Manager) tellOfTwoLocked(ctx context.Context, node string) *commit {
 	if err != nil {
 		return m.last // the next report tries again
 	}
-	l.toldOfTwo = now
 	return c
 }

@@ -170,15 +170,15 @@ func (t *tx) advanceNode(id string) {
 	}
 	l := t.live[id]
 	at := subject{nodeSubject, id}
-	if l == nil || l.last.IsZero() || l.lost || !t.dueOrSchedule(at, l.lostAt(t.now)) {
+	if l == nil || l.last.IsZero() || l.told.lost || !t.dueOrSchedule(at, l.lostAt(t.now)) {
 		return
 	}
 	if t.connected(id) { // its report may have arrived, unheard
 		t.dueOrSchedule(at, t.now.Add(tickInterval))
 		return
 	}
-	l.lost = true
-	t.newlyLost = append(t.newlyLost, l)
+	told := t.tell(l)
+	told.lost, told.connected = true, false
 	t.changeConnectivity(id)
 	t.recordLoss(id, l.lostAt(t.now))
 	n := t.nodes.get(id)

@@ -2,6 +2,7 @@ package manager
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -27,8 +28,8 @@ type tx struct {
 
 	examined       map[subject]bool // marked subjects that were examined
 	alarmed        []subject        // subjects that the clock marked
-	newlyLost      []*liveNode
-	attempts       int // to grant or replace GPUs
+	undo           []func()         // take back what it has changed in memory, beside the records
+	attempts       int              // to grant or replace GPUs
 	grants         int
 	movedPromises  map[string]bool // leases whose promises have moved
 	positionsAsked int
@@ -127,9 +128,7 @@ func (t *tx) rollback() {
 	for _, of := range t.tables() {
 		of.restore()
 	}
-	for _, l := range t.newlyLost {
-		l.lost = false
-	}
+	undoAll(t.undo)
 	t.reindexAll()
 	for s := range t.examined {
 		t.mark(s)
@@ -138,6 +137,13 @@ func (t *tx) rollback() {
 		t.mark(s)
 	}
 	t.done()
+}
+
+// undoAll takes changes back, the last one first.
+func undoAll(changes []func()) {
+	for _, undo := range slices.Backward(changes) {
+		undo()
+	}
 }
 
 func (t *tx) done() {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -34,7 +35,7 @@ type commit struct {
 	events         []*dxpuv1.Event
 	bindings       []*bindingRecord // of each event; nil: none
 	desiredChanged map[string]bool
-	newlyLost      []*liveNode
+	undo           []func()      // if it is not stored
 	done           chan struct{} // closed once err is set
 	err            error
 }
@@ -42,13 +43,16 @@ type commit struct {
 // queueLocked ends a successful transaction and returns the commit for which
 // its caller must wait; nil: none.
 func (m *Manager) queueLocked(t *tx) *commit {
-	m.jumped -= t.jump
 	if t.changes() == 0 {
 		t.done()
 		return m.last
 	}
+	if t.jump != 0 {
+		m.jumped -= t.jump
+		t.undo = append(t.undo, func() { m.jumped += t.jump })
+	}
 	c := &commit{
-		records: t.records(), events: t.events, desiredChanged: t.desiredChanged, newlyLost: t.newlyLost, done: make(chan struct{}),
+		records: t.records(), events: t.events, desiredChanged: t.desiredChanged, undo: t.undo, done: make(chan struct{}),
 	}
 	for _, e := range t.events {
 		c.bindings = append(c.bindings, t.bindings.get(e.BindingId))
@@ -155,10 +159,11 @@ func (m *Manager) abandon(batch []*commit, err error) {
 	m.log.Error("the state could not be stored", "err", err, "changes", len(batch)+len(m.waiting))
 	var known NothingStored
 	nothing := errors.As(err, &known) && known.NothingStored()
-	for i, c := range append(batch, m.waiting...) {
-		for _, l := range c.newlyLost {
-			l.lost = false
-		}
+	lost := slices.Concat(batch, m.waiting)
+	for _, c := range slices.Backward(lost) {
+		undoAll(c.undo)
+	}
+	for i, c := range lost {
 		if nothing || i >= len(batch) { // the store has not seen those that wait
 			c.err = unavailable("the change could not be stored, and has not happened: %w", err)
 		} else {
