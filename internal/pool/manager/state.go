@@ -58,6 +58,7 @@ type anyTable interface {
 	decode(raw []byte) (any, error)
 	loadAny(id string, r any)
 	changed() int
+	check() error
 	collect(into map[string]any)
 	all(into map[string]any)
 	restore()

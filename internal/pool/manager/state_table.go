@@ -2,6 +2,7 @@ package manager
 
 import (
 	"maps"
+	"reflect"
 	"slices"
 )
 
@@ -10,6 +11,7 @@ import (
 // before its first change, so that readers of the old one may go on.
 type table[R any] struct {
 	prefix    string
+	times     *timesOf // of its records
 	unshare   func(*R) // copies the parts of a copied record that may be changed in place; nil: it has none
 	rows      map[string]*R
 	before    map[string]*R   // the records before the transaction; nil: there was none
@@ -20,7 +22,7 @@ type table[R any] struct {
 
 func newTable[R any](prefix string, unshare func(*R)) table[R] {
 	return table[R]{
-		prefix: prefix, unshare: unshare, rows: map[string]*R{}, before: map[string]*R{}, unsettled: map[string]bool{}, unindexed: map[string]bool{},
+		prefix: prefix, times: findTimes(reflect.TypeFor[R]()), unshare: unshare, rows: map[string]*R{}, before: map[string]*R{}, unsettled: map[string]bool{}, unindexed: map[string]bool{},
 		touched: map[string]bool{},
 	}
 }

@@ -253,6 +253,9 @@ func (m *Manager) updateLocked(ctx context.Context, fn func(*tx) error) (*commit
 	if err == nil {
 		err = t.storeEvents()
 	}
+	if err == nil {
+		err = t.checkRecords()
+	}
 	if err != nil {
 		t.rollback()
 		return m.last, err
