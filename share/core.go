@@ -23,10 +23,13 @@ type core[S any] struct {
 	now        time.Duration
 	clients    []*client[S] // in the order in which they joined
 	violations uint64
-	memory     int64      // granted to all clients
-	overCommit int64      // memory beyond the device's that the policy grants
-	refused    []ClientID // joined while the table was full, at most MaxClients
-	turns      uint64     // joins and turns so far
+	memory     int64         // granted to all clients
+	overCommit int64         // memory beyond the device's that the policy grants
+	refused    []ClientID    // joined while the table was full, at most MaxClients
+	turns      uint64        // joins and turns so far
+	heads      int           // clients with a waiting launch
+	due        bool          // begin may have something to decide
+	stuck      time.Duration // until then no launch runs for too long
 }
 
 // flight is a launch that waits or runs.
@@ -103,7 +106,7 @@ func (k *core[S]) join(e *Event) *client[S] {
 	}
 	if len(k.clients) >= MaxClients {
 		if len(k.refused) < MaxClients && !slices.Contains(k.refused, e.Client) {
-			k.refused = append(k.refused, e.Client)
+			k.refused, k.due = append(k.refused, e.Client), true
 		}
 		return nil
 	}
@@ -119,11 +122,13 @@ func (k *core[S]) apply(c *client[S], e *Event) bool {
 	case Leave:
 		k.clients = slices.DeleteFunc(k.clients, func(x *client[S]) bool { return x == c })
 		k.memory -= c.memory
+		k.behead(c)
 	case Launch:
 		if c.waiting {
 			return false
 		}
 		e.Kernel = e.Kernel.clamp(k.device)
+		k.heads++
 		c.waiting, c.head = true, flight{id: e.Launch, since: k.now, before: min(max(e.Ran, 0), maxBefore), kernel: e.Kernel}
 	case Resized:
 		e.Spec.Class = c.spec.Class
@@ -138,7 +143,7 @@ func (k *core[S]) apply(c *client[S], e *Event) bool {
 		if e.Bytes <= 0 || c.request != 0 {
 			return false
 		}
-		c.request = e.Bytes
+		c.request, k.due = e.Bytes, true
 	case Free:
 		if e.Bytes <= 0 || e.Bytes > c.memory {
 			return false
@@ -169,10 +174,22 @@ func (k *core[S]) end(c *client[S], e *Event) bool {
 	e.Kernel, e.Ran = f.kernel, min(max(e.Ran, 0), k.now-f.since+f.before)
 	c.flights = append(c.flights[:i], c.flights[i+1:]...)
 	c.ended = k.now
+	if len(c.flights) > 0 {
+		k.stuck = min(k.stuck, c.flights[0].stuckAt()) // it may have waited less than the one before it
+	}
+	k.due = k.due || c.leaving
 	if e.Kind == Killed {
-		c.waiting = false
+		k.behead(c)
 	}
 	return true
+}
+
+// behead drops the waiting launch of a client, or lets it go.
+func (k *core[S]) behead(c *client[S]) {
+	if c.waiting {
+		c.waiting = false
+		k.heads--
+	}
 }
 
 // wait notes that a launch waited: that time does not make it stuck.
@@ -189,9 +206,9 @@ func (k *core[S]) wait(c *client[S], e *Event) bool {
 func (k *core[S]) fail(c *client[S], e *Event) bool {
 	switch e.Fault {
 	case FaultTerminate:
-		c.leaving = true
+		c.leaving, k.due = true, true
 	case FaultClient:
-		c.evictFor(ReasonFault)
+		k.evictFor(c, ReasonFault)
 	case FaultContext, FaultDevice, FaultCleared:
 	default:
 		return false
@@ -199,26 +216,33 @@ func (k *core[S]) fail(c *client[S], e *Event) bool {
 	return true
 }
 
-func (c *client[S]) evictFor(r Reason) {
+func (k *core[S]) evictFor(c *client[S], r Reason) {
 	if c.evict == NoReason {
-		c.evict = r
+		c.evict, k.due = r, true
 	}
 }
 
 // begin appends the decisions that do not depend on the policy: refusals, evictions and
-// memory.
+// memory. Most calls have none: they look at no client.
 func (k *core[S]) begin(now time.Duration, out []Decision) []Decision {
-	k.clock(now)
+	if k.clock(now); !k.due && k.now < k.stuck {
+		return out
+	}
 	for _, id := range k.refused {
 		out = append(out, Decision{Kind: Evict, Client: id, Reason: ReasonFull})
 	}
-	k.refused = k.refused[:0]
+	k.refused, k.stuck = k.refused[:0], machine.Never
 	for _, c := range k.clients {
-		if len(c.flights) > 0 && k.now >= c.flights[0].stuckAt() {
-			c.evictFor(ReasonStuck)
+		if len(c.flights) > 0 && c.evict == NoReason {
+			at := c.flights[0].stuckAt()
+			if k.now >= at {
+				k.evictFor(c, ReasonStuck)
+			} else {
+				k.stuck = min(k.stuck, at)
+			}
 		}
 		if c.leaving && len(c.flights) == 0 {
-			c.evictFor(ReasonLeaves)
+			k.evictFor(c, ReasonLeaves)
 		}
 		if c.evict != NoReason && !c.told {
 			c.told = true
@@ -228,6 +252,7 @@ func (k *core[S]) begin(now time.Duration, out []Decision) []Decision {
 			out = append(out, k.decideMemory(c))
 		}
 	}
+	k.due = false
 	return out
 }
 
@@ -289,8 +314,9 @@ func (c *client[S]) gapEnds() time.Duration {
 func (k *core[S]) permit(c *client[S], out []Decision, high bool, sms int32) []Decision {
 	f := c.head
 	f.since = k.now
-	c.waiting = false
+	k.behead(c)
 	c.flights = append(c.flights, f)
+	k.stuck = min(k.stuck, c.flights[0].stuckAt())
 	return append(out, Decision{Kind: Permit, Client: c.id, Launch: f.id, High: high, SMs: sms})
 }
 

@@ -232,7 +232,7 @@ func (p *mig) assign(c *client[migClient]) {
 		c.spec.Memory = min(c.spec.Memory, p.memoryOf(&MIGProfiles[profile]))
 		return
 	}
-	c.evictFor(ReasonFull)
+	p.evictFor(c, ReasonFull)
 }
 
 // Transmit implements Policy.

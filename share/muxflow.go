@@ -108,7 +108,7 @@ func (p *muxflow) Transmit(now time.Duration, out []Decision) []Decision {
 	if state == HealthUnhealthy || state == HealthDisabled {
 		for _, c := range p.clients {
 			if c.spec.Class == Offline && c.state.told > 0 { // it has run
-				c.evictFor(ReasonHealth)
+				p.evictFor(c, ReasonHealth)
 			}
 		}
 	}

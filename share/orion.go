@@ -31,6 +31,7 @@ type orion struct {
 	hp    Bound         // the bound of the online kernel that was released last
 	seen  int           // online launches in requests that are under way
 	drain bool          // the sum is over the bound
+	gap   time.Duration // until then no request is over without a word of it
 }
 
 type orionClient struct {
@@ -83,6 +84,8 @@ func (p *orion) Receive(now time.Duration, e Event) {
 	case Completed, Killed:
 		if !online {
 			p.recount()
+		} else {
+			p.gap = min(p.gap, c.gapEnds())
 		}
 	case Idle:
 		if online {
@@ -141,10 +144,13 @@ func (p *orion) recount() {
 // Transmit implements Policy.
 func (p *orion) Transmit(now time.Duration, out []Decision) []Decision {
 	out = p.begin(now, out)
+	if p.now >= p.gap {
+		p.closeGaps()
+	}
+	if p.heads == 0 {
+		return out
+	}
 	for _, c := range p.clients {
-		if c.state.seen > 0 && p.now >= c.gapEnds() {
-			p.over(c)
-		}
 		if c.spec.Class == Online && c.ready() {
 			p.hp = c.head.kernel.Bound
 			p.seen++
@@ -152,9 +158,13 @@ func (p *orion) Transmit(now time.Duration, out []Decision) []Decision {
 			out = p.permit(c, out, true, 0)
 		}
 	}
+	if p.heads == 0 || p.drain || p.now < p.measuring() {
+		return out
+	}
 	var next *client[orionClient]
+	updating, threshold := p.training()
 	for _, c := range p.clients {
-		if c.spec.Class == Offline && c.ready() && p.release(c) {
+		if c.spec.Class == Offline && c.ready() && p.release(&c.head.kernel, updating, threshold) {
 			next = first(next, c)
 		}
 	}
@@ -170,22 +180,36 @@ func (p *orion) Transmit(now time.Duration, out []Decision) []Decision {
 	return p.permit(next, out, false, 0)
 }
 
-// release is the rule for an offline launch.
-func (p *orion) release(c *client[orionClient]) bool {
-	if p.drain {
-		return false
-	}
-	updating, threshold := false, p.device.SMs
-	for _, o := range p.clients {
-		if o.state.training {
-			updating = updating || o.state.updating
-			threshold = min(threshold, o.state.tune.now)
+// closeGaps ends the requests that had no launch for some time.
+func (p *orion) closeGaps() {
+	p.gap = machine.Never
+	for _, c := range p.clients {
+		switch {
+		case c.state.seen == 0:
+		case p.now >= c.gapEnds():
+			p.over(c)
+		default:
+			p.gap = min(p.gap, c.gapEnds())
 		}
 	}
-	k := &c.head.kernel
+}
+
+// training reports whether online training updates its weights, and the threshold of
+// multiprocessors beside it.
+func (p *orion) training() (updating bool, threshold int32) {
+	threshold = p.device.SMs
+	for _, c := range p.clients {
+		if c.state.training {
+			updating = updating || c.state.updating
+			threshold = min(threshold, c.state.tune.now)
+		}
+	}
+	return updating, threshold
+}
+
+// release is the rule for an offline launch.
+func (p *orion) release(k *Kernel, updating bool, threshold int32) bool {
 	switch {
-	case p.now < p.measuring():
-		return false
 	case p.seen == 0:
 		return true
 	case p.size+k.SMs > threshold:

@@ -112,8 +112,9 @@ func BenchmarkCredit(b *testing.B) {
 // credit makes launches by credit, and waits until the agent has read them.
 func (c *client) credit(n int) error {
 	const each = wire.MaxPacket / 2
+	var packet []wire.Message
 	for i := 0; i < n; i += each {
-		var packet []wire.Message
+		packet = packet[:0]
 		for k := range uint64(each) {
 			id := uint64(i) + k
 			packet = append(packet,

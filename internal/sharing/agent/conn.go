@@ -202,14 +202,15 @@ type pace struct {
 	count int
 }
 
-// next counts a message, and returns how long its connection is to rest first.
-func (p *pace) next(now time.Duration) time.Duration {
+// next counts messages, and returns how long their connection is to rest before it counts them
+// again.
+func (p *pace) next(now time.Duration, messages int) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if now-p.from >= paceTime {
 		p.from, p.count = now, 0
 	}
-	if p.count++; p.count <= paceMost {
+	if p.count += messages; p.count <= paceMost {
 		return 0
 	}
 	return p.from + paceTime - now
@@ -234,10 +235,9 @@ func (a *Agent) read(c *conn) {
 	var buffer [wire.MaxPacket*wire.MessageSize + 1]byte // a longer packet is wrong, not cut
 	for {
 		n, err := c.socket.Read(buffer[:])
-		for range max(n/wire.MessageSize, 1) {
-			for rest := c.pace.next(a.now()); rest > 0; rest = c.pace.next(a.now()) {
-				time.Sleep(rest)
-			}
+		messages := max(n/wire.MessageSize, 1)
+		for rest := c.pace.next(a.now(), messages); rest > 0; rest = c.pace.next(a.now(), messages) {
+			time.Sleep(rest)
 		}
 		if err != nil || n == 0 {
 			break

@@ -12,7 +12,7 @@ import (
 
 // packet sends messages in one packet.
 func (c *client) packet(list ...wire.Message) error {
-	var b []byte
+	b := make([]byte, 0, wire.MaxPacket*wire.MessageSize)
 	for _, m := range list {
 		b = m.Append(b)
 	}

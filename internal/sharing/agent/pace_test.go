@@ -12,7 +12,7 @@ func TestPaceOfAShare(t *testing.T) {
 	served := 0
 	for range connections {
 		for range paceMost {
-			if p.next(paceTime/2) == 0 {
+			if p.next(paceTime/2, 1) == 0 {
 				served++
 			}
 		}
@@ -20,10 +20,10 @@ func TestPaceOfAShare(t *testing.T) {
 	if served != paceMost {
 		t.Errorf("%d messages within %v, want %d", served, paceTime, paceMost)
 	}
-	if rest := p.next(paceTime / 2); rest != paceTime/2 {
+	if rest := p.next(paceTime/2, 1); rest != paceTime/2 {
 		t.Errorf("the next message rests %v, want %v", rest, paceTime/2)
 	}
-	if rest := p.next(paceTime); rest != 0 {
+	if rest := p.next(paceTime, 1); rest != 0 {
 		t.Errorf("the first message of the next period rests %v", rest)
 	}
 }

@@ -90,8 +90,16 @@ func (g *Gate) renew() {
 		c.next = 0
 	}
 	g.credits = g.creditor.Credits(g.credits[:0])
+	at := 0 // mostly all clients have credit, in the order in which they joined
 	for _, x := range g.credits {
-		if c := g.find(x.Client); c != nil && !c.held && c.members > 0 {
+		var c *client
+		if at < len(g.clients) && g.clients[at].id == x.Client {
+			c = g.clients[at]
+			at++
+		} else {
+			c = g.find(x.Client)
+		}
+		if c != nil && !c.held && c.members > 0 {
 			c.next = x.Launches / int32(c.members)
 		}
 	}
@@ -306,7 +314,7 @@ func (g *Gate) permit(c *client) {
 func (g *Gate) start(c *client, f *flight) {
 	i := c.first()
 	w := c.queue[i]
-	if i == 0 {
+	if i == 0 && len(c.queue) > 1 {
 		c.queue[0] = waiting{}
 		c.queue = c.queue[1:] // the others stay where they are: they may be thousands
 	} else {
