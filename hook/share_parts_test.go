@@ -156,7 +156,7 @@ func TestServedLeaseLosesAGPU(t *testing.T) {
 			t.Helper()
 			err := s.agent.Do(&offer.Action{
 				Kind: kind, Lease: offer.Lease{Binding: offer.Binding{Pool: "c", ID: []string{"B-1", "B-2"}[gpu]}, Lease: "l-1", BoxSlot: uint32(gpu), HostSlot: uint32(gpu)},
-				GPU: []string{"fake0", "fake1"}[gpu], Memory: 1000, Compute: share.Whole, Grace: grace,
+				Memory: 1000, Compute: share.Whole, Grace: grace,
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -210,7 +210,7 @@ func TestServedPartsCountLaunches(t *testing.T) {
 			for _, kind := range []offer.Kind{offer.Open, offer.Attach} {
 				err := s.agent.Do(&offer.Action{
 					Kind: kind, Lease: offer.Lease{Binding: offer.Binding{Pool: "c", ID: []string{"B-1", "B-2"}[gpu]}, Lease: "l-1", BoxSlot: uint32(gpu), HostSlot: uint32(gpu)},
-					GPU: []string{"fake0", "fake1"}[gpu], Memory: 1000, Compute: share.Whole,
+					Memory: 1000, Compute: share.Whole,
 				})
 				if err != nil {
 					t.Fatal(err)
