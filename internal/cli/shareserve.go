@@ -42,6 +42,7 @@ type shareServe struct {
 	admin                   adminOptions
 	log                     logOptions
 	smi                     smiCache
+	drivers                 driverWatch
 }
 
 // shareDir is the folder of the agent that the commands of this machine use.
@@ -216,6 +217,9 @@ func (o *shareServe) choose(ctx context.Context, found []gpus.GPU, failed []*gpu
 	for _, g := range failed {
 		missing[g.Address] = fmt.Sprintf("it cannot be read: %v; repair it%s", g.Err, o.then())
 	}
+	found = o.drivers.keep(found, func(address string) {
+		missing[address] = "NVIDIA's driver has left it: bind the driver again" + o.then()
+	})
 	listed := o.smi.of(ctx, found, log)
 	var all []broker.GPU
 	for i := range found {
@@ -227,7 +231,7 @@ func (o *shareServe) choose(ctx context.Context, found []gpus.GPU, failed []*gpu
 	if len(o.gpus) > 0 {
 		return o.named(all, missing, log)
 	}
-	if len(all)+len(failed) == 0 {
+	if len(all)+len(missing) == 0 {
 		return nil, nil, withHint(fmt.Errorf("no NVIDIA GPU below %s", filepath.Join(o.root, "sys/bus/pci/devices")), "describe one with --gpu, to try the agent with the fake driver")
 	}
 	warnOfModels(found, log)
@@ -240,6 +244,7 @@ func (o *shareServe) named(all []broker.GPU, missing map[string]string, log *slo
 	var names []string
 	var first error
 	for _, text := range o.gpus {
+		text = fullAddress(text)
 		name, _, _ := strings.Cut(text, ",")
 		if slices.Contains(names, name) {
 			return nil, nil, usagef("--gpu %s is there twice", name)
@@ -261,6 +266,22 @@ func (o *shareServe) named(all []broker.GPU, missing map[string]string, log *slo
 		return nil, missing, first
 	}
 	return out, missing, leftOut(out, missing, names, log)
+}
+
+// fullAddress gives the address in a value of --gpu the form that the kernel has: lspci leaves the
+// domain 0000 out.
+func fullAddress(text string) string {
+	name, rest, described := strings.Cut(text, ",")
+	for _, address := range []string{name, "0000:" + name} {
+		if g, err := gpus.ParseAddress(address); err == nil {
+			name = g.Address
+			break
+		}
+	}
+	if described {
+		name += "," + rest
+	}
+	return name
 }
 
 // look finds the GPUs again while the agent runs.
@@ -367,6 +388,28 @@ func (c *smiCache) remains(g *gpus.GPU, d nvidia.Device) bool {
 	})
 }
 
+// driverWatch knows the GPUs that NVIDIA's driver had. One that it has no more is not there for
+// programs, though it is on the bus, and also where --gpu describes it: its driver was unbound.
+type driverWatch map[string]bool // by PCI address
+
+// keep returns the GPUs without those that the driver has left, and tells their addresses.
+func (w *driverWatch) keep(found []gpus.GPU, left func(address string)) (out []gpus.GPU) {
+	had := *w
+	*w = driverWatch{}
+	for _, g := range found {
+		has := g.Model != "" || g.UUID != [16]byte{}
+		if has || had[g.Address] {
+			(*w)[g.Address] = true
+		}
+		if !has && had[g.Address] {
+			left(g.Address)
+			continue
+		}
+		out = append(out, g)
+	}
+	return out
+}
+
 // foundGPU returns a GPU as the broker has it. The files of the driver have no UUID before the
 // first program has opened the GPU, which nvidia-smi does.
 func foundGPU(g *gpus.GPU, listed map[string]nvidia.Device) broker.GPU {
@@ -416,7 +459,7 @@ func namedGPU(text string, all []broker.GPU) (broker.GPU, error) {
 		}
 	}
 	if i < 0 && strings.Contains(name, ":") {
-		return g, usage(withHint(fmt.Errorf("--gpu %s: %w", name, errNoGPU), `"lspci -d 10de:" lists them`))
+		return g, usage(withHint(fmt.Errorf("--gpu %s: %w", name, errNoGPU), `"lspci -D -d 10de:" lists them`))
 	}
 	if name == "" || g.Device.Memory == 0 {
 		return g, usage(withHint(fmt.Errorf("--gpu %q: %w", text, errNoMemory), "--gpu %s,memory=16GiB", cmp.Or(name, "NAME")))

@@ -101,3 +101,74 @@ func TestFindLeavesOutGPUs(t *testing.T) {
 		t.Errorf("without any GPU: %v", err)
 	}
 }
+
+// A GPU whose driver is unbound is missing, as is one that is off the bus, also where --gpu
+// describes it. One that the driver never had is there as long as the bus has it.
+func TestLookMissesGPUs(t *testing.T) {
+	root, bin := t.TempDir(), t.TempDir()
+	write := func(path, text string) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const listed = "#!/bin/sh\necho GPU-02000000-0000-0000-0000-000000000000, 00000000:02:00.0, NVIDIA A100-SXM4-40GB, 40960\n"
+	const one, two = "0000:01:00.0", "0000:02:00.0"
+	bus, driver := filepath.Join(root, "sys/bus/pci/devices"), filepath.Join(root, "proc/driver/nvidia/gpus", two)
+	for _, address := range []string{one, two} {
+		write(filepath.Join(bus, address, "vendor"), "0x10de\n")
+		write(filepath.Join(bus, address, "class"), "0x030200\n")
+	}
+	bind := func() {
+		write(filepath.Join(driver, "information"), "Model: NVIDIA A100-SXM4-40GB\nGPU UUID: GPU-02000000-0000-0000-0000-000000000000\n")
+	}
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	write(filepath.Join(bin, "nvidia-smi"), listed)
+	for _, c := range []struct {
+		flags                  []string
+		bound, unbound, absent int // GPUs that are found
+		why                    string
+	}{
+		{nil, 1, 0, 0, "driver"},
+		{[]string{two + ",memory=1GiB"}, 1, 0, 0, "driver"},
+		{[]string{"02:00.0,memory=1GiB"}, 1, 0, 0, "driver"}, // as lspci writes it
+		{[]string{one + ",memory=1GiB"}, 1, 1, 0, ""},
+		{[]string{one + ",memory=1GiB", two}, 2, 1, 0, "driver"},
+	} {
+		bind()
+		o := &shareServe{root: root, gpus: c.flags}
+		look := func(what string, want int) string {
+			t.Helper()
+			list, missing, err := o.look(t.Context())
+			if err != nil || len(list) != want {
+				t.Errorf("--gpu %q, %s: %+v, missing %v, %v, want %d", c.flags, what, list, missing, err, want)
+			}
+			return missing[two]
+		}
+		if _, _, err := o.find(t.Context(), slog.New(slog.DiscardHandler)); err != nil {
+			t.Errorf("--gpu %q: %v", c.flags, err)
+		}
+		look("bound", c.bound)
+		if err := os.RemoveAll(driver); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if why := look("unbound", c.unbound); c.why != "" && !strings.Contains(why, c.why) {
+				t.Errorf("--gpu %q: why %q", c.flags, why)
+			}
+		}
+		bind()
+		look("bound again", c.bound)
+		if err := os.Rename(bus, bus+".away"); err != nil {
+			t.Fatal(err)
+		}
+		look("off the bus", c.absent)
+		if err := os.Rename(bus+".away", bus); err != nil {
+			t.Fatal(err)
+		}
+		look("on the bus again", c.bound)
+	}
+}
