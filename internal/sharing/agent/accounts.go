@@ -41,7 +41,8 @@ type accounts struct {
 
 type account struct {
 	Share string `json:"share"`
-	GPU   string `json:"gpu"` // its UUID, or its name
+	Made  uint64 `json:"made,omitempty"` // of its record: another share may have the name
+	GPU   string `json:"gpu"`            // its UUID, or its name
 	share.Account
 }
 
@@ -70,7 +71,11 @@ func (a *Agent) keepAccounts(ctx context.Context) error {
 		a.mu.Lock()
 		f.At = monotonic()
 		for _, x := range a.broker.Accounts(a.now()) {
-			f.Shares = append(f.Shares, account{x.Share, a.accountNameLocked(x.GPU), x.Account})
+			var made uint64
+			if s := a.shares[x.Share]; s != nil {
+				made = s.record.Made
+			}
+			f.Shares = append(f.Shares, account{x.Share, made, a.accountNameLocked(x.GPU), x.Account})
 		}
 		a.mu.Unlock()
 		if len(f.Shares) == 0 && !written {
@@ -139,7 +144,8 @@ func (a *Agent) chargeLocked() {
 		gpus[a.accountNameLocked(i)] = i
 	}
 	for _, x := range f.Shares {
-		if gpu, ok := gpus[x.GPU]; ok {
+		s := a.shares[x.Share]
+		if gpu, ok := gpus[x.GPU]; ok && s != nil && s.record.Made == x.Made {
 			a.broker.Charge(a.now(), &broker.Account{Share: x.Share, GPU: gpu, Account: x.Account}, ago)
 		}
 	}

@@ -134,3 +134,40 @@ func bootID(t *testing.T) string {
 	}
 	return string(text[:len(text)-1])
 }
+
+// A share is not charged for what a former one with its name has used, whose account is in the file
+// of an agent that was killed at once.
+func TestAccountOfAFormerShare(t *testing.T) {
+	m := start(t, "", "gemini")
+	tenth := int64(100_000)
+	part := agent.Part{ID: "web", Memory: gib, Compute: &tenth}
+	c := m.connect(m.create(part))
+	m.launch(c, 1)
+	from := time.Now()
+	<-time.After(1500 * time.Millisecond) // the kernel
+	if err := c.send(wire.Message{Type: wire.Done, ID: 1, Arg: [wire.Args]uint64{uint64(time.Since(from))}}); err != nil {
+		t.Fatal(err)
+	}
+	m.until("the account is written", func() bool { return written(m.dir) > 0 })
+	file := filepath.Join(m.dir, "run", "accounts.json")
+	former, err := os.ReadFile(file)
+	if err == nil {
+		err = m.api.End(t.Context(), "web", time.Hour)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.socket.Close()
+	m.until("the share has ended", func() bool { return len(m.shares()) == 0 })
+	m.create(part)
+	m.stop()
+	if err := os.WriteFile(file, former, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m = start(t, m.dir, "gemini")
+	from = time.Now()
+	m.launch(m.connect(m.shares()[0]), 1)
+	if waited := time.Since(from); waited > 3*time.Second {
+		t.Errorf("the first launch of a new share waited for %v", waited)
+	}
+}

@@ -180,6 +180,11 @@ func (a *Agent) reopenLocked(f *file, r *Record) {
 		return
 	}
 	a.shares[r.ID].record = *r
+	if r.Ending != nil { // programs that come back have the whole time again
+		if err := a.broker.End(a.now(), r.ID, min(max(*r.Ending, 0), maxGrace)); err != nil {
+			a.config.Log.Error("share does not end", "share", r.ID, "error", err)
+		}
+	}
 	for i := range r.Parts {
 		if why := r.Parts[i].short(fits.Parts[i].Memory); why != "" {
 			a.config.Log.Error("share has less memory than it was given", "share", r.ID, "why", why)

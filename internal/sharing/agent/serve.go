@@ -364,6 +364,9 @@ func (a *Agent) end(r *http.Request) (any, error) {
 		if err := a.leasedLocked(s); err != nil {
 			return err
 		}
+		if s.record.Ending == nil || grace < *s.record.Ending {
+			s.record.Ending = &grace
+		}
 		return a.broker.End(a.now(), s.record.ID, grace)
 	})
 }

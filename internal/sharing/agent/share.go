@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -36,6 +37,10 @@ type Record struct {
 	Owner *OwnerStamp `json:"owner,omitempty"` // the share ends with this process and those in the share
 	MPS   bool        `json:"mps,omitempty"`   // the owner is a client of MPS
 	Held  bool        `json:"held,omitempty"`  // its launches wait
+	// Made tells the share from former ones with its name; zero: of an earlier version.
+	Made uint64 `json:"made,omitempty"`
+	// Ending is the time that its processes have to end, because a user has ended it; nil: none has.
+	Ending *time.Duration `json:"ending_ns,omitempty"`
 }
 
 // RecordPart is what a share has of one GPU, as the state file has it.
@@ -201,6 +206,9 @@ func (a *Agent) restore() error {
 
 // openLocked adds a share to the broker and opens its socket.
 func (a *Agent) openLocked(r *Record, restored bool) error {
+	if !restored {
+		r.Made = rand.Uint64()
+	}
 	spec, err := r.spec(a.config.Broker.GPUs)
 	if err != nil {
 		return err
