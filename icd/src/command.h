@@ -35,6 +35,7 @@ struct part {
 	cl_event event;
 	struct staging staging;
 	int staged, read;
+	int stamp;           /* of the time of the call, see stamp_post */
 	unsigned char *host; /* of a read */
 	size_t size;
 	int boxed;
@@ -93,6 +94,12 @@ cl_int command_run(struct command *c);
  * mapping. It returns 0 if the command is to be run now. */
 int command_defer(struct command *c, cl_int *code);
 int event_deferred(cl_event e);
+
+/* stamp_post asks the device for the time at which a command is kept. stamp_end notes that it runs. stamp_queued
+ * returns the time of the call of a command that is complete. */
+void stamp_post(struct command *c);
+void stamp_end(cl_event e);
+cl_ulong stamp_queued(cl_event e);
 
 /* commands_kept reports whether commands or releases are kept. */
 int commands_kept(void);

@@ -108,6 +108,7 @@ int command_defer(struct command *c, cl_int *code)
 			c->event->deferred = 1;
 			object_retain(c->event);
 			append(k);
+			stamp_post(c);
 		} else
 			*code = CL_OUT_OF_HOST_MEMORY;
 	}
@@ -170,6 +171,7 @@ static struct kept *run_kept(void)
 
 	while ((k = next())) {
 		if (!k->channel) {
+			stamp_end(k->command.event);
 			(void)command_run(&k->command);
 			k->command.event->deferred = 0;
 			/* Until here, a command that another thread enqueues has to come behind this one. */

@@ -204,6 +204,8 @@ struct _cl_event {
 	volatile int32_t parts;  /* packets that are not complete */
 	int32_t error;
 	uint64_t cookie; /* of the last packet */
+	cl_ulong queued;      /* device time at the call of a command that was kept (defer.c), 0 without a timer */
+	cl_ulong kept;        /* how long a command was kept, in ns; until it runs, since when */
 	struct times times;
 	struct callback *callbacks; /* under the driver's lock */
 };

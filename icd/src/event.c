@@ -70,6 +70,7 @@ cl_int CL_API_CALL dxpu_GetEventProfilingInfo(cl_event e, cl_profiling_info para
 		return CL_PROFILING_INFO_NOT_AVAILABLE;
 	switch (param) {
 	case CL_PROFILING_COMMAND_QUEUED:
+		return GIVE(cl_ulong, stamp_queued(e));
 	case CL_PROFILING_COMMAND_SUBMIT:
 	case CL_PROFILING_COMMAND_START:
 	case CL_PROFILING_COMMAND_END:

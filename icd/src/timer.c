@@ -1,8 +1,9 @@
 /* Timers of the device and of the host, which is the clock of the program's machine. */
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include "calls.h"
+#include "command.h"
 
 static cl_ulong nanoseconds(const struct timespec *t) { return (cl_ulong)t->tv_sec * 1000000000 + (cl_ulong)t->tv_nsec; }
 
@@ -68,4 +69,49 @@ cl_int CL_API_CALL dxpu_GetHostTimer(cl_device_id d, cl_ulong *host)
 		return CL_INVALID_VALUE;
 	*host = host_time();
 	return CL_SUCCESS;
+}
+
+/* A command that waits for a user event reaches the device long after its call. The time of the call is that of
+ * the device where it has a timer; else the time in the driver is taken from that of the arrival. */
+
+static int timed(const struct command *c) { return (c->queue->properties & CL_QUEUE_PROFILING_ENABLE) != 0; }
+
+void stamp_post(struct command *c)
+{
+	cl_event e = c->event;
+	struct packet p;
+
+	if (!timed(c))
+		return;
+	e->kept = host_time();
+	if (!has_timer(c->queue->context->device))
+		return;
+	struct part *part = part_new(c);
+	if (!part)
+		return;
+	if (channel_reserve(channel_of(c->queue), sizeof e->queued, &part->staging)) {
+		free(part);
+		return;
+	}
+	part->staged = part->read = part->stamp = 1;
+	part->host = (unsigned char *)&e->queued;
+	part->size = sizeof e->queued;
+	packet_start(&p, PACKET_TIMER, 0);
+	(void)post(part, &p); /* a lost device fails the command later */
+	e->cookie = 0;        /* nothing waits for the time */
+}
+
+void stamp_end(cl_event e)
+{
+	if (e->kept)
+		e->kept = host_time() - e->kept;
+}
+
+cl_ulong stamp_queued(cl_event e)
+{
+	cl_ulong at = e->times.at[0];
+
+	if (e->queued && e->queued < at)
+		return e->queued;
+	return e->kept < at ? at - e->kept : at;
 }

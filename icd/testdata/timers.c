@@ -98,6 +98,36 @@ static void events(void)
 	clReleaseContext(c);
 }
 
+/* held checks that a command that waits for a user event was enqueued at its call, before a later time of the device. */
+static void held(cl_command_queue_properties order)
+{
+	const char pattern = 1;
+	const cl_queue_properties profiling[] = {CL_QUEUE_PROPERTIES, CL_QUEUE_PROFILING_ENABLE | order, 0};
+	int right = 0, failed = 0;
+	cl_int code;
+	cl_context c = clCreateContext(NULL, 1, &d, NULL, NULL, &code);
+	cl_command_queue q = clCreateCommandQueueWithProperties(c, d, profiling, &code);
+	cl_mem m = clCreateBuffer(c, CL_MEM_READ_WRITE, SIZE, NULL, &code);
+
+	for (int i = 0; i < COMMANDS; i++) {
+		cl_ulong before = 0, between = 0, after = 0, host, at[4] = {0};
+		cl_event e, user = clCreateUserEvent(c, &code);
+		failed |= code | clGetDeviceAndHostTimer(d, &before, &host);
+		failed |= clEnqueueFillBuffer(q, m, &pattern, sizeof pattern, 0, SIZE, 1, &user, &e);
+		failed |= clGetDeviceAndHostTimer(d, &between, &host);
+		failed |= clSetUserEventStatus(user, CL_COMPLETE) | clWaitForEvents(1, &e) | clGetDeviceAndHostTimer(d, &after, &host);
+		for (cl_uint t = 0; t < 4; t++)
+			failed |= clGetEventProfilingInfo(e, CL_PROFILING_COMMAND_QUEUED + t, sizeof *at, &at[t], NULL);
+		right += before <= at[0] && at[0] <= between && at[0] <= at[1] && between <= at[2] && at[2] <= at[3] && at[3] <= after;
+		clReleaseEvent(e);
+		clReleaseEvent(user);
+	}
+	printf("held: %d, %d of %d\n", failed, right, COMMANDS);
+	clReleaseMemObject(m);
+	clReleaseCommandQueue(q);
+	clReleaseContext(c);
+}
+
 int main(int argc, char **argv)
 {
 	(void)argv;
@@ -111,5 +141,7 @@ int main(int argc, char **argv)
 	errors();
 	clocks();
 	events();
+	held(0);
+	held(CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE);
 	return 0;
 }
