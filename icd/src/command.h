@@ -55,7 +55,8 @@ struct command {
 	cl_event *markers; /* that stand for a long list of events, and are the list; or NULL */
 	cl_event event;
 	enum { COMMAND_PACKET, COMMAND_MOVE, COMMAND_MOVE_BOX, COMMAND_MOVE_PIXELS } kind;
-	int ordered; /* waits for what is before it in its queue, or lets the rest wait */
+	int last;    /* waits for all that is before it in its queue: without a list */
+	int barrier; /* what is behind it in its queue waits for it */
 	struct packet *packet;
 	cl_mem mem;
 	int write;

@@ -38,7 +38,7 @@ static int out_of_order(cl_command_queue q) { return (q->properties & CL_QUEUE_O
 static int behind(const struct command *c, const struct kept *until)
 {
 	for (const struct kept *k = first; k != until; k = k->next)
-		if (!k->channel && k->command.queue == c->queue && (!out_of_order(c->queue) || c->ordered || k->command.ordered))
+		if (!k->channel && k->command.queue == c->queue && (!out_of_order(c->queue) || c->last || k->command.barrier))
 			return 1;
 	return 0;
 }

@@ -328,7 +328,8 @@ cl_int marker(cl_command_queue q, cl_command_type type, cl_uint waits, const cl_
 
 	if (code)
 		return code;
-	c.ordered = type == CL_COMMAND_BARRIER || (waits == 0 && type == CL_COMMAND_MARKER);
+	c.barrier = type == CL_COMMAND_BARRIER;
+	c.last = waits == 0 && (c.barrier || type == CL_COMMAND_MARKER);
 	packet_start(&p, PACKET_MARKER, q->handle);
 	if (type == CL_COMMAND_BARRIER && channel_features(channel_of(q)) & FEATURE_QUEUES)
 		p.flags = MARKER_BARRIER;

@@ -104,6 +104,7 @@ func buildOpenCL(bin string) error {
 		program("subgroups"),
 		program("extensions"),
 		program("timers"),
+		program("waits"),
 		program("svm"),
 		program("move"),
 		exec.Command("cc", slices.Concat(flags, []string{
