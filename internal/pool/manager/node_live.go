@@ -23,7 +23,8 @@ type liveNode struct {
 	unanswered int
 	told       told
 	observed   *dxpuv1.ObservedState
-	digest     []byte // of observed; nil: the next report counts as a different one
+	index      *reportIndex // of a report; nil: none was needed
+	digest     []byte       // of observed; nil: the next report counts as a different one
 	rates      rates
 	uses       uses
 	runs       runs
@@ -152,34 +153,6 @@ func (t *tx) reconnected() time.Time {
 // reconnectTime is how long nodes may take to find a manager that has just
 // begun: the longest pause between their attempts is 3 s.
 const reconnectTime = 5 * time.Second
-
-// report returns the last report, nil for none.
-func (l *liveNode) report() *dxpuv1.ObservedState {
-	if l == nil {
-		return nil
-	}
-	return l.observed
-}
-
-// observedSlot returns a node's report of one of its slots, nil for none.
-func (t *tx) observedSlot(node string, slot uint32) *dxpuv1.ObservedSlot {
-	for _, s := range t.live[node].report().GetSlots() {
-		if s.Slot == slot {
-			return s
-		}
-	}
-	return nil
-}
-
-// observed returns a node's report of a binding, nil if the node has nothing of it.
-func (t *tx) observed(node string, b *bindingRecord) *dxpuv1.ObservedBinding {
-	for _, s := range t.live[node].report().GetSlots() {
-		if o := s.Binding; o != nil && o.BindingId == b.ID && o.Epoch == b.Epoch {
-			return o
-		}
-	}
-	return nil
-}
 
 // has reports whether a binding is one of a node. A node may report those of others.
 func (t *tx) has(node, binding string) bool {

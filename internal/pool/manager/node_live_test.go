@@ -90,6 +90,34 @@ func BenchmarkReport(b *testing.B) {
 	}
 }
 
+// BenchmarkChangedReport measures a report in which the health of one of a box's GPUs has changed.
+func BenchmarkChangedReport(b *testing.B) {
+	for _, slots := range []int{8, maxSlots} {
+		for _, leases := range []int{0, slots / 8} {
+			b.Run(fmt.Sprintf("gpus=%d/leases=%d", slots, leases), func(b *testing.B) {
+				n := boxNode("b1", slots)
+				n.serials = map[uint32]string{}
+				for i := range uint32(slots) {
+					n.serials[i] = fmt.Sprintf("1320921%06d", i)
+				}
+				w := newWorld(b, Config{}, n, hostNode("h1", slots))
+				for range leases {
+					w.create(&dxpuv1.LeaseSpec{Count: 8})
+				}
+				w.settle()
+				details := []string{"warm", "cool"}
+				for i := 0; b.Loop(); i++ {
+					o := n.observe()
+					o.Slots[slots/2].HealthDetail = details[i%2]
+					if _, _, err := w.m.report(b.Context(), o, func(*tx) error { return nil }); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+	}
+}
+
 // TestNodesSettled: the pool says when all living nodes have had the time to find the manager.
 func TestNodesSettled(t *testing.T) {
 	w := newWorld(t, Config{}, hostNode("h1", 1), boxNode("b1", 1))

@@ -22,12 +22,25 @@ func truncateText(s string) string { return truncate(s, maxText) }
 // could not be encoded. Control characters become spaces: they could move the cursor
 // of an operator's terminal, or change the order of the text.
 func truncate(s string, most int) string {
+	if len(s) <= most && isPrintable(s) {
+		return s
+	}
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) {
 			return ' '
 		}
 		return r
 	}, strings.ToValidUTF8(s[:min(len(s), most)], ""))
+}
+
+// isPrintable reports whether a text has only printable characters of ASCII.
+func isPrintable(s string) bool {
+	for i := range len(s) {
+		if s[i] < ' ' || s[i] > '~' {
+			return false
+		}
+	}
+	return true
 }
 
 // report processes a report and returns the revision that the node should have
@@ -138,26 +151,32 @@ func (t *tx) inventory(o *dxpuv1.ObservedState) {
 		addrs = append(addrs, pathAddress{a.Path, truncateText(a.Address), a.Mtu, truncateText(a.Network)})
 	}
 	slots := make([]slotRecord, 0, len(o.Slots))
-	listed := map[uint32]bool{}
 	for _, s := range o.Slots {
 		r := slotRecord{
 			Slot: s.Slot, Domain: truncateText(s.Domain), Device: deviceOf(s.Device),
 			Health: s.Health, HealthDetail: truncateText(s.HealthDetail), PartOf: partOf(n, s),
 		}
-		if old := n.slot(s.Slot); old != nil {
+		old := n.slot(s.Slot)
+		if old != nil {
 			r.Cordon, r.Taints, r.Fault, r.Duplicate = old.Cordon, old.Taints, old.Fault, old.Duplicate
+			if sameDevice(old.Device, r.Device) {
+				r.Device = old.Device
+			}
 		}
-		r.Since = t.deviceSince(n.slot(s.Slot), r.Device)
-		listed[s.Slot] = true
+		r.Since = t.deviceSince(old, r.Device)
 		slots = append(slots, r)
 	}
+	sortSlots(slots)
+	listed := slots
 	for i := range n.Slots {
 		// A slot may be missing from a report. Its cordon, its taints and its quarantine stay.
-		if old := &n.Slots[i]; !listed[old.Slot] && old.keeps() && len(slots) < maxSlots {
+		if old := &n.Slots[i]; old.keeps() && len(slots) < maxSlots && findSlot(listed, old.Slot) == nil {
 			slots = append(slots, slotRecord{Slot: old.Slot, Cordon: old.Cordon, Taints: old.Taints, Fault: old.Fault})
 		}
 	}
-	slices.SortFunc(slots, func(a, b slotRecord) int { return int(a.Slot) - int(b.Slot) })
+	if len(slots) > len(listed) {
+		sortSlots(slots)
+	}
 	moved := !slices.Equal(addrs, n.Addresses)
 	changed := t.compareSlots(n, slots)
 	if !moved && !changed && n.Rack == o.Rack && maps.Equal(n.Labels, o.Labels) && n.Version == o.Version &&
@@ -220,8 +239,7 @@ func (t *tx) compareSlots(n *nodeRecord, slots []slotRecord) (changed bool) {
 		}
 	}
 	for i := range n.Slots {
-		gone := func(s slotRecord) bool { return s.Slot == n.Slots[i].Slot }
-		if box && n.Slots[i].Device != nil && n.Slots[i].PartOf == nil && !slices.ContainsFunc(slots, gone) {
+		if box && n.Slots[i].Device != nil && n.Slots[i].PartOf == nil && findSlot(slots, n.Slots[i].Slot) == nil {
 			t.event(gpuEvent(n, n.Slots[i].Slot, dxpuv1.EventType_EVENT_TYPE_GPU_REMOVED), "GPU %s was removed", gpuID(n.ID, n.Slots[i].Slot))
 		}
 	}

@@ -50,7 +50,7 @@ func (t *tx) nodeEntry(n *nodeRecord) nodeEntry {
 		return e
 	}
 	e.placementBox = t.placementBox(n)
-	occupants, local := t.occupantsOf(n.ID), n.LocalPeer != ""
+	occupants, local := newOccupants(t.occupantsOf(n.ID)), n.LocalPeer != ""
 	for i := range n.Slots {
 		s := &n.Slots[i]
 		if s.Device == nil || s.PartOf != nil {
@@ -72,7 +72,7 @@ func (t *tx) nodeEntry(n *nodeRecord) nodeEntry {
 		case usable:
 			e.models[at].usable++
 		}
-		parts := partsOn(occupants, s.Slot)
+		parts := occupants.partsOn(s.Slot)
 		switch b := t.holder(n.ID, s.Slot); {
 		case b != nil && b.occupied():
 			e.bound++

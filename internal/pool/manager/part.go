@@ -106,8 +106,18 @@ func (t *tx) promise(b *bindingRecord) string {
 	return ""
 }
 
-// occupantsOf returns the bindings that occupy GPUs of a box or parts of them, by epoch. It
-// is for use while the index is being updated, too.
+// occupants are bindings that occupy GPUs of a box or parts of them, by epoch.
+type occupants struct {
+	all []*bindingRecord
+	// bySlot has those in each slot and on each GPU; nil: there are few.
+	bySlot map[uint32][]*bindingRecord
+}
+
+// fewOccupants is the number up to which a scan of all is as fast as a map.
+const fewOccupants = 16
+
+// occupantsOf returns the bindings that occupy GPUs of a box or parts of them. It is for use
+// while the index is being updated, too.
 func (t *tx) occupantsOf(box string) (out []*bindingRecord) {
 	for id := range t.bindingsByNode[box] {
 		if b := t.bindings.get(id); b != nil && b.BoxID == box && b.occupies() {
@@ -116,6 +126,30 @@ func (t *tx) occupantsOf(box string) (out []*bindingRecord) {
 	}
 	slices.SortFunc(out, func(a, b *bindingRecord) int { return cmp.Compare(a.Epoch, b.Epoch) })
 	return out
+}
+
+// newOccupants finds bindings by their slots and GPUs.
+func newOccupants(all []*bindingRecord) occupants {
+	o := occupants{all: all}
+	if len(all) <= fewOccupants {
+		return o
+	}
+	o.bySlot = make(map[uint32][]*bindingRecord, len(all))
+	for _, b := range all {
+		o.bySlot[b.BoxSlot] = append(o.bySlot[b.BoxSlot], b)
+		if gpu := b.gpu().Slot; gpu != b.BoxSlot {
+			o.bySlot[gpu] = append(o.bySlot[gpu], b)
+		}
+	}
+	return o
+}
+
+// at returns the bindings in a slot and on its GPU, and maybe others, by epoch.
+func (o occupants) at(slot uint32) []*bindingRecord {
+	if o.bySlot == nil {
+		return o.all
+	}
+	return o.bySlot[slot]
 }
 
 // bindingsOn returns the bindings that occupy a GPU, or parts of it.
@@ -129,8 +163,8 @@ func (t *tx) bindingsOn(gpu placement.Ref) (ids []string) {
 }
 
 // partsOn returns the bindings of parts of a GPU, by epoch.
-func partsOn(occupants []*bindingRecord, gpu uint32) (out []*bindingRecord) {
-	for _, b := range occupants {
+func (o occupants) partsOn(gpu uint32) (out []*bindingRecord) {
+	for _, b := range o.at(gpu) {
 		if b.Part != nil && b.Part.GPU == gpu {
 			out = append(out, b)
 		}
@@ -139,29 +173,29 @@ func partsOn(occupants []*bindingRecord, gpu uint32) (out []*bindingRecord) {
 }
 
 // wholeOn reports whether a binding occupies a GPU as a whole.
-func wholeOn(occupants []*bindingRecord, gpu uint32) bool {
-	return slices.ContainsFunc(occupants, func(b *bindingRecord) bool { return b.Part == nil && b.BoxSlot == gpu })
+func (o occupants) wholeOn(gpu uint32) bool {
+	return slices.ContainsFunc(o.at(gpu), func(b *bindingRecord) bool { return b.Part == nil && b.BoxSlot == gpu })
 }
 
-// gpuOccupied reports whether a binding occupies a GPU, a part of it, or its slot: a slot that
+// occupied reports whether a binding occupies a GPU, a part of it, or its slot: a slot that
 // has a whole GPU now may have been for a part before its box was divided in another way.
-func gpuOccupied(occupants []*bindingRecord, gpu uint32) bool {
-	return slices.ContainsFunc(occupants, func(b *bindingRecord) bool { return b.BoxSlot == gpu || b.gpu().Slot == gpu })
+func (o occupants) occupied(gpu uint32) bool {
+	return slices.ContainsFunc(o.at(gpu), func(b *bindingRecord) bool { return b.BoxSlot == gpu || b.gpu().Slot == gpu })
 }
 
 // addParts adds the slots for parts, and the parts in them, to a box.
-func (t *tx) addParts(box *placement.Box, n *nodeRecord, here bool, occupants []*bindingRecord) {
+func (t *tx) addParts(box *placement.Box, n *nodeRecord, here bool, occupants occupants) {
 	divisible := map[uint32]bool{} // GPUs with a slot that can take a part
 	for i := range n.Slots {
 		s := &n.Slots[i]
 		if s.PartOf == nil || s.Device == nil {
 			continue
 		}
-		slot := placement.PartSlot{Slot: s.Slot, GPU: *s.PartOf, Usable: here && s.takesBindings() && !takenOtherwise(occupants, s)}
+		slot := placement.PartSlot{Slot: s.Slot, GPU: *s.PartOf, Usable: here && s.takesBindings() && !occupants.takenOtherwise(s)}
 		box.Parts = append(box.Parts, slot)
 		divisible[slot.GPU] = divisible[slot.GPU] || slot.Usable
 	}
-	t.addOccupants(box, occupants)
+	t.addOccupants(box, occupants.all)
 	for i := range box.GPUs {
 		g := &box.GPUs[i]
 		if !divisible[g.Slot] {
@@ -172,8 +206,8 @@ func (t *tx) addParts(box *placement.Box, n *nodeRecord, here bool, occupants []
 
 // takenOtherwise reports whether a binding of a whole GPU, or of a part of another GPU, is in a
 // slot for parts: its box was divided in another way then.
-func takenOtherwise(occupants []*bindingRecord, s *slotRecord) bool {
-	return slices.ContainsFunc(occupants, func(b *bindingRecord) bool {
+func (o occupants) takenOtherwise(s *slotRecord) bool {
+	return slices.ContainsFunc(o.at(s.Slot), func(b *bindingRecord) bool {
 		return b.BoxSlot == s.Slot && (b.Part == nil || b.Part.GPU != *s.PartOf)
 	})
 }
@@ -261,9 +295,9 @@ func (p *partRecord) message() *dxpuv1.Part {
 
 // partsMessage fills in the parts of a GPU and what they leave.
 func (t *tx) partsMessage(g *dxpuv1.GPU, n *nodeRecord) {
-	occupants := t.occupantsOf(n.ID)
+	on := occupants{all: t.occupantsOf(n.ID)}
 	serving := false
-	for _, b := range partsOn(occupants, g.Slot) {
+	for _, b := range on.partsOn(g.Slot) {
 		m := &dxpuv1.GPUPart{
 			Id: b.gpuID(), Slot: b.BoxSlot, Part: b.Part.message(), BindingId: b.ID, LeaseId: b.LeaseID, HostId: b.HostID, Serving: b.serving(),
 		}
@@ -279,7 +313,7 @@ func (t *tx) partsMessage(g *dxpuv1.GPU, n *nodeRecord) {
 	case len(g.Parts) > 0:
 		g.State = dxpuv1.GPUState_GPU_STATE_RELEASING
 	}
-	if wholeOn(occupants, g.Slot) {
+	if on.wholeOn(g.Slot) {
 		return
 	}
 	box, slots := t.indexedNodes[n.ID].placementBox, 0

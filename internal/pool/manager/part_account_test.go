@@ -3,6 +3,7 @@ package manager
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -142,4 +143,28 @@ func (w *world) checkParts(t *testing.T, quota uint32) {
 		}
 		return nil
 	})
+}
+
+// What occupies a GPU is the same with few bindings and with many.
+func TestManyOccupants(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	for n := range 3 * fewOccupants {
+		var all []*bindingRecord
+		for i := range n {
+			b := &bindingRecord{ID: fmt.Sprint("b-", i), BoxID: "b1", BoxSlot: r.Uint32N(48), Epoch: uint64(i)}
+			if r.IntN(2) == 0 {
+				b.Part = &partRecord{GPU: r.Uint32N(8)}
+			}
+			all = append(all, b)
+		}
+		scanned, found := occupants{all: all}, newOccupants(all)
+		for slot := range uint32(50) {
+			gpu := slot % 8
+			s := &slotRecord{Slot: slot, PartOf: &gpu}
+			if !slices.Equal(scanned.partsOn(slot), found.partsOn(slot)) || scanned.wholeOn(slot) != found.wholeOn(slot) ||
+				scanned.occupied(slot) != found.occupied(slot) || scanned.takenOtherwise(s) != found.takenOtherwise(s) {
+				t.Fatalf("%d bindings: slot %d is occupied otherwise", n, slot)
+			}
+		}
+	}
 }

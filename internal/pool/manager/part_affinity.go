@@ -63,7 +63,7 @@ func (t *tx) joinsOthers(l *leaseRecord, broken []string) bool {
 		return false
 	}
 	b := t.bindings.get(broken[0])
-	return slices.ContainsFunc(partsOn(t.occupantsOf(b.BoxID), b.gpu().Slot), func(o *bindingRecord) bool {
+	return slices.ContainsFunc(occupants{all: t.occupantsOf(b.BoxID)}.partsOn(b.gpu().Slot), func(o *bindingRecord) bool {
 		other := t.leases.get(o.LeaseID)
 		return o.serving() && o.LeaseID != l.ID && other != nil && other.sameAffinity(l)
 	})

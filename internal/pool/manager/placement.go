@@ -75,9 +75,10 @@ func (t *tx) placementBox(n *nodeRecord) placement.Box {
 		ID: n.ID, Kind: placementKinds[n.BoxKind], Location: n.location(), Labels: n.Labels, ProxyGPUs: int(min(n.ProxyGPUs, maxSlots)),
 	}
 	here := t.connected(n.ID) && t.takesBindings(n)
-	occupants := t.occupantsOf(n.ID)
+	occupants := newOccupants(t.occupantsOf(n.ID))
 	ofNode := t.nodeRestriction(n, nil) // of most GPUs: few have taints of their own
-	for _, s := range n.Slots {
+	for i := range n.Slots {
+		s := &n.Slots[i]
 		restriction := ofNode
 		if len(s.Taints) > 0 {
 			restriction = t.nodeRestriction(n, s.Taints)
@@ -85,11 +86,11 @@ func (t *tx) placementBox(n *nodeRecord) placement.Box {
 		if s.Device == nil || s.PartOf != nil {
 			continue
 		}
-		whole := wholeOn(occupants, s.Slot)
+		whole := occupants.wholeOn(s.Slot)
 		box.GPUs = append(box.GPUs, placement.GPU{
 			Slot: s.Slot, Model: s.Device.Model, Memory: s.Device.MemoryBytes, Domain: s.Device.NVLinkDomain, Switch: s.Device.PCIeSwitch,
-			Usable:      here && s.takesBindings() && !t.isDuplicate(n.ID, &s),
-			Free:        !gpuOccupied(occupants, s.Slot),
+			Usable:      here && s.takesBindings() && !t.isDuplicate(n.ID, s),
+			Free:        !occupants.occupied(s.Slot),
 			Whole:       whole,
 			Modes:       s.Device.ShareModes,
 			Restriction: restriction,

@@ -379,15 +379,15 @@ func (t *tx) bindAfter(l *leaseRecord, host string, hostSlot uint32, gpu placeme
 
 // boxWithout returns a box as placement would see it without some bindings.
 func (t *tx) boxWithout(id string, box placement.Box, gone map[string]bool) placement.Box {
-	left := slices.DeleteFunc(t.occupantsOf(id), func(b *bindingRecord) bool { return gone[b.ID] })
+	left := newOccupants(slices.DeleteFunc(t.occupantsOf(id), func(b *bindingRecord) bool { return gone[b.ID] }))
 	box.GPUs = slices.Clone(box.GPUs)
 	for i := range box.GPUs {
 		g := &box.GPUs[i]
-		g.Whole = wholeOn(left, g.Slot)
-		g.Free = !gpuOccupied(left, g.Slot)
+		g.Whole = left.wholeOn(g.Slot)
+		g.Free = !left.occupied(g.Slot)
 	}
 	box.Parts = slices.DeleteFunc(slices.Clone(box.Parts), func(s placement.PartSlot) bool { return s.Taken })
-	t.addOccupants(&box, left)
+	t.addOccupants(&box, left.all)
 	return box
 }
 

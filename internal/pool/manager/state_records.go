@@ -73,7 +73,7 @@ type nodeRecord struct {
 	SeveralGPUs bool `json:"several_gpus,omitempty"`
 	// ErrorsFull is set while errors of its GPUs are not counted, because there are too many kinds.
 	ErrorsFull      bool         `json:"errors_full,omitempty"`
-	Slots           []slotRecord `json:"slots,omitempty"`
+	Slots           []slotRecord `json:"slots,omitempty"` // in the order of their numbers
 	Cordon          *cordon      `json:"cordon,omitempty"`
 	Taints          []taint      `json:"taints,omitempty"`    // not changed once stored
 	Stability       *stability   `json:"stability,omitempty"` // nil: not lost recently
@@ -86,13 +86,22 @@ func (n *nodeRecord) unshare() {
 }
 
 // slot returns the record of a slot, nil if there is none.
-func (n *nodeRecord) slot(i uint32) *slotRecord {
-	for s := range n.Slots {
-		if n.Slots[s].Slot == i {
-			return &n.Slots[s]
-		}
+func (n *nodeRecord) slot(i uint32) *slotRecord { return findSlot(n.Slots, i) }
+
+// findSlot returns a slot of a list in order, nil if it is not there.
+func findSlot(slots []slotRecord, i uint32) *slotRecord {
+	if uint64(i) < uint64(len(slots)) && slots[i].Slot == i { // most nodes number their slots from 0 on
+		return &slots[i]
 	}
-	return nil
+	at, found := slices.BinarySearchFunc(slots, i, func(s slotRecord, i uint32) int { return cmp.Compare(s.Slot, i) })
+	if !found {
+		return nil
+	}
+	return &slots[at]
+}
+
+func sortSlots(slots []slotRecord) {
+	slices.SortFunc(slots, func(a, b slotRecord) int { return cmp.Compare(a.Slot, b.Slot) })
 }
 
 // pathAddress is the address on which a node listens on one path.

@@ -296,8 +296,14 @@ func (s *state) decodeRecord(key string, raw []byte) (any, error) {
 		return nil, errors.New("unknown kind: a later version of this program wrote it; run that version")
 	}
 	r, err := of.decode(raw)
-	if l, ok := r.(*leaseRecord); ok && err == nil {
-		err = l.decodeSpec()
+	if err != nil {
+		return r, err
+	}
+	switch r := r.(type) {
+	case *leaseRecord:
+		err = r.decodeSpec()
+	case *nodeRecord:
+		sortSlots(r.Slots)
 	}
 	return r, err
 }
