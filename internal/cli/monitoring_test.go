@@ -36,7 +36,7 @@ const (
 	kubernetesFile = "../../deploy/grafana/dxpu-kubernetes.json"
 )
 
-// metricURLs serves the metrics of a manager, a host and a box with a binding, by job.
+// metricURLs serves the metrics of a manager, a host and a box with a binding, and of a sharing agent, by job.
 func metricURLs(t *testing.T) map[string]string {
 	t.Helper()
 	s := newProxyPair(t)
@@ -79,7 +79,7 @@ func metricURLs(t *testing.T) map[string]string {
 	call("PoolService/CreateLease", "", `{"spec":{"count":1,"wait":true,"tenant":"research"}}`)
 	box := call("NodeService/Enroll", "", `{"joinToken":"token-for-tests","kind":"NODE_KIND_BOX","name":"b1"}`)
 	call("NodeService/Report", box.Credential, `{"state":{"nodeId":"b1","instanceId":"1","sequence":1,"slots":[{"device":{"model":"A"},"health":"HEALTH_FAILED"}]}}`)
-	return map[string]string{"dxpu-manager": srv.URL, "dxpu-host": s.host.url, "dxpu-box": s.box.url}
+	return map[string]string{"dxpu-manager": srv.URL, "dxpu-host": s.host.url, "dxpu-box": s.box.url, "dxpu-share": shareMetricsURL(t)}
 }
 
 // expressions returns the PromQL of the rules and of the dashboard, by name.

@@ -39,20 +39,28 @@ type Share struct {
 	Limit    int64     `json:"limit_ppm"`    // as Memory; 0: none
 	Parts    []GPUPart `json:"parts"`        // in the order of GPUs
 	Launches uint64    `json:"launches"`
-	GPUTime  Seconds   `json:"gpu_seconds"`
-	State    string    `json:"state"` // ready, held, ending; missing: none of its GPUs is there
-	Evicted  string    `json:"evicted,omitempty"`
-	Failures uint64    `json:"failures,omitempty"`
-	UID      int       `json:"uid"`
-	Owner    int       `json:"owner_pid,omitempty"`
-	Socket   string    `json:"socket"`
-	MPS      bool      `json:"mps,omitempty"`   // its program joins MPS before it starts
-	Stale    bool      `json:"stale,omitempty"` // its program keeps the former compute until its next start
+	Counts
+	GPUTime Seconds `json:"gpu_seconds"`
+	State   string  `json:"state"` // ready, held, ending; missing: none of its GPUs is there
+	Evicted string  `json:"evicted,omitempty"`
+	UID     int     `json:"uid"`
+	Owner   int     `json:"owner_pid,omitempty"`
+	Socket  string  `json:"socket"`
+	MPS     bool    `json:"mps,omitempty"`   // its program joins MPS before it starts
+	Stale   bool    `json:"stale,omitempty"` // its program keeps the former compute until its next start
 	// Policy is that of the agent. Unlimited: nothing holds the share to its compute.
 	Policy    string    `json:"policy,omitempty"`
 	Unlimited bool      `json:"compute_not_kept,omitempty"`
 	Processes []Process `json:"processes"`
 	Lease     string    `json:"lease,omitempty"` // of the pool, that has the share
+}
+
+// Counts are what a share has had since the agent started.
+type Counts struct {
+	Permits   uint64 `json:"permits,omitempty"`         // launches that waited for an answer of their own
+	Refusals  uint64 `json:"memory_refusals,omitempty"` // requests for memory that it did not get
+	Evictions uint64 `json:"evictions,omitempty"`       // of its programs, by the policy or for an error
+	Failures  uint64 `json:"failures,omitempty"`        // errors of the GPU that its programs reported
 }
 
 // GPUPart is what a share has of one GPU.

@@ -18,11 +18,18 @@ var (
 	descProcesses   = prometheus.NewDesc("dxpu_share_processes", "Processes of a share.", shareLabels, nil)
 	descLaunches    = prometheus.NewDesc("dxpu_share_launches_total", "Kernels that the processes of a share launched.", shareLabels, nil)
 	descTime        = prometheus.NewDesc("dxpu_share_gpu_seconds_total", "Time that the launches of a share took.", shareLabels, nil)
+	descPermits     = prometheus.NewDesc("dxpu_share_permits_total", "Launches of a share that waited for an answer of their own: the other ones went by credit, or the policy asks for none.", shareLabels, nil)
+	descRefusals    = prometheus.NewDesc("dxpu_share_memory_refusals_total", "Requests of a share for memory that it did not get.", shareLabels, nil)
+	descEvictions   = prometheus.NewDesc("dxpu_share_evictions_total", "Times that the programs of a share were asked to end, by the policy or for an error.", shareLabels, nil)
 	descFailures    = prometheus.NewDesc("dxpu_share_failures_total", "Errors of the GPU that the processes of a share reported.", shareLabels, nil)
 
 	descProcessMemory   = prometheus.NewDesc("dxpu_share_process_memory_bytes", "Memory of a process on all GPUs of its share.", processLabels, nil)
 	descProcessLaunches = prometheus.NewDesc("dxpu_share_process_launches_total", "Kernels that a process launched.", processLabels, nil)
 	descProcessTime     = prometheus.NewDesc("dxpu_share_process_gpu_seconds_total", "Time that the launches of a process took.", processLabels, nil)
+
+	descGPUMemory      = prometheus.NewDesc("dxpu_share_gpu_memory_bytes", "Memory of a GPU.", []string{"gpu"}, nil)
+	descGPUMemoryGiven = prometheus.NewDesc("dxpu_share_gpu_memory_given_bytes", "Memory of a GPU that its shares were given.", []string{"gpu"}, nil)
+	descGPUMemoryUsed  = prometheus.NewDesc("dxpu_share_gpu_memory_used_bytes", "Memory of a GPU that its shares use.", []string{"gpu"}, nil)
 
 	descGPUErrors  = prometheus.NewDesc("dxpu_share_gpu_errors_total", "Errors of a GPU in the kernel log, by XID.", []string{"gpu", "xid"}, nil)
 	descGPUService = prometheus.NewDesc("dxpu_share_gpu_in_service", "1 if a GPU is in service.", []string{"gpu"}, nil)
@@ -49,6 +56,9 @@ func (a *Agent) Collect(c chan<- prometheus.Metric) {
 		put(descProcesses, prometheus.GaugeValue, float64(len(s.Processes)), s.ID, s.Class)
 		put(descLaunches, prometheus.CounterValue, float64(s.Launches), s.ID, s.Class)
 		put(descTime, prometheus.CounterValue, float64(s.GPUTime), s.ID, s.Class)
+		put(descPermits, prometheus.CounterValue, float64(s.Permits), s.ID, s.Class)
+		put(descRefusals, prometheus.CounterValue, float64(s.Refusals), s.ID, s.Class)
+		put(descEvictions, prometheus.CounterValue, float64(s.Evictions), s.ID, s.Class)
 		put(descFailures, prometheus.CounterValue, float64(s.Failures), s.ID, s.Class)
 		waiting, wrong := 0, uint64(0)
 		for _, p := range s.Processes {
@@ -77,6 +87,10 @@ func (a *Agent) Collect(c chan<- prometheus.Metric) {
 			up = 0
 		}
 		put(descGPUService, prometheus.GaugeValue, up, name)
+		used, given := a.broker.MemoryOf(i)
+		put(descGPUMemory, prometheus.GaugeValue, float64(a.config.Broker.GPUs[i].Device.Memory), name)
+		put(descGPUMemoryGiven, prometheus.GaugeValue, float64(given), name)
+		put(descGPUMemoryUsed, prometheus.GaugeValue, float64(used), name)
 		for code, n := range p.errors {
 			put(descGPUErrors, prometheus.CounterValue, float64(n), name, strconv.FormatUint(uint64(code), 10))
 		}

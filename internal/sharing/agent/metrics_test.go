@@ -3,6 +3,7 @@
 package agent_test
 
 import (
+	"maps"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -11,7 +12,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/sharing/wire"
 )
 
-// gauges returns the values of a metric by the share.
+// gauges returns the values of a metric by the share, or by the GPU.
 func (m *machine) gauges(name string) map[string]float64 {
 	m.t.Helper()
 	registry := prometheus.NewPedanticRegistry()
@@ -27,8 +28,8 @@ func (m *machine) gauges(name string) map[string]float64 {
 		}
 		for _, x := range f.GetMetric() {
 			for _, l := range x.GetLabel() {
-				if l.GetName() == "share" {
-					out[l.GetValue()] = x.GetGauge().GetValue()
+				if l.GetName() == "share" || l.GetName() == "gpu" {
+					out[l.GetValue()] = x.GetGauge().GetValue() + x.GetCounter().GetValue()
 				}
 			}
 		}
@@ -72,4 +73,60 @@ func TestMetricsOfAShare(t *testing.T) {
 	}
 	want("the launches went with the process", waiting, 0)
 	want("the count went with the process", wrong, 0)
+}
+
+// The metrics of a share count its permits, and what it did not get. Those of a GPU have its memory.
+func TestMetricsOfPermitsAndMemory(t *testing.T) {
+	one, two := pciGPU(1, 1), pciGPU(2, 2)
+	var b bus
+	b.set(one, two)
+	m := start(t, "", "gemini", b.watched)
+	m.create(agent.Part{ID: "quiet", GPUs: []string{one.Name, two.Name}, Memory: 2 * gib})
+	busy := m.connect(m.create(agent.Part{ID: "busy", GPUs: []string{one.Name}, Memory: gib}))
+	want := func(name string, want map[string]float64) {
+		t.Helper()
+		if got := m.gauges(name); !maps.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", name, got, want)
+		}
+	}
+	for _, x := range []struct {
+		message wire.Message
+		answer  wire.Type
+	}{
+		{wire.Message{Type: wire.Allocate, Bytes: gib + 1}, wire.Refused},
+		{wire.Message{Type: wire.Allocate, Bytes: gib / 2}, wire.Granted},
+		{wire.Message{Type: wire.Allocate, Bytes: gib}, wire.Refused},
+		{wire.Message{Type: wire.Launch, ID: 1, Arg: [wire.Args]uint64{80, 256, 1, 7}}, wire.Permit},
+	} {
+		if got := m.ask(busy, x.message); got.Type != x.answer {
+			t.Fatalf("answer %+v, want %v", got, x.answer)
+		}
+	}
+	want("dxpu_share_permits_total", map[string]float64{"busy": 1, "quiet": 0})
+	want("dxpu_share_memory_refusals_total", map[string]float64{"busy": 2, "quiet": 0})
+	want("dxpu_share_evictions_total", map[string]float64{"busy": 0, "quiet": 0})
+	want("dxpu_share_gpu_memory_bytes", map[string]float64{one.Name: float64(one.Device.Memory), two.Name: float64(two.Device.Memory)})
+	want("dxpu_share_gpu_memory_given_bytes", map[string]float64{one.Name: 3 * gib, two.Name: 2 * gib})
+	want("dxpu_share_gpu_memory_used_bytes", map[string]float64{one.Name: gib / 2, two.Name: 0})
+}
+
+// An eviction counts for the shares whose programs it ends.
+func TestMetricsOfAnEviction(t *testing.T) {
+	one, two := pciGPU(1, 1), pciGPU(2, 2)
+	var b bus
+	b.set(one, two)
+	m := start(t, "", "gemini", b.watched)
+	m.create(agent.Part{ID: "empty", GPUs: []string{one.Name}, Memory: gib})
+	other := m.child(m.create(agent.Part{ID: "other", GPUs: []string{two.Name}, Memory: gib}))
+	ends := m.child(m.create(agent.Part{ID: "child", GPUs: []string{one.Name}, Memory: gib}))
+	if a, b := ends.allocate(gib), other.allocate(gib); a != "GRANTED" || b != "GRANTED" {
+		t.Fatal(a, b)
+	}
+	b.set(two)
+	m.until("the program is asked to end", func() bool { return ends.allocate(0) == "END" })
+	if got, want := m.gauges("dxpu_share_evictions_total"), map[string]float64{"empty": 0, "other": 0, "child": 1}; !maps.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	ends.kill()
+	other.kill()
 }

@@ -158,7 +158,7 @@ func (a *Agent) sharesLocked() []Share {
 func (a *Agent) report(s *served, st *broker.Status) Share {
 	out := Share{
 		ID: st.ID, Class: st.Class.String(), Used: st.Used,
-		Launches: st.Launches, GPUTime: seconds(st.GPUTime), State: "ready", Evicted: st.Evicted, Failures: st.Failures,
+		Launches: st.Launches, GPUTime: seconds(st.GPUTime), State: "ready", Evicted: st.Evicted, Counts: Counts(st.Counts),
 		UID: s.record.UID, Socket: SocketPath(a.config.Dir, st.ID), Parts: []GPUPart{}, Processes: []Process{},
 		MPS: a.config.MPS != nil, Stale: s.client != nil && s.client.limits != limitsOf(&s.record),
 	}

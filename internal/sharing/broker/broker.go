@@ -106,7 +106,7 @@ type room struct {
 	lapsed   bool          // all processes are to come back
 	restored bool          // there may be processes that are not members
 	evicted  string        // why its processes were ended last
-	failures uint64
+	counts   Counts
 }
 
 // New returns a broker without shares.
@@ -269,15 +269,14 @@ func (b *Broker) Transmit(now time.Duration, out *Output) {
 		b.permits = g.Transmit(now, b.permits[:0])
 		for _, x := range b.permits {
 			if p := b.processes[x.Process]; p != nil && p.connected { // it may have left meanwhile
+				p.share.counts.Permits++
 				b.send(p, wire.Message{Type: wire.Permit, GPU: uint32(p.share.index(i)), ID: x.Launch})
 			}
 		}
 		for _, e := range g.Evicted() {
 			for _, r := range b.shares {
 				if r.client == e.Client {
-					r.evicted = e.Reason.String()
-					b.ask(now, r, evictGrace)
-					b.sweep(now, r)
+					b.evict(now, r, e.Reason.String(), evictGrace)
 				}
 			}
 		}

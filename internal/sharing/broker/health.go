@@ -26,7 +26,9 @@ func (b *Broker) Stop(now time.Duration, gpu int, why string, grace time.Duratio
 	for _, r := range slices.Clone(b.shares) {
 		if r.has(gpu) {
 			r.evicted, r.dirty = why, true
-			b.expel(now, r, r.index(gpu), grace)
+			if b.expel(now, r, r.index(gpu), grace) {
+				r.counts.Evictions++
+			}
 		}
 	}
 }
@@ -100,10 +102,17 @@ func (b *Broker) endProcess(now time.Duration, p *process, grace time.Duration) 
 // stays for programs to come.
 func (b *Broker) Evict(now time.Duration, id, why string, grace time.Duration) {
 	if r := b.find(id); r != nil {
-		r.evicted = why
-		b.ask(now, r, grace)
-		b.sweep(now, r)
+		b.evict(now, r, why, grace)
 	}
+}
+
+func (b *Broker) evict(now time.Duration, r *room, why string, grace time.Duration) {
+	r.evicted = why
+	if len(r.members) > 0 {
+		r.counts.Evictions++
+	}
+	b.ask(now, r, grace)
+	b.sweep(now, r)
 }
 
 // EndProcess asks the connections of a process to shares of a GPU to end, and kills the
@@ -115,6 +124,7 @@ func (b *Broker) EndProcess(now time.Duration, gpu, pid int, grace time.Duration
 				continue
 			}
 			shares = append(shares, r.id)
+			r.counts.Evictions++
 			b.endProcess(now, p, grace)
 		}
 	}

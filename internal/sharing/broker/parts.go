@@ -127,6 +127,17 @@ func (b *Broker) Left(gpu int) (memory int64, compute share.PPM) {
 	return int64(m), c
 }
 
+// MemoryOf returns the bytes of a GPU that its shares use, and those that they were given.
+func (b *Broker) MemoryOf(gpu int) (used, given int64) {
+	for _, r := range b.shares {
+		if i := r.index(gpu); i >= 0 && !r.parts[i].gone {
+			used += int64(r.parts[i].used)
+			given += r.parts[i].Memory
+		}
+	}
+	return used, given
+}
+
 // Memory returns the bytes that a share has of a GPU now, 0 without a part of it.
 func (b *Broker) Memory(id string, gpu int) int64 {
 	if r := b.find(id); r != nil {
@@ -276,13 +287,15 @@ func (b *Broker) Drop(now time.Duration, id string, gpu int, grace time.Duration
 	return nil
 }
 
-// expel asks the processes that have used a part to end.
-func (b *Broker) expel(now time.Duration, r *room, at int, grace time.Duration) {
+// expel asks the processes that have used a part to end. It reports whether there are any.
+func (b *Broker) expel(now time.Duration, r *room, at int, grace time.Duration) (found bool) {
 	for _, m := range r.members {
 		if m.held[at].opened {
 			b.endProcess(now, m, grace)
+			found = true
 		}
 	}
+	return found
 }
 
 // depart takes parts away that no process uses any more. Processes that a former agent

@@ -206,7 +206,7 @@ func (b *Broker) Receive(now time.Duration, id ProcessID, m wire.Message) {
 		g.Count(now, id, m.Arg[0], clampTime(m.Arg[1]))
 	case wire.Failed: // it ends its own context, and no other share is concerned
 		p.failed++
-		p.share.failures++
+		p.share.counts.Failures++
 	case wire.Exit:
 		p.exited = true
 		for i := range p.share.parts {
@@ -299,6 +299,9 @@ func (b *Broker) allocate(now time.Duration, p *process, m wire.Message) {
 		p.held[m.GPU].bytes += m.Bytes
 		p.share.dirty = p.share.dirty || m.Bytes > 0
 		answer.Type, answer.Bytes = wire.Granted, m.Bytes
+	}
+	if answer.Type == wire.Refused {
+		p.share.counts.Refusals++
 	}
 	b.send(p, answer)
 }

@@ -8,19 +8,27 @@ import (
 
 // Status is the state of a share.
 type Status struct {
-	ID        string
-	Class     share.Class
-	Parts     []PartStatus
-	Page      []int // the GPUs in the order of the page, also those that it has no more
-	Used      int64 // memory that it uses on all its GPUs, in bytes
-	Launches  uint64
-	GPUTime   time.Duration
-	InFlight  int
-	Held      bool
-	Ending    bool
-	Evicted   string // why its processes were ended last; "": they were not
-	Failures  uint64 // errors of the GPU that its processes reported
+	ID       string
+	Class    share.Class
+	Parts    []PartStatus
+	Page     []int // the GPUs in the order of the page, also those that it has no more
+	Used     int64 // memory that it uses on all its GPUs, in bytes
+	Launches uint64
+	GPUTime  time.Duration
+	InFlight int
+	Held     bool
+	Ending   bool
+	Evicted  string // why its processes were ended last; "": they were not
+	Counts
 	Processes []ProcessStatus
+}
+
+// Counts are what a share has had since the broker has it.
+type Counts struct {
+	Permits   uint64 // launches that waited for an answer of their own; the others went by credit, or need none
+	Refusals  uint64 // of memory
+	Evictions uint64 // by the policy, or for an error
+	Failures  uint64 // errors of the GPU that its processes reported
 }
 
 // PartStatus is the state of what a share has of a GPU. Its Kept is the memory that is kept
@@ -50,7 +58,7 @@ type ProcessStatus struct {
 func (b *Broker) Status() []Status {
 	var out []Status
 	for _, r := range b.shares {
-		s := Status{ID: r.id, Class: r.class, Held: r.held, Ending: r.end, Evicted: r.evicted, Failures: r.failures}
+		s := Status{ID: r.id, Class: r.class, Held: r.held, Ending: r.end, Evicted: r.evicted, Counts: r.counts}
 		for i := range r.parts {
 			p := &r.parts[i]
 			s.Page = append(s.Page, p.GPU)
