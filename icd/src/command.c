@@ -205,7 +205,7 @@ static void part_done(void *arg, int32_t status, uint32_t length, const struct t
 		channel_watch(channel_of(p->event->queue), -1);
 		callback_later(p->later, p->event, status < 0 ? status : CL_COMPLETE);
 	}
-	part_end(p->event, status, t);
+	part_end(p->event, status, p->stamp ? NULL : t); /* the packet for the time of the call has none of the command's */
 	free(p);
 }
 

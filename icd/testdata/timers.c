@@ -1,5 +1,5 @@
-/* The timers of a device and the host: their errors, their order, the clock of each, and the times of events between
- * times of the device. With an argument, on a platform without timers: what it refuses. */
+/* Checks the timers of a device and of the host: their errors, their order, the clock of each, and that the times of
+ * an event lie between two times of the device. With an argument, it checks what a platform without timers refuses. */
 #define CL_TARGET_OPENCL_VERSION 300
 #include <CL/cl.h>
 #include <stdio.h>
