@@ -28,6 +28,9 @@ const maxErrors = 64
 // manager makes an event.
 const resetPatience = time.Minute
 
+// whyResetFailed is why a GPU is quarantined that its box does not report healthy after a reset.
+const whyResetFailed = "unhealthy after a reset"
+
 // newlyFailed returns the slots whose device a report calls failed while the
 // records do not.
 func (t *tx) newlyFailed(o *dxpuv1.ObservedState) map[uint32]bool {
@@ -230,7 +233,7 @@ func (t *tx) returnToService(id string, slot uint32) {
 	t.touch(id) // the reset is no longer wanted
 	if s.Health != dxpuv1.Health_HEALTH_OK {
 		s.Fault.QuarantinedUntil = time.Time{}
-		t.quarantine(s.Fault, "unhealthy after a reset")
+		t.quarantine(s.Fault, whyResetFailed)
 		return
 	}
 	s.Fault.ResetDue, s.Fault.QuarantinedUntil, s.Fault.Returned = false, time.Time{}, t.now

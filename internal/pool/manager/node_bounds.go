@@ -6,8 +6,10 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
+	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/internal/pool/gpuerr"
@@ -19,7 +21,7 @@ import (
 // refused; and of the errors the record keeps what fits. So no report is refused because of an
 // earlier one.
 const (
-	maxNode     = maxRecord * 24 / 25 // the rules for health and drains may add to the record
+	maxNode     = maxRecord * 24 / 25 // the rules for drains and duplicates may add to the record
 	maxReported = 450_000             // bytes, encoded
 	maxSet      = 100_000
 	// maxNodeErrors bounds the error classes that are counted for all GPUs of a node. Beyond it an
@@ -176,6 +178,9 @@ type nodeSizes struct{ reported, set, faults int }
 // sizes returns the sizes of the parts. It fails if no record could hold one of them.
 func (n *nodeRecord) sizes() (out nodeSizes, err error) {
 	faults := n.faults()
+	for i, c := range faults {
+		faults[i] = c.inRepair()
+	}
 	for _, part := range []struct {
 		value any
 		size  *int
@@ -229,6 +234,21 @@ func (n *nodeRecord) faults() (all []*faultRecord) {
 	}
 	return all
 }
+
+// inRepair returns the fault record as it may become in the repair of the GPU, about which the
+// rules decide after the size of the record has been checked.
+func (c *faultRecord) inRepair() *faultRecord {
+	out := *c
+	out.Reset, out.Done, out.ResetDue, out.Quarantines = math.MaxUint64, math.MaxUint64, true, math.MaxInt
+	out.ResetAsked, out.QuarantinedUntil, out.Returned = longestTime, longestTime, longestTime
+	if len(out.Why) < len(whyResetFailed) {
+		out.Why = whyResetFailed
+	}
+	return &out
+}
+
+// longestTime has the longest text in a record.
+var longestTime = time.Date(9999, 12, 31, 23, 59, 59, 999_999_999, time.FixedZone("", 13*3600))
 
 // sizeBound returns an upper bound of the size of the encoded record, in bytes.
 // JSON encodes a byte of text with at most six.
