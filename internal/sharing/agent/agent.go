@@ -64,6 +64,7 @@ type Config struct {
 	// services begin with the agent.
 	Look  func(ctx context.Context) ([]broker.GPU, map[string]string, error)
 	Pause time.Duration // between two looks; zero: lookPause
+	Retry time.Duration // after the state file could not be written; zero: storePause
 }
 
 // Agent is a sharing agent. Make one with New, and let Run work.
@@ -137,6 +138,9 @@ func New(c Config) (*Agent, error) {
 		shares: map[string]*served{}, conns: map[broker.ProcessID]*conn{}, watches: map[int]*watch{}, wakeAt: machine.Never, settleAt: begin + settleAfter,
 		stopped: make(chan struct{}, len(c.Broker.GPUs)), ready: make(chan struct{}), changed: make(chan struct{}, 1),
 	}
+	if a.config.State, err = resolveState(c.State); err != nil {
+		return nil, err
+	}
 	f, err := a.readState()
 	if err != nil {
 		return nil, err
@@ -167,6 +171,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	}
 	if err := a.restore(); err != nil {
+		a.close()
 		return err
 	}
 	control, err := a.listenControl()

@@ -172,12 +172,15 @@ func (a *Agent) noGPU() string {
 	return "it is not there: " + how + ", or end " + end
 }
 
-// reopenLocked opens a share of the file.
-func (a *Agent) reopenLocked(f *file, r *Record) {
+// reopenLocked opens a share of the file. It fails where a later start may have more luck: the file
+// stays as it is, and the memory of the share is not given out again.
+func (a *Agent) reopenLocked(f *file, r *Record) error {
 	fits := f.fit(r, a.config.Broker.GPUs, cmp.Or(a.config.Broker.OverCommit, 100))
-	if err := a.openLocked(&fits, true); err != nil {
-		a.config.Log.Error("share of the state file is lost", "share", r.ID, "error", err)
-		return
+	if err := a.openLocked(&fits, true); isShortage(err) {
+		return fmt.Errorf("share %q of %s cannot be opened: %w: make room, and start the agent again", r.ID, a.config.State, err)
+	} else if err != nil {
+		a.config.Log.Error("share of the state file is lost", "share", r.ID, "file", a.config.State, "error", err)
+		return nil
 	}
 	a.shares[r.ID].record = *r
 	if r.Ending != nil { // programs that come back have the whole time again
@@ -190,6 +193,7 @@ func (a *Agent) reopenLocked(f *file, r *Record) {
 			a.config.Log.Error("share has less memory than it was given", "share", r.ID, "why", why)
 		}
 	}
+	return nil
 }
 
 // stopMissingLocked takes the GPUs that are missing out of service, and tells which shares wait.

@@ -9,7 +9,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/dxpu-project/dxpu/internal/sharing/agent"
 	"github.com/dxpu-project/dxpu/internal/sharing/broker"
@@ -131,4 +133,51 @@ func TestHeldShareOfAFormerAgent(t *testing.T) {
 	if err != nil || len(shares) != 2 || shares[0].State != "held" || shares[1].State != "ready" {
 		t.Errorf("shares %+v, %v", shares, err)
 	}
+}
+
+// lines counts the lines of a log that have a text.
+type lines struct {
+	text  string
+	count atomic.Int64
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	if strings.Contains(string(p), l.text) {
+		l.count.Add(1)
+	}
+	return len(p), nil
+}
+
+// A state that could not be written is written as soon as that is possible: an agent that is killed
+// later would bring a share back that has ended.
+func TestStateIsWrittenLater(t *testing.T) {
+	var folder string
+	failures := lines{text: "is tried again"}
+	m := start(t, "", "gemini", func(c *agent.Config) {
+		folder = filepath.Join(filepath.Dir(c.State), "state")
+		if err := os.Mkdir(folder, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		c.Log = slog.New(slog.NewTextHandler(&failures, nil))
+		c.State, c.Retry = filepath.Join(folder, "state.json"), time.Millisecond
+	})
+	m.create(agent.Part{ID: "web", Memory: gib})
+	m.create(agent.Part{ID: "held", Memory: gib})
+	if err := os.Rename(folder, folder+".away"); err != nil {
+		t.Fatal(err)
+	}
+	for _, err := range []error{m.api.End(t.Context(), "web", 0), m.api.Hold(t.Context(), "held", true)} {
+		if err == nil || !strings.Contains(err.Error(), "the agent tries again") {
+			t.Errorf("error %v", err)
+		}
+	}
+	// The end, its removal and the hold ask for three attempts at most: a fourth is one that nothing asks for.
+	m.until("the agent tries again", func() bool { return failures.count.Load() > 3 })
+	if err := os.Rename(folder+".away", folder); err != nil {
+		t.Fatal(err)
+	}
+	m.until("the state is written", func() bool {
+		text, err := os.ReadFile(filepath.Join(folder, "state.json"))
+		return err == nil && !strings.Contains(string(text), `"web"`) && strings.Contains(string(text), `"held": true`)
+	})
 }

@@ -340,7 +340,8 @@ func (a *Agent) change(r *http.Request, f func(s *served) error) error {
 		return err
 	}
 	if err := a.store(); err != nil {
-		return fmt.Errorf("the change holds until the agent ends, because the state is not written: %w", err)
+		signal(a.save) // until it is written
+		return fmt.Errorf("the change holds until the agent ends, because the state is not written; the agent tries again: %w", err)
 	}
 	return nil
 }

@@ -3,15 +3,13 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"math/rand/v2"
 	"net"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -148,31 +146,6 @@ func (p *RecordPart) of(gpus []broker.GPU) (broker.Part, error) {
 	return broker.Part{GPU: i, Memory: p.Memory, Compute: p.Compute, Limit: p.Limit, Kept: p.Kept}, nil
 }
 
-// readState returns what the state file has.
-func (a *Agent) readState() (f file, err error) {
-	if a.config.State == "" {
-		return f, nil
-	}
-	in, err := os.Open(a.config.State)
-	if errors.Is(err, fs.ErrNotExist) {
-		return f, nil
-	} else if err != nil {
-		return f, err
-	}
-	defer in.Close()
-	text, err := io.ReadAll(io.LimitReader(in, maxFile+1))
-	switch {
-	case err != nil:
-		return f, err
-	case len(text) > maxFile:
-		return f, fmt.Errorf("%s: over %d bytes", a.config.State, maxFile)
-	}
-	if f, err = parseState(text); err != nil {
-		return f, fmt.Errorf("%s: %w", a.config.State, err)
-	}
-	return f, nil
-}
-
 // restore opens the shares of the state file.
 func (a *Agent) restore() error {
 	f, err := a.readState()
@@ -193,8 +166,11 @@ func (a *Agent) restore() error {
 		return err
 	}
 	for i := range f.Shares {
-		if len(f.Shares[i].Parts) > 0 {
-			a.reopenLocked(&f, &f.Shares[i])
+		if len(f.Shares[i].Parts) == 0 {
+			continue
+		}
+		if err := a.reopenLocked(&f, &f.Shares[i]); err != nil {
+			return err
 		}
 	}
 	a.chargeLocked()
@@ -276,20 +252,29 @@ func (a *Agent) serve(r *Record) (s *served, err error) {
 	return s, nil
 }
 
-// saver writes the state file, and removes folders, when shares have ended.
+// saver writes the state file, and removes folders, when shares have ended. A file that could not
+// be written is written later: an agent that is killed before that would bring ended shares back.
 func (a *Agent) saver(ctx context.Context) error {
+	again := time.NewTimer(time.Hour)
+	again.Stop()
+	defer again.Stop()
 	for {
 		select {
 		case <-a.save:
 			a.clean()
-			if err := a.store(); err != nil {
-				a.config.Log.Error("state is not written", "error", err)
-			}
+		case <-again.C:
 		case <-ctx.Done():
 			return nil
 		}
+		if err := a.store(); err != nil {
+			a.config.Log.Error("state is not written, and is tried again", "error", err)
+			again.Reset(cmp.Or(a.config.Retry, storePause))
+		}
 	}
 }
+
+// storePause is the pause after the state file could not be written.
+const storePause = 5 * time.Second
 
 // store writes the state file.
 func (a *Agent) store() error {
