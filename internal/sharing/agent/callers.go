@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math"
 	"net"
+	"os"
 	"sync"
 
 	"github.com/dxpu-project/dxpu/internal/rawio/rights"
@@ -57,13 +58,26 @@ func (l *callers) Accept() (net.Conn, error) {
 			l.trash[uid] = new(rights.Disposer)
 		}
 		conn := rights.NewConn(c, l.trash[uid])
-		if l.enter(uid) {
+		why := l.refuse(c, uid)
+		if why == nil && !l.enter(uid) {
+			why = fmt.Errorf("this user has %d calls to the sharing agent already: try again when they have ended", maxCalls)
+		}
+		if why == nil {
 			return &caller{conn, sync.OnceFunc(func() { l.leave(uid) })}, nil
 		}
-		l.log.Warn("call is refused: the user has too many", "user", uid, "most", maxCalls)
-		_, _ = conn.Write(tooMany()) // it does not wait: nothing else is on its way
+		l.log.Warn("call is refused", "user", uid, "error", why)
+		_, _ = conn.Write(unavailable(why)) // it does not wait: nothing else is on its way
 		_ = conn.Close()
 	}
+}
+
+// refuse says why a connection is not served whatever its user has: the last descriptors of the agent
+// are for root and the agent's user.
+func (l *callers) refuse(c *net.UnixConn, uid uint32) error {
+	if uid == 0 || int(uid) == os.Getuid() {
+		return nil
+	}
+	return allowed(c)
 }
 
 // Close implements net.Conn.
@@ -90,8 +104,8 @@ func (l *callers) leave(uid uint32) {
 	}
 }
 
-// tooMany is the answer to a call that is not served.
-func tooMany() []byte {
-	text := fmt.Sprintf("this user has %d calls to the sharing agent already: try again when they have ended\n", maxCalls)
+// unavailable is the answer to a call that is not served.
+func unavailable(why error) []byte {
+	text := why.Error() + "\n"
 	return fmt.Appendf(nil, "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n%s", len(text), text)
 }

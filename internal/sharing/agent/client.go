@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -25,11 +26,30 @@ type Client struct {
 // NewClient returns a client of the agent with a folder.
 func NewClient(dir string) *Client {
 	path := filepath.Join(dir, ControlName)
-	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", path)
-	}
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) { return dialControl(ctx, path) }
 	return &Client{path: path, http: http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}, Timeout: callTimeout}}
 }
+
+// dialControl connects to the control socket. It waits for a place in a queue that is full: other
+// users may connect as fast as they like.
+func dialControl(ctx context.Context, path string) (net.Conn, error) {
+	tick := time.NewTicker(dialPause)
+	defer tick.Stop()
+	for {
+		c, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+		if !errors.Is(err, syscall.EAGAIN) {
+			return c, err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w, too many calls wait there", err)
+		}
+	}
+}
+
+// dialPause is the time between two attempts: the agent accepts thousands of connections a second.
+const dialPause = 5 * time.Millisecond
 
 const (
 	callTimeout = 30 * time.Second

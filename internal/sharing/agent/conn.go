@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"errors"
 	"net"
 	"sync"
 	"syscall"
@@ -63,6 +64,9 @@ func (a *Agent) accept(l *rights.Listener, trash *rights.Disposer, page *page, i
 		socket := rights.NewConn(accepted, trash)
 		var p peer
 		if err = rights.ErrFull; !trash.Full() {
+			err = allowed(accepted)
+		}
+		if err == nil {
 			p, err = peerOf(accepted)
 		}
 		if err != nil {
@@ -80,6 +84,18 @@ func (a *Agent) accept(l *rights.Listener, trash *rights.Disposer, page *page, i
 
 // acceptPause is the pause after an accept that failed, for want of descriptors.
 const acceptPause = 100 * time.Millisecond
+
+// allowed fails for a connection whose descriptor is one of the last that the agent may have. They are
+// for its files, and for the calls that end a share with too many connections.
+func allowed(c *net.UnixConn) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	err = raw.Control(func(fd uintptr) { failed = rights.Allowed(int(fd)) })
+	return errors.Join(err, failed)
+}
 
 // connectLocked adds a connection, or closes it.
 func (a *Agent) connectLocked(id string, page *page, pace *pace, socket *rights.Conn, p peer) *conn {
