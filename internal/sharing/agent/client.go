@@ -33,6 +33,8 @@ func NewClient(dir string) *Client {
 // dialControl connects to the control socket. It waits for a place in a queue that is full: other
 // users may connect as fast as they like.
 func dialControl(ctx context.Context, path string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout) // package http may not end it with the call
+	defer cancel()
 	tick := time.NewTicker(dialPause)
 	defer tick.Stop()
 	for {

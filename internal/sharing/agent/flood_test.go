@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -140,20 +141,16 @@ func TestCallInAFullQueue(t *testing.T) {
 	if _, err := api.GPUs(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("a call in a full queue: %v", err)
 	}
-	done := make(chan error, 1)
-	go func() {
-		_, err := api.GPUs(t.Context())
-		done <- err
-	}()
-	for range len(waiting) + 1 {
-		c, _, err := unix.Accept(fd)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, _ = unix.Write(c, []byte("HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n[]"))
-		_ = unix.Close(c)
+	l, err := net.FileListener(file)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if err := <-done; err != nil {
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("[]")) })}
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(l) }()
+	if _, err := api.GPUs(t.Context()); err != nil {
 		t.Error(err)
 	}
+	_ = srv.Close()
+	<-served
 }
