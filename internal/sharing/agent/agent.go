@@ -179,6 +179,9 @@ func (a *Agent) Run(ctx context.Context) error {
 		a.close()
 		return err
 	}
+	if !seesMachine() {
+		a.config.Log.Warn("the agent is in a PID namespace of its own, and refuses processes outside of it: run it with podman run --pid=host, or hostPID: true of a pod")
+	}
 	close(a.ready)
 	stop := ctx
 	ctx, end := context.WithCancel(context.WithoutCancel(ctx))
@@ -361,10 +364,12 @@ func (a *Agent) carryOutLocked(o *broker.Output) {
 func (a *Agent) killLocked(id broker.ProcessID) {
 	for _, w := range a.watches {
 		if w.has(id) {
-			if err := w.process.kill(); err != nil {
-				a.config.Log.Warn("process of a share that ends is not killed", "error", err)
+			err := w.process.kill()
+			if err == nil {
+				return
 			}
-			return
+			// It may be another user's, and the agent not root's.
+			a.config.Log.Warn("process of a share that ends is not killed", "error", err)
 		}
 	}
 	if c := a.conns[id]; c != nil {

@@ -20,7 +20,7 @@ import (
 type conn struct {
 	id     broker.ProcessID
 	share  string
-	pid    int // 0: not known
+	pid    int
 	socket *rights.Conn
 	raw    syscall.RawConn
 	page   *page
@@ -112,10 +112,10 @@ func (a *Agent) connectLocked(id string, page *page, pace *pace, socket *rights.
 	if a.closing {
 		return refuse(net.ErrClosed)
 	}
-	pid := int(p.Pid)
 	if p.process == nil {
-		pid = 0
+		return refuse(errUnseen)
 	}
+	pid := int(p.Pid)
 	w := a.watches[pid]
 	if w != nil && w.process.ended() { // and its ID was used again
 		a.endedLocked(pid, w)
@@ -130,13 +130,11 @@ func (a *Agent) connectLocked(id string, page *page, pace *pace, socket *rights.
 		return refuse(err)
 	}
 	a.conns[c.id] = c
-	switch {
-	case pid == 0:
-	case w != nil:
+	if w != nil {
 		p.process.close()
 		w.ids = append(w.ids, c.id)
 		a.pruneLocked(pid, w)
-	default:
+	} else {
 		w = &watch{p.process, []broker.ProcessID{c.id}}
 		a.watches[pid] = w
 		a.work.Go(func() { a.watch(pid, w) })
@@ -187,7 +185,7 @@ func (a *Agent) dropLocked(c *conn) {
 	delete(a.conns, c.id)
 	_ = c.socket.Close()
 	a.broker.Closed(a.now(), c.id)
-	if w := a.watches[c.pid]; w != nil && c.pid > 0 {
+	if w := a.watches[c.pid]; w != nil {
 		a.pruneLocked(c.pid, w)
 	}
 }

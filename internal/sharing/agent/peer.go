@@ -81,7 +81,37 @@ func (p *pidfd) signal(sig unix.Signal) error {
 // peer is the process at the other end of a socket.
 type peer struct {
 	unix.Ucred
-	process *pidfd // nil: it is in another PID namespace, or has ended
+	process *pidfd        // nil: it is in another PID namespace, or has ended
+	socket  *net.UnixConn // its connection
+}
+
+// errUnseen reports a process that has no ID here, so that the agent cannot watch or end it: its memory
+// would count as free when it closes its socket.
+var errUnseen = errors.New("the process is not in the agent's PID namespace, or has ended: run the agent in the PID namespace of the machine (podman run --pid=host, or hostPID: true of a pod)")
+
+// stamp names the process as the owner of a share. Since it connected it may have ended, and another
+// process may have its ID: Linux 6.16 and later know a peer that has ended, too.
+func (p *peer) stamp() (*OwnerStamp, error) {
+	if p.Pid <= 0 {
+		return nil, errUnseen
+	}
+	stamp, err := stampOf(int(p.Pid))
+	if err != nil {
+		return nil, err
+	}
+	now, err := peerOf(p.socket)
+	defer now.process.close()
+	if err != nil || now.process == nil || now.process.ended() {
+		return nil, errors.New("the process that asks has ended")
+	}
+	return stamp, nil
+}
+
+// seesMachine reports whether the agent is in the PID namespace of the machine.
+func seesMachine() bool {
+	const first = "pid:[4026531836]" // PROC_PID_INIT_INO of include/linux/proc_ns.h
+	name, err := os.Readlink("/proc/self/ns/pid")
+	return err != nil || name == first
 }
 
 // peerOf returns the process that connected a socket. The caller closes its pidfd.
@@ -90,7 +120,7 @@ func peerOf(c *net.UnixConn) (peer, error) {
 	if err != nil {
 		return peer{}, err
 	}
-	var p peer
+	p := peer{socket: c}
 	var failed error
 	err = raw.Control(func(fd uintptr) {
 		cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)

@@ -3,7 +3,6 @@
 package agent
 
 import (
-	"cmp"
 	"context"
 	"encoding/hex"
 	"encoding/json"
@@ -276,7 +275,12 @@ func (a *Agent) create(r *http.Request) (any, error) {
 	}
 	record := Record{ID: part.ID, Offline: part.Offline, UID: int(p.Uid), GID: int(p.Gid)}
 	if part.Owned {
-		if record.Owner, err = stampOf(cmp.Or(part.Owner, int(p.Pid))); err != nil {
+		if part.Owner == 0 {
+			record.Owner, err = p.stamp()
+		} else {
+			record.Owner, err = stampOf(part.Owner)
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
