@@ -3,9 +3,9 @@ package kubetest
 import (
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 )
@@ -20,10 +20,16 @@ type Programs struct {
 // ErrNotBuilt is returned by FindPrograms where the programs are not in the cache.
 var ErrNotBuilt = errors.New("the programs of the cluster are not built")
 
-// moduleDir returns the directory of this module.
+// moduleDir returns the directory of this module, in a directory of which tests run. The path of
+// this file is no help: "-trimpath" takes its directory away.
 func moduleDir() string {
-	_, file, _, _ := runtime.Caller(0)
-	return filepath.Join(filepath.Dir(file), "../..")
+	at, err := filepath.Abs(".")
+	for ; err == nil && at != filepath.Dir(at); at = filepath.Dir(at) {
+		if _, err := os.Stat(filepath.Join(at, "go.mod")); err == nil {
+			return at
+		}
+	}
+	return "."
 }
 
 // FindPrograms returns the programs of a version from the user's cache.
