@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -252,6 +253,44 @@ static int write64(struct channel *c, uint32_t offset, uint64_t value)
 	return vfio_write(c->vfio, &w, 1);
 }
 
+/* share_memory makes memory of the size of c->vram and gives it to the device. */
+static int share_memory(struct channel *c)
+{
+	c->vram &= ~(uint64_t)(PAGE - 1);
+	c->memory_size = c->vram + EVENT_BYTES + PAGE;
+	int fd = memfd_create("dxpu-opencl", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	if (fd < 0)
+		return -1;
+	/* The other side has the file too: if it made it shorter, this process would fault. */
+	void *memory = MAP_FAILED;
+	errno = 0;
+	if (ftruncate(fd, (off_t)c->memory_size) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
+		memory = mmap(NULL, c->memory_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	int bad = memory == MAP_FAILED || vfio_map(c->vfio, fd, memory, DMA_BASE, c->memory_size);
+	int why = errno;
+	close(fd);
+	if (memory != MAP_FAILED && bad)
+		munmap(memory, c->memory_size);
+	else if (!bad)
+		c->memory = memory;
+	errno = why;
+	return bad ? -1 : 0;
+}
+
+/* take_less makes the memory smaller by a quarter where a process may lock less than the device
+ * offers, as containers may. Large copies take more parts then. */
+static int take_less(struct channel *c)
+{
+	uint64_t less = c->vram - c->vram / 4;
+
+	if (less < RING_SIZE * 2) {
+		fprintf(stderr, "dxpu: %llu bytes cannot be locked for the GPU: see ulimit -l; a container may have the capability IPC_LOCK\n", (unsigned long long)c->memory_size);
+		return 0;
+	}
+	c->vram = less;
+	return 1;
+}
+
 /* share makes the memory that mirrors VRAM, and the event ring behind it. */
 static int share(struct channel *c)
 {
@@ -265,18 +304,9 @@ static int share(struct channel *c)
 		c->vram = aperture;
 	if (c->vram > 1ull << 32 || c->vram < RING_SIZE * 2)
 		return -1;
-	c->vram &= ~(uint64_t)(PAGE - 1);
-	c->memory_size = c->vram + EVENT_BYTES + PAGE;
-	int fd = memfd_create("dxpu-opencl", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	if (fd < 0)
-		return -1;
-	/* The other side has the file too: if it made it shorter, this process would fault. */
-	if (ftruncate(fd, (off_t)c->memory_size) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
-		c->memory = mmap(NULL, c->memory_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	int bad = c->memory == MAP_FAILED || !c->memory || vfio_map(c->vfio, fd, c->memory, DMA_BASE, c->memory_size);
-	close(fd);
-	if (bad)
-		return -1;
+	while (share_memory(c))
+		if (errno != ENOMEM || !take_less(c))
+			return -1;
 	c->events = (volatile struct event *)(c->memory + c->vram);
 	c->page_count = (size_t)(c->vram - RING_SIZE) / PAGE;
 	c->pages = calloc(c->page_count, 1);
@@ -336,7 +366,7 @@ void channel_close(struct channel *c)
 {
 	(void)channel_write32(c, REG_CONTROL, 0);
 	vfio_close(c->vfio);
-	if (c->memory && c->memory != MAP_FAILED)
+	if (c->memory)
 		munmap(c->memory, c->memory_size);
 	free(c->pages);
 	free(c->ring);

@@ -167,11 +167,7 @@ static int map(struct vfio *v, int fd, void *memory, uint64_t address, uint64_t 
 	struct vfio_iommu_type1_dma_map m = {sizeof m, VFIO_DMA_MAP_FLAG_READ | VFIO_DMA_MAP_FLAG_WRITE, (uintptr_t)memory, address, size};
 
 	(void)fd;
-	if (ioctl(v->pci.container, VFIO_IOMMU_MAP_DMA, &m) == 0)
-		return 0;
-	if (errno == ENOMEM)
-		fprintf(stderr, "dxpu: %llu bytes cannot be locked for the GPU: see ulimit -l\n", (unsigned long long)size);
-	return -1;
+	return ioctl(v->pci.container, VFIO_IOMMU_MAP_DMA, &m);
 }
 
 /* give_back closes the function, which the kernel waits for when it is unplugged. */
