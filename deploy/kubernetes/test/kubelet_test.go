@@ -22,6 +22,7 @@ import (
 type nodesEnv struct {
 	*env
 	nodes   []*kubetest.Node
+	guest   *kubetest.GuestNode // in the place of nodes and plugins
 	plugins []*kubetest.Process
 	driver  string // OpenCL driver
 	access  string // of the plugin, a file
@@ -130,6 +131,9 @@ func (n *nodesEnv) startPluginWith(i int, flags ...string) {
 
 // log returns what the container of a pod has printed.
 func (n *nodesEnv) log(p *corev1.Pod) (string, error) {
+	if n.guest != nil {
+		return n.guest.Log(n.t.Context(), p.Namespace, p.Name, string(p.UID), "c")
+	}
 	for _, node := range n.nodes {
 		if node.Name == p.Spec.NodeName {
 			return node.Log(p.Namespace, p.Name, string(p.UID), "c")
@@ -304,7 +308,7 @@ func (n *nodesEnv) waitComputing(name, other, right string) (pod *corev1.Pod) {
 
 // gpuFails: the box of a pod's GPU dies; the successor of the pod computes on the spare.
 func (n *nodesEnv) gpuFails() {
-	n.deploy(podSpec{name: "survivor", command: loop})
+	n.deploy(podSpec{name: "survivor", command: loop, hostNetwork: n.guest != nil})
 	first := n.waitComputing("survivor", "", computed)
 	l := n.onlyLease()
 	box := 0

@@ -37,6 +37,7 @@ type podSpec struct {
 	extended        int64  // GPUs as an extended resource instead of a claim
 	command         string // of a shell in the image of programs, for a real kubelet
 	once            bool   // the pod ends with its program
+	hostNetwork     bool
 }
 
 // createPod creates a pod with a claim of its own.
@@ -55,7 +56,7 @@ func (e *env) podSpec(s podSpec) corev1.PodSpec {
 	e.t.Helper()
 	no, now := false, int64(1)
 	c := corev1.Container{Name: "c", Image: "none"}
-	p := corev1.PodSpec{AutomountServiceAccountToken: &no, TerminationGracePeriodSeconds: &now}
+	p := corev1.PodSpec{AutomountServiceAccountToken: &no, TerminationGracePeriodSeconds: &now, HostNetwork: s.hostNetwork}
 	if s.command != "" {
 		c.Image, c.ImagePullPolicy, c.Command = kubetest.Image, corev1.PullNever, []string{"/bin/sh", "-c", s.command}
 	}

@@ -19,7 +19,7 @@ import (
 
 // TestNodeIsVM: in a VM whose host proxy hot-plugs, the plugin's code finds the GPU of each slot
 // and gives it to vfio-pci, and a program that has this group's device file computes with it. It is
-// the node without Kubernetes on it: a kubelet in an emulated VM would take an hour.
+// the node without Kubernetes on it, which TestKubeletInVM has.
 func TestNodeIsVM(t *testing.T) {
 	t.Parallel()
 	install, err := qemu.Locate()

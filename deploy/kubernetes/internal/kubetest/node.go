@@ -299,14 +299,21 @@ func (n *Node) Log(namespace, pod, uid, container string) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		// Each line has a time, a stream and a mark before it.
-		for line := range strings.Lines(string(raw)) {
-			if parts := strings.SplitN(line, " ", 4); len(parts) == 4 {
-				text.WriteString(parts[3])
-			}
-		}
+		text.WriteString(textOfLog(string(raw)))
 	}
 	return text.String(), nil
+}
+
+// textOfLog returns what a container has printed, from the file of its runtime: each line has a
+// time, a stream and a mark before it.
+func textOfLog(raw string) string {
+	var text strings.Builder
+	for line := range strings.Lines(raw) {
+		if parts := strings.SplitN(line, " ", 4); len(parts) == 4 {
+			text.WriteString(parts[3])
+		}
+	}
+	return text.String()
 }
 
 // Path returns a path of the node as a path of this machine.
