@@ -78,6 +78,7 @@ func (t *tx) hostMessage(n *nodeRecord) *dxpuv1.Host {
 
 func (t *tx) boxMessage(n *nodeRecord) *dxpuv1.Box {
 	out := &dxpuv1.Box{Node: t.nodeInfo(n), Kind: n.BoxKind, ResourceVersion: n.ResourceVersion, ProxyGpus: n.ProxyGPUs}
+	parts := t.partsOfAll(n)
 	for i := range n.Slots {
 		if n.Slots[i].Device == nil {
 			out.EmptySlots = append(out.EmptySlots, n.Slots[i].Slot)
@@ -86,12 +87,17 @@ func (t *tx) boxMessage(n *nodeRecord) *dxpuv1.Box {
 		if n.Slots[i].PartOf != nil { // its GPU tells
 			continue
 		}
-		out.Gpus = append(out.Gpus, t.gpuMessage(n, &n.Slots[i]))
+		out.Gpus = append(out.Gpus, t.gpuMessageWith(n, &n.Slots[i], parts))
 	}
 	return out
 }
 
 func (t *tx) gpuMessage(n *nodeRecord, s *slotRecord) *dxpuv1.GPU {
+	return t.gpuMessageWith(n, s, t.partsOfOne(n))
+}
+
+// gpuMessageWith is gpuMessage for a GPU of a box whose parts are known.
+func (t *tx) gpuMessageWith(n *nodeRecord, s *slotRecord, parts boxParts) *dxpuv1.GPU {
 	ref := placement.Ref{Box: n.ID, Slot: s.Slot}
 	g := &dxpuv1.GPU{
 		Id: ref.String(), BoxId: n.ID, Slot: s.Slot, Device: deviceMessage(s.Device), BoxKind: n.BoxKind,
@@ -144,7 +150,7 @@ func (t *tx) gpuMessage(n *nodeRecord, s *slotRecord) *dxpuv1.GPU {
 		}
 	}
 	if s.PartOf == nil && s.Device != nil {
-		t.partsMessage(g, n)
+		t.partsMessage(g, parts)
 		g.Immovable = t.slotImmovable(ref)
 		g.Movable = g.Immovable == ""
 	}

@@ -33,11 +33,12 @@ func (t *tx) gpusFrom(visible scope, r *dxpuv1.ListGPUsRequest, after string) it
 	return func(yield func(*dxpuv1.GPU) bool) {
 		for id := range t.boxesFrom(visible, r, box) {
 			n := t.nodes.get(id)
+			parts := t.partsOfAll(n)
 			for i := range n.Slots {
 				if n.Slots[i].Device == nil || n.Slots[i].PartOf != nil {
 					continue
 				}
-				g := t.gpuMessage(n, &n.Slots[i])
+				g := t.gpuMessageWith(n, &n.Slots[i], parts)
 				if passes(g, r) && visible.gpu(t, g) && !yield(g) {
 					return
 				}

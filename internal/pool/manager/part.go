@@ -293,10 +293,33 @@ func (p *partRecord) message() *dxpuv1.Part {
 	return &dxpuv1.Part{MemoryBytes: p.Memory, Compute: p.Compute, Class: p.Class, Share: p.Share}
 }
 
+// boxParts is what the messages of the GPUs of a box tell of their parts.
+type boxParts struct {
+	on   occupants
+	room func(gpu uint32) placement.Left
+}
+
+// partsOfAll returns the parts for the messages of all GPUs of a box.
+func (t *tx) partsOfAll(n *nodeRecord) boxParts {
+	t.reindex()
+	box := t.indexedNodes[n.ID].placementBox
+	rooms := placement.Rooms(&box)
+	return boxParts{newOccupants(t.occupantsOf(n.ID)), func(gpu uint32) placement.Left { return rooms[gpu] }}
+}
+
+// partsOfOne returns the parts for the message of one GPU of a box.
+func (t *tx) partsOfOne(n *nodeRecord) boxParts {
+	t.reindex()
+	return boxParts{occupants{all: t.occupantsOf(n.ID)}, func(gpu uint32) placement.Left {
+		box := t.indexedNodes[n.ID].placementBox
+		memory, compute, slots := placement.Room(&box, gpu)
+		return placement.Left{Memory: memory, Compute: compute, Slots: slots}
+	}}
+}
+
 // partsMessage fills in the parts of a GPU and what they leave.
-func (t *tx) partsMessage(g *dxpuv1.GPU, n *nodeRecord) {
-	on := occupants{all: t.occupantsOf(n.ID)}
-	serving := false
+func (t *tx) partsMessage(g *dxpuv1.GPU, parts boxParts) {
+	on, serving := parts.on, false
 	for _, b := range on.partsOn(g.Slot) {
 		m := &dxpuv1.GPUPart{
 			Id: b.gpuID(), Slot: b.BoxSlot, Part: b.Part.message(), BindingId: b.ID, LeaseId: b.LeaseID, HostId: b.HostID, Serving: b.serving(),
@@ -316,9 +339,8 @@ func (t *tx) partsMessage(g *dxpuv1.GPU, n *nodeRecord) {
 	if on.wholeOn(g.Slot) {
 		return
 	}
-	box, slots := t.indexedNodes[n.ID].placementBox, 0
-	g.FreeMemoryBytes, g.FreeCompute, slots = placement.Room(&box, g.Slot)
-	g.FreeParts = uint32(slots)
+	left := parts.room(g.Slot)
+	g.FreeMemoryBytes, g.FreeCompute, g.FreeParts = left.Memory, left.Compute, uint32(left.Slots)
 }
 
 // partOf returns the GPU of which a reported slot is for a part, nil for none. Hosts have

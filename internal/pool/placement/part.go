@@ -228,6 +228,37 @@ func Room(b *Box, gpu uint32) (memory uint64, compute uint32, slots int) {
 	return memory, compute, len(freePartSlots(b, gpu))
 }
 
+// Left is what the parts of a GPU leave.
+type Left struct {
+	Memory  uint64 // bytes
+	Compute uint32 // thousandths
+	Slots   int    // for more parts
+}
+
+// Rooms returns what the parts of each GPU of a box leave, as Room does for one. Its time is linear
+// in the slots of the box.
+func Rooms(b *Box) map[uint32]Left {
+	parts, taken := map[uint32][]PartSlot{}, takenSlots(b)
+	for i := range b.Parts {
+		s := &b.Parts[i]
+		parts[s.GPU] = append(parts[s.GPU], *s)
+	}
+	out := make(map[uint32]Left, len(b.GPUs))
+	for i := range b.GPUs {
+		g := &b.GPUs[i]
+		of := parts[g.Slot]
+		r := roomOf(g, of)
+		left := Left{Memory: r.memory, Compute: r.compute}
+		for j := range of {
+			if of[j].Usable && !taken[of[j].Slot] {
+				left.Slots++
+			}
+		}
+		out[g.Slot] = left
+	}
+	return out
+}
+
 // RoomBesideSlots is Room without the slots, which take longer to count.
 func RoomBesideSlots(b *Box, gpu uint32) (memory uint64, compute uint32) {
 	for i := range b.GPUs {
@@ -241,18 +272,24 @@ func RoomBesideSlots(b *Box, gpu uint32) (memory uint64, compute uint32) {
 
 // freePartSlots returns the slots for more parts of a GPU, in order.
 func freePartSlots(b *Box, gpu uint32) (out []uint32) {
-	taken := map[uint32]bool{}
-	for i := range b.Parts {
-		if b.Parts[i].Taken {
-			taken[b.Parts[i].Slot] = true
-		}
-	}
+	taken := takenSlots(b)
 	for i := range b.Parts {
 		if s := &b.Parts[i]; s.GPU == gpu && s.Usable && !taken[s.Slot] {
 			out = append(out, s.Slot)
 		}
 	}
 	return out
+}
+
+// takenSlots returns the slots of a box that have a part.
+func takenSlots(b *Box) map[uint32]bool {
+	taken := map[uint32]bool{}
+	for i := range b.Parts {
+		if b.Parts[i].Taken {
+			taken[b.Parts[i].Slot] = true
+		}
+	}
+	return taken
 }
 
 // String returns the part as "16 GiB and 30 % of the compute".
