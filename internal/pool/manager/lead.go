@@ -235,8 +235,8 @@ func (m *Manager) clockNote(t *tx) (note string) {
 	if by := m.events.newest().Sub(t.now); by > clockTolerance {
 		note += fmt.Sprintf("; its clock is %v behind the pool's latest event: leases, tokens and plans end that much later; set the clocks of the managers by NTP", by.Round(time.Second))
 	}
-	if slept := t.sleptFor(m.events.newest()); slept > clockLeap {
-		note += fmt.Sprintf("; by its clock no manager led for %v: if that is not so, its clock is ahead, and leases, tokens and plans end that much earlier; set the clocks of the managers by NTP", slept.Round(time.Second))
+	if idle := t.idleFor(m.events.newest()); idle > clockLeap {
+		note += fmt.Sprintf("; by its clock the pool's newest event or sample is %v old: unless no manager led in that time, none could store its changes, or managers of several versions ran, its clock is ahead, and leases, tokens and plans end that much earlier; set the clocks of the managers by NTP", idle.Round(time.Second))
 	}
 	return note
 }
@@ -245,8 +245,8 @@ func (m *Manager) clockNote(t *tx) (note string) {
 // tokens and plans end by the clock of the leader.
 const clockTolerance = 5 * time.Second
 
-// clockLeap is how long a pool may have been without a leader, by the clock of the next one,
-// without a word.
+// clockLeap is how old the newest trace of a leader may be, by the clock of the next one, without
+// a word.
 const clockLeap = 10 * time.Minute
 
 const (

@@ -170,6 +170,7 @@ func (m *Manager) installLocked(records map[string][]byte) error {
 	if err := s.loadRecords(records); err != nil {
 		return fmt.Errorf("manager: load state: %w", err)
 	}
+	s.forgetFuture(s.began, m.cfg.Quarantine)
 	for key, raw := range records {
 		if len(raw) > maxRecord { // an earlier version did not bound it
 			m.log.Warn("a record is larger than any that this version makes: delete the lease or the labels that fill it",
