@@ -150,7 +150,7 @@ func TestNodeThatCannotBeEncoded(t *testing.T) {
 	err := w.m.update(t.Context(), func(tx *tx) error {
 		n := tx.nodes.edit("b1")
 		n.Slots[0].HealthDetail = strings.Repeat("x", maxSet)
-		n.Slots[0].Fault = &faultRecord{QuarantinedUntil: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)}
+		n.Slots[0].Fault = &faultRecord{Errors: []errorCount{{Last: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)}}}
 		return nil
 	})
 	if err == nil || !strings.Contains(err.Error(), "node b1 cannot be encoded") {
