@@ -1,11 +1,14 @@
 package torture
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
+	"testing"
 	"time"
 
 	"connectrpc.com/connect"
@@ -88,15 +91,66 @@ func (h *history) checkEvents(ctx context.Context) error {
 			return fmt.Errorf("the watch has %d of %d events: %w", len(h.watched.events), len(events), err)
 		}
 	}
-	for i, e := range h.watched.events[:len(events)] {
-		if !proto.Equal(e, events[i]) {
-			return fmt.Errorf("event %d of the watch is %v, and %v in the log of %d", i, e, events[i], len(events))
-		}
+	if err := sameEvents(h.watched.events, events); err != nil {
+		return err
 	}
 	if err := h.checkLog(events); err != nil {
 		return err
 	}
 	return checkCordons(events)
+}
+
+// sameEvents checks that a watch has had the events of a log, and no others between them. It may
+// be further.
+func sameEvents(watched, log []*dxpuv1.Event) error {
+	for i, e := range log {
+		if i == len(watched) {
+			return fmt.Errorf("the watch has %d of %d events", i, len(log))
+		}
+		if !proto.Equal(e, watched[i]) {
+			return fmt.Errorf("event %d of the watch is %v, and %v in the log of %d", i, watched[i], e, len(log))
+		}
+	}
+	return nil
+}
+
+// An event that the watch or the log lacks, that comes twice or in another order is noticed.
+func TestEventsFindFaults(t *testing.T) {
+	h := &history{known: []string{"l-1", "l-2"}}
+	var log []*dxpuv1.Event
+	for i, e := range []*dxpuv1.Event{
+		{Type: dxpuv1.EventType_EVENT_TYPE_LEASE_CREATED, LeaseId: "l-1"},
+		{Type: dxpuv1.EventType_EVENT_TYPE_BINDING_STATE, LeaseId: "l-1", BindingId: "b-1"},
+		{Type: dxpuv1.EventType_EVENT_TYPE_LEASE_CREATED, LeaseId: "l-2"},
+		{Type: dxpuv1.EventType_EVENT_TYPE_BINDING_STATE, LeaseId: "l-2", BindingId: "b-2"},
+	} {
+		e.Revision = uint64(i + 1)
+		log = append(log, e)
+	}
+	check := func(watched, log []*dxpuv1.Event) error { return cmp.Or(sameEvents(watched, log), h.checkLog(log)) }
+	if err := check(append(slices.Clone(log), &dxpuv1.Event{Revision: 9}), log); err != nil {
+		t.Errorf("a watch with one event more: %v", err)
+	}
+	for i := range log {
+		fewer := slices.Delete(slices.Clone(log), i, i+1)
+		if check(fewer, log) == nil {
+			t.Errorf("a watch without event %d is not noticed", i)
+		}
+		if i < len(log)-1 && check(log, fewer) == nil {
+			t.Errorf("a log without event %d, which the watch has, is not noticed", i)
+		}
+		if twice := slices.Insert(slices.Clone(log), i, log[i]); check(twice, twice) == nil {
+			t.Errorf("event %d is twice in both, and is not noticed", i)
+		}
+		// Both lack it: only those of a creation can be missed.
+		if got := check(fewer, fewer) != nil; got != (log[i].Type == dxpuv1.EventType_EVENT_TYPE_LEASE_CREATED) {
+			t.Errorf("event %d is in neither, noticed: %v", i, got)
+		}
+	}
+	swapped := []*dxpuv1.Event{log[0], log[2], log[1], log[3]}
+	if check(swapped, log) == nil || check(swapped, swapped) == nil {
+		t.Error("another order is not noticed")
+	}
 }
 
 // checkLog checks that the events are in order, that no binding has the number of another one,

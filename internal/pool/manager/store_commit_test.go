@@ -39,6 +39,40 @@ func gated(t *testing.T, nodes ...*fakeNode) (*world, *gatedStore) {
 	return w, s
 }
 
+// The log has the events of all changes that were stored together, as the next leader reads them.
+func TestEventsOfABatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, s := gated(t, hostNode("h1", 8), boxNode("b1", 8))
+		var wg sync.WaitGroup
+		for range 6 {
+			wg.Go(func() { w.create(&dxpuv1.LeaseSpec{Count: 1}) })
+			synctest.Wait() // until it waits for the store: the first alone, the others together
+		}
+		s.gate <- nil
+		s.gate <- nil
+		wg.Wait()
+		s.gate = nil
+		next, err := New(t.Context(), Config{JoinToken: "token-for-tests", Store: s, Now: w.clock.now})
+		if err != nil {
+			t.Fatal(err)
+		}
+		here, _, _, _ := w.m.events.after(0)
+		stored, _, _, _ := next.events.after(0)
+		if len(here) != len(stored) {
+			t.Errorf("the log has %d events, the next leader's %d", len(here), len(stored))
+		}
+		created := 0
+		for _, e := range here {
+			if e.Type == dxpuv1.EventType_EVENT_TYPE_LEASE_CREATED {
+				created++
+			}
+		}
+		if created != 6 {
+			t.Errorf("%d events of six leases:\n%s", created, w.events())
+		}
+	})
+}
+
 // A change is not visible before it is stored, and the changes that gather meanwhile
 // are stored together.
 func TestChangesAreSeenWhenDurable(t *testing.T) {
