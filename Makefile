@@ -68,7 +68,8 @@ tools: ## Install what tests compare us with (tshark, lspci, systemd-analyze, pr
 # A test of many processes and machines that fails runs once more: what fails twice, a data
 # race and more than six failures end the run. The end names every test that ran twice: each of
 # them is a defect of the test or of the program.
-TEST = mkdir -p $(BIN) && rm -f $(BIN)/rerun && CGO_ENABLED=1 $(GO) tool gotestsum --format pkgname-and-test-fails --format-icons text --rerun-fails=1 --rerun-fails-max-failures=6 \
+# With the race detector every program, each test binary too, sleeps for a second before it ends.
+TEST = mkdir -p $(BIN) && rm -f $(BIN)/rerun && CGO_ENABLED=1 GORACE="$${GORACE-atexit_sleep_ms=0}" $(GO) tool gotestsum --format pkgname-and-test-fails --format-icons text --rerun-fails=1 --rerun-fails-max-failures=6 \
 	--rerun-fails-abort-on-data-race --rerun-fails-run-root-test --rerun-fails-report=$(BIN)/rerun
 
 # Pure machines with long tests. They have no goroutine (TestMachinesHaveNoClockOrGoroutine), so
